@@ -57,7 +57,7 @@ def parse(
             option = name if name == "scenario" else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
-        raise ParameterError("--trust is for code that a folder names. Give it with --resume FOLDER, or leave it out")
+        raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")
     args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
     return args
 
@@ -84,7 +84,9 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
     try:
         numbers = [int(part) for part in given.split(",")]
     except ValueError:
-        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {given!r}") from None
+        raise ParameterError(
+            f"--seeds must be a number of seeds, or seeds separated by commas, got {given!r}"
+        ) from None
     if "," not in given and numbers[0] < 1:
         raise ParameterError(f"--seeds must be at least 1, got {given}")
     return numbers if "," in given else numbers[0]
@@ -129,7 +131,9 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ParameterError(f"{option} expects KEY=VALUE, as in training.learning_rate=0.05, got {one!r}")
         if not value.strip():
-            raise ParameterError(f"{option} {one} lacks a value. Give one, or leave it out to keep the scenario's")
+            raise ParameterError(
+                f"{option} {one} lacks a value. Give one, or leave the option out to keep the scenario's"
+            )
         assignments[key.strip()] = _toml_value(value.strip())
     return assignments
 
@@ -176,8 +180,8 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} names the folder of a run, which knows its checkpoints. Leave out "
-            "--checkpoint-dir, or begin with the scenario and end with --resume"
+            f"--resume {args.resume} names the folder of a run, which has its checkpoints. Leave out "
+            "--checkpoint-dir, or name the scenario and end with --resume"
         )
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":
@@ -186,7 +190,7 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
         option = "set" if fixed[0] == "overrides" else fixed[0].replace("_", "-")
         what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
         raise ParameterError(
-            f"--resume {args.resume} resumes the run in that folder as it was begun. Leave out {what}; --rounds, "
-            "--data-dir and the options of the machine may be given"
+            f"--resume {args.resume} resumes the run in that folder with the settings it started with. Leave out "
+            f"{what}. You can still set --rounds, --data-dir and the options for the machine"
         )
     return args.resume

@@ -151,7 +151,7 @@ def by_client(name: str, values: Any) -> Mapping[int, float]:
     if not isinstance(values, Mapping):
         items = dict(enumerate(column(name, values, len(np.atleast_1d(values))).tolist()))
     for value in items.values():
-        real(f"every one of {name}", value, at_least=0.0)
+        real(f"each value of {name}", value, at_least=0.0)
     return items
 
 
@@ -159,5 +159,5 @@ def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> FloatAr
     """Return the numbers of ``clients``, shape (n,); every client must have a number."""
     missing = [int(k) for k in clients if int(k) not in values]
     if missing:
-        raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}. Give one number per client")
-    return np.array([real(f"every one of {name}", values[int(k)], at_least=0.0) for k in clients])
+        raise ParameterError(f"{name} covers {len(values)} clients, but lacks {missing}. Give one number per client")
+    return np.array([real(f"each value of {name}", values[int(k)], at_least=0.0) for k in clients])

@@ -42,72 +42,76 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", allow_abbrev=False, help="show the scenarios and the selectors")
+    commands.add_parser("list", allow_abbrev=False, help="list the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("scenario", nargs="?", help="name or TOML file (default: digits)")
-    common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
-    common.add_argument("--rounds", type=int, help="number of rounds, instead of the scenario's")
+    common.add_argument("scenario", nargs="?", help="choose the scenario: a name or a TOML file (default: digits)")
+    common.add_argument(
+        "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
+    )
+    common.add_argument("--rounds", type=int, help="set the number of rounds (default: the scenario's)")
     common.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="override scenario keys, for example --set training.learning_rate=0.05,rounds=5 (may be repeated)",
+        help="set scenario keys, such as --set training.learning_rate=0.05,rounds=5 (may be repeated)",
     )  # fmt: skip
     common.add_argument(
         "--engine", choices=("ray", "vectorized"),
-        help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
-        "(default: the scenario's for run, vectorized for compare)",
+        help="train with Flower on Ray, or train all clients of a round together in this process (default: the "
+        "scenario's for run, vectorized for compare)",
     )  # fmt: skip
     # Arguments that describe the scenario, without the options for the machine.
     described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
-        "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
+        "--num-cpus", type=int, metavar="N", help="give Ray N cores (default: all; not allowed on a cluster)"
     )
     common.add_argument(
         "--num-gpus", type=int, metavar="N",
-        help="GPUs that Ray gets, shared out equally to the clients at work (default: what --client-gpus asks for)",
+        help="give Ray N GPUs, split equally between the clients that train at one time (default: what --client-gpus "
+        "needs)",
     )  # fmt: skip
-    common.add_argument("--client-cpus", type=float, metavar="X", help="cores that a client takes on Ray (default: 1)")
+    common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
     common.add_argument(
-        "--client-gpus", type=float, metavar="X", help="GPUs that a client takes on Ray, such as 0.25 (default: 0)"
+        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
-        help="head of a Ray cluster to join, auto, or local: Ray on this machine (default: $RAY_ADDRESS, else local)",
+        help="join the Ray cluster at HOST:PORT or auto, or start Ray here with local (default: $RAY_ADDRESS, else "
+        "local)",
     )  # fmt: skip
     common.add_argument(
         "--device",
         metavar="DEVICE",
-        help="where the vectorized engine trains, such as cuda (default: cpu)",
+        help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)",
     )
-    common.add_argument(
-        "--quiet", action="store_true", help="show no progress: only the table, and where the files are"
-    )
-    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
+    common.add_argument("--quiet", action="store_true", help="hide the progress: print only the results and the folder")
+    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
     common.add_argument(
         "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
-        help="go on in the folder of a run or comparison that was cut off, as it was begun; without FOLDER in the "
-        "newest one that was begun with the same arguments",
+        help="resume the run or comparison in FOLDER; without FOLDER, the newest one with the same arguments",
     )  # fmt: skip
     common.add_argument(
         "--trust", action="store_true",
-        help="with --resume FOLDER: load the code that its plan names, such as ./file.py:Class, which runs with your "
+        help="with --resume FOLDER: load the code that FOLDER names, such as ./file.py:Class; it runs with your "
         "rights",
     )  # fmt: skip
     common.add_argument(
         "--replay", action="store_true",
-        help="with --resume: play runs again that are damaged, or whose selector, model, data or scenario was changed "
-        "since; without it they are refused",
+        help="with --resume: repeat runs that are damaged, or whose selector, model, data or scenario has changed, "
+        "instead of refusing them",
     )  # fmt: skip
     common.add_argument(
         "--no-checkpoints", action="store_true",
-        help="write no checkpoints: an interrupted run cannot be resumed, only started again",
+        help="write no checkpoints: an interrupted run then starts again from round 1",
     )  # fmt: skip
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
-    run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
+    run.add_argument(
+        "--selector",
+        help="choose the selector: a name, package.module:Class or ./file.py:Class (default: the scenario's)",
+    )
     run.add_argument("--seed", type=int, help="instead of the scenario's")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="where checkpoints go, and stay when the run has finished (default: into the run's folder until then); "
-        "with --resume the run resumes from those there",
+        help="write checkpoints to DIR and keep them; with --resume, resume from them (default: in the run's folder "
+        "until it finishes)",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
@@ -117,11 +121,12 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         "--selectors",
         action="append",
         metavar="A,B,C",
-        help=f"names, package.module:Class or ./file.py:Class, with commas, or all (default: {DEFAULT_SELECTORS})",
+        help="choose selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all (default: "
+        f"{DEFAULT_SELECTORS})",
     )
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 10)",
+        help="run each selector on N seeds, from the scenario's seed up, or on the seeds A,B,C (default: 10)",
     )  # fmt: skip
     compare.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=A,B,C",
@@ -130,22 +135,26 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
-        help="play N runs at a time, in processes that share the cores (default: 1; vectorized engine, on the CPU)",
+        help="do N runs at a time, in processes that share the cores (default: 1; only for the vectorized engine on "
+        "the CPU)",
     )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
-        help="the selector that the last sentence compares the others with, seed by seed (default: random, if it runs)",
+        help="compare the other selectors with NAME, seed by seed (default: random, if it is among them)",
     )  # fmt: skip
     compare.add_argument(
         "--rounds-on-flower", type=int, default=0, metavar="N",
-        help="first play N rounds of the first selector with Flower on Ray, and say whether both engines choose alike",
+        help="first run N rounds of the first selector with Flower on Ray, and check that both engines choose the "
+        "same clients",
     )  # fmt: skip
-    report = commands.add_parser("report", allow_abbrev=False, help="pool runs that are there: table, verdict, picture")
-    report.add_argument("folders", nargs="+", metavar="FOLDER", help="of a comparison, or of a run")
-    report.add_argument("--reference", metavar="NAME", help="as in compare")
-    report.add_argument("--out", metavar="DIR", help="where picture and summary go (default: the folder, if it is one)")
+    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
+    report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
+    report.add_argument("--reference", metavar="NAME", help="compare the other selectors with NAME, as in compare")
+    report.add_argument(
+        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if there is only one)"
+    )
     for each in (run, compare, report):
-        each.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
+        each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     return parser, commands.choices
 
 
@@ -210,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     # Sizes come from scenarios, or from plans that other people made.
     except MemoryError as error:
-        print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
+        print(f"fedsel: error: there is not enough memory for this run: {error}", file=sys.stderr)
         return EXIT_ERROR
     # Ctrl-C came before shutdown_on_signal handled signals.
     except KeyboardInterrupt:
@@ -290,7 +299,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     resumed = resumed_folder(args)
     if args.replay and args.resume is None:
         raise ParameterError(
-            "--replay needs --resume: it plays runs of a folder again that do not fit. Give both, or neither"
+            "--replay needs --resume, because it repeats runs of a folder. Give both, or leave --replay out"
         )
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
@@ -315,7 +324,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f"; fedsel {args.command} {plan.resume_options(folder)} goes on"
+        further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -362,7 +371,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
+        raise ParameterError(f"--selectors must name at least one selector, and each only once, got {given!r}")
     seeds = seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
@@ -439,7 +448,7 @@ def _show(comparison: Comparison, as_json: bool) -> None:
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:
-        print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
+        print(f"left out: {run.selector}, seed {run.scenario.seed}, interrupted after {len(run.history.rounds)} rounds")
     if comparison.agreement:
         print(comparison.agreement.sentence)
     if verdict:
@@ -457,7 +466,9 @@ def _print_note(line: str) -> None:
 def _require(*packages: str) -> None:
     lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
-        raise RunError(f"{', '.join(lacking)} not installed. Install with pip install 'fedsel-flwr[sim]'")
+        raise RunError(
+            f"{', '.join(lacking)} not installed. Install the missing packages with pip install 'fedsel-flwr[sim]'"
+        )
 
 
 def _set_environment() -> None:

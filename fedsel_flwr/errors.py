@@ -51,11 +51,11 @@ def refusing_faults(problem: str) -> Iterator[None]:
     Args:
         problem: The message; the exception is added to it.
 
-    >>> with refusing_faults("the model cannot be made"):
+    >>> with refusing_faults("the model cannot be created"):
     ...     {}["speed"]
     Traceback (most recent call last):
     ...
-    fedsel_flwr.errors.ParameterError: the model cannot be made: KeyError: 'speed'...
+    fedsel_flwr.errors.ParameterError: the model cannot be created: KeyError: 'speed'...
     """
     try:
         yield

@@ -55,7 +55,7 @@ def load_reference(text: str, what: str) -> Any:
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
-        raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
+        raise ParameterError(f"{what} {text!r} must have the form package.module:name or ./file.py:name")
     # Checked before the import, because an import alone can have effects: importing antigravity opens a browser.
     if not place.endswith(".py") and _is_of_python(place):
         raise _of_python(text, what)
@@ -82,8 +82,8 @@ def _is_of_python(module: str) -> bool:
 
 def _of_python(text: str, what: str) -> ParameterError:
     return ParameterError(
-        f"{what} {text!r} is of Python's standard library, which is never called. Name a class or function of your "
-        "own, in a package or as ./file.py:name"
+        f"{what} {text!r} is in Python's standard library, which is refused. Name your own class or function, in a "
+        "package or as ./file.py:name"
     )
 
 
@@ -123,7 +123,7 @@ def _load_file(path: Path) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ParameterError(f"{str(path)!r} is no Python file")
+            raise ParameterError(f"{str(path)!r} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         # Registered before the code runs, as import does, because pickle and dataclasses look there.
         sys.modules[name] = module

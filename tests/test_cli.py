@@ -294,6 +294,8 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     finally:
         command.kill()
     (said,) = command.stderr.splitlines()
-    told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?; fedsel run --resume \1 .*", said)
+    told = re.fullmatch(
+        r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1", said
+    )
     assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

@@ -76,7 +76,7 @@ class Recorder(ABC):
         except Exception as error:
             if not self._failed:
                 logger.warning(
-                    "%s failed %s, the run goes on, further failures are not logged: %s",
+                    "%s failed %s. The run continues, and further failures are not logged: %s",
                     type(self).__name__, when, described(error),
                 )  # fmt: skip
             self._failed = True

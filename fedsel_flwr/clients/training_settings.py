@@ -77,10 +77,10 @@ class TrainingSettings:
             if (count := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, count, 1))
         real("learning_rate", self.learning_rate, above=0.0)
-        rounds = tuple(whole("every one of halved_at", first, 1) for first in self.halved_at)
+        rounds = tuple(whole("each value of halved_at", first, 1) for first in self.halved_at)
         if list(rounds) != sorted(set(rounds)):
             raise ParameterError(
-                f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, each once."
+                f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, and name each only once."
             )
         object.__setattr__(self, "halved_at", rounds)
         for name in ("momentum", "weight_decay", "proximal_mu"):

@@ -72,7 +72,7 @@ def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs",
         except OSError as error:
             if not (isinstance(error, FileExistsError) and Path(root).is_dir()):
                 raise ParameterError(
-                    f"No run folder can be created in {os.fspath(root)!r}: {error}. Choose another folder."
+                    f"no run folder can be created in {os.fspath(root)!r}: {error}. Choose another folder."
                 ) from error
             count += 1
         else:
@@ -129,7 +129,7 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
     try:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is no Parquet table: {error}. Run the scenario again.") from error
+        raise ParameterError(f"{path} is not a Parquet table: {error}. Run the scenario again.") from error
     return {name: np.asarray(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
 
 
@@ -242,7 +242,7 @@ def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArra
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, module.SafetensorError) as error:
-        raise ParameterError(f"{path} is no readable model: {error}. Give the folder of a finished run.") from error
+        raise ParameterError(f"{path} is not a readable model: {error}. Give the folder of a finished run.") from error
     if not all(name.isdecimal() for name in tensors):
         raise ParameterError(
             f"{path} names its arrays {sorted(tensors)}, not 00, 01, …. Give a file that write_model wrote."
@@ -264,7 +264,7 @@ def _read_records(path: Path, record: type) -> list[Any]:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     # pyarrow's ArrowInvalid is a ValueError.
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is no readable history: {error}. Give the folder of a run.") from error
+        raise ParameterError(f"{path} is not a readable history: {error}. Give the folder of a run.") from error
     # Fields with a default were added later, so files of an older version may lack them.
     known = {field.name for field in fields(record) if field.default is MISSING} | {*table.schema.names}
     schema = _schema(record, known)

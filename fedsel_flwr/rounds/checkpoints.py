@@ -111,7 +111,7 @@ class Checkpoints:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. The earlier ones are unchanged: free disk space, and resume with "
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. Free disk space, then resume with "
                 "resume=True"
             ) from error
         except StateError as error:
@@ -219,7 +219,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise StateError(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
     beginning = _BEGINNING.match(content)
     if beginning is None or _digest(content, beginning.start(1)) != beginning[1]:
-        raise StateError(f"it is damaged: its {len(content)} bytes are not those that were written")
+        raise StateError(f"it is damaged: its {len(content)} bytes differ from what was written")
     # The digest protects from damage, not from a file that somebody made by hand.
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -245,7 +245,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"it is no checkpoint: {type(error).__name__}: {error}") from error
+        raise StateError(f"it is not a checkpoint: {type(error).__name__}: {error}") from error
 
 
 def _digest(content: bytes, place: int) -> bytes:

@@ -146,7 +146,7 @@ class Collector:
         if measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None:
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
-                "scheme or max_update_norm works on its numbers. Use a base strategy whose model is arrays, or a "
+                "scheme or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
                 "selector of latencies."
             )
         return self._averaged(outcome, self._draws(round, outcome))
@@ -220,11 +220,14 @@ def end_round(
 
 def _straggler(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
     """Return a result that came after the end of the round."""
-    why = "enough others were there" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
+    why = "enough other updates had arrived" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
     return replace(
         result,
         completed=False,
-        problems=(*result.problems, f"late: done after {done:.6g} s, the round ended after {end:.6g} s ({why})"),
+        problems=(
+            *result.problems,
+            f"late: the update came after {done:.6g} s, but the round ended after {end:.6g} s ({why})",
+        ),
         latency_s=settings.max_latency,
         latency_source="max_latency",
         spare=spare,

@@ -47,7 +47,7 @@ def as_availability(given: Availability | Collection[str | int] | None) -> Avail
         return given
     cure = "Pass a function or client ids, such as ['clinic-a', 'clinic-c']."
     if isinstance(given, str | bytes) or not isinstance(given, Collection):
-        raise ParameterError(f"availability is neither a function nor a list of client ids: {given!r}. {cure}")
+        raise ParameterError(f"availability must be a function or a list of client ids, got {given!r}. {cure}")
     if not len(given):
         raise ParameterError("availability lists no client. Leave it out to let every client take part.")
     ids = {canonical_id(one): one for one in given}

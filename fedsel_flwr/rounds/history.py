@@ -182,7 +182,7 @@ class History(state_dicts.NotByClient):
             return
         problems = Counter(row.problem for row in self.clients[-sum(one.num_selected for one in last) :])
         logger.error(
-            "no update could be used in rounds %d to %d, and the model does not change; most often: %s",
+            "no update was usable in rounds %d to %d, so the model did not change. Most frequent reason: %s",
             last[0].round, last[-1].round, problems.most_common(1)[0][0],
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ class History(state_dicts.NotByClient):
             return
         if isinstance(state, Mapping) and "offset" in state:
             raise StateError(
-                "the earlier rounds of this state are in a file. Give the strategy its former checkpoint_dir"
+                "this state keeps its earlier rounds in a file. Give the strategy the checkpoint_dir that it had"
             )
         self._rounds[:], self._clients[:] = from_columns(state)
         self._logged = True

@@ -158,9 +158,9 @@ class Journal:
             if index.ends[-1] >= expected["offset"]:
                 break
         found = {"offset": index.ends[-1], "rounds": len(index), "checksum": index.checksums[-1]}
-        wrong = [f"{key} {want} expected, {found[key]} found" for key, want in expected.items() if want != found[key]]
+        wrong = [f"{key}: expected {want}, got {found[key]}" for key, want in expected.items() if want != found[key]]
         if wrong:
-            raise StateError(f"{str(self.path)!r} is not the history that belongs to the state: {', '.join(wrong)}")
+            raise StateError(f"{str(self.path)!r} is not the history of this state: {', '.join(wrong)}")
         self._index, self._open = index, bool(rounds)
         self._recent.clear()
         if rounds:
@@ -175,7 +175,8 @@ class Journal:
             found = os.fstat(descriptor).st_size
             if found < start:
                 raise self._failed(
-                    f"{refused}: another program has cut it from {start} to {found} bytes; rounds before it are lost"
+                    f"{refused}: another program has truncated it from {start} to {found} bytes. Earlier rounds "
+                    "are lost"
                 )
             if found > start:
                 os.ftruncate(descriptor, start)
@@ -183,7 +184,7 @@ class Journal:
             while written < len(data):
                 written += os.pwrite(descriptor, data[written:], start + written)
         except OSError as error:
-            raise self._failed(f"{refused}: {error.strerror}; the rounds before it are there") from error
+            raise self._failed(f"{refused}: {error.strerror}. The earlier rounds are safe") from error
 
     def _failed(self, message: str) -> RunError:
         self.failure = RunError(message)
@@ -292,7 +293,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, RoundEntry]]:
                 try:
                     entry = decode_entry(line)
                 except DECODE_ERRORS as error:
-                    raise StateError(f"line {number} of {str(path)!r} is no round: {error}") from error
+                    raise StateError(f"line {number} of {str(path)!r} is not a round: {error}") from error
                 yield line, entry
     except OSError as error:
         raise StateError(f"{str(path)!r} cannot be read: {error.strerror}") from error

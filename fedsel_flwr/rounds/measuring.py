@@ -155,7 +155,8 @@ class Measurer(state_dicts.NotByClient):
             )
         if "projection" in needs and settings.learning_rate is None:
             raise ParameterError(
-                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial one."
+                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial "
+                "learning rate."
             )
         self.selector, self.filter = selector, settings.filter
         # Read only if the selector or the filter needs them, and then they are set.

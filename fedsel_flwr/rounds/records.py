@@ -204,5 +204,5 @@ def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
             loaded[one.name] = state_dicts.array(where, value, TYPES[str(one.type)]).tolist()
     lengths = {len(values) for values in loaded.values()}
     if len(lengths) > 1:
-        raise StateError(f"the columns of {name} must be of one length, got {sorted(lengths)}")
+        raise StateError(f"the columns of {name} must have the same length, got {sorted(lengths)}")
     return [kind(**dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]

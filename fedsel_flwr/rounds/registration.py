@@ -36,7 +36,7 @@ IDENTITY_PHRASES: Mapping[Identity, str] = {
     "node": "its node id",
     "key": "the public key of its SuperNode",
     "name": "the name its SuperNode is registered with",
-    "claim": "what it says itself",
+    "claim": "the client_id that it reports",
 }
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -145,7 +145,7 @@ class Registrar:
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
             for line in first_lines(
-                [f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]
+                [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in claims]
             ):
                 logger.warning("max_examples: %s", line)
         counted = sizes if limit is None else np.minimum(sizes, limit)
@@ -242,8 +242,8 @@ class Registrar:
                     raise ParameterError(
                         f"{values.name} has {len(values.given)} entries but none for client {ids[node] or node!r}, "
                         f"known by {IDENTITY_PHRASES[known_by if named else 'node']}. "
-                        "Give a mapping {client_id: value} that covers every client (an array is for the ids 0..K-1), "
-                        'or change identity="...".'
+                        "Give a mapping {client_id: value} that covers every client (or an array, if the ids are "
+                        '0..K-1), or change identity="...".'
                     )
                 self._roster.refuse(node, f"client {ids[node] or node!r} refused: no entry in {values.name}")
 
@@ -320,9 +320,9 @@ class IdentityResolver:
         lacking = sum(one.known_by != self.rule for one in known.values())
         rest, level = "", logging.INFO
         if lacking and asked:
-            rest = f"; {lacking} of {len(known)} have none and are known by their node ids"
+            rest = f"; {lacking} of {len(known)} lack it and are known by their node ids"
         elif lacking:
-            rest = "; the server does not tell it, and clients are known by their node ids"
+            rest = "; the server does not provide it, so clients are known by their node ids"
             # a warning only if the user asked for something else
             level = logging.INFO if self._given is None else logging.WARNING
         logger.log(level, 'identity "%s": a client is known by %s%s', self.rule, IDENTITY_PHRASES[self.rule], rest)

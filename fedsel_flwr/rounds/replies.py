@@ -44,8 +44,8 @@ SIMULATED_FAILURE = "simulated_failure"
 FAILED, CRASHED = 1, 2
 """Values of that metric: the reply was lost after training, or the client crashed before training."""
 _LOST: Mapping[float, str] = {
-    FAILED: "lost: trained, but its answer did not arrive (clients.failure_probability)",
-    CRASHED: "crashed: did not train (clients.crash_probability)",
+    FAILED: "lost: the client trained, but its answer did not arrive (clients.failure_probability)",
+    CRASHED: "crashed: the client did not train (clients.crash_probability)",
 }
 
 
@@ -170,7 +170,7 @@ def read_reply(
     # Training cannot take longer than the whole round trip, whatever the client's clock reports.
     waited = reply.observed_s if settings.clock == "server" else None
     if waited is not None and values["compute"] > waited:
-        problems.append(f"compute: {values['compute']:.6g} s cannot be used, the server waited {waited:.6g} s")
+        problems.append(f"compute: {values['compute']:.6g} s cannot be used, the server only waited {waited:.6g} s")
         faulty.add(keys.compute)
         values["compute"] = math.nan
     columns: dict[str, float | FloatArray] = {}
@@ -202,7 +202,7 @@ def read_reply(
     count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
     weight = float(count) if failed or claimed is None else claimed
     if max_examples is not None and max(count, weight) > max_examples:
-        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counts as {max_examples}")
+        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counted as {max_examples}")
         count, weight = min(count, max_examples), min(weight, max_examples)
     return ClientResult(
         completed=completed,
@@ -226,7 +226,7 @@ def read_reply(
 
 def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
     """Return what is wrong with the number of metrics; empty if nothing."""
-    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} of them, more than {MAX_METRICS}"
+    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} reported, more than {MAX_METRICS}"
 
 
 def _fault_in_model(arrays: Arrays | None, reference: Arrays | None, max_update_norm: float | None) -> str:
@@ -279,12 +279,12 @@ def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
     """Believe the client, if it reports a number of seconds below ``max_latency``."""
     seconds = to_float(reported)
     if reported is None:
-        return Latency(max_latency, "max_latency", "latency: not reported, max_latency taken")
+        return Latency(max_latency, "max_latency", "latency: not reported, counted as max_latency")
     if seconds is None or math.isnan(seconds) or seconds < 0:
-        return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, max_latency taken")
+        return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, counted as max_latency")
     # an infinite report is a late client, not a fault
     if seconds >= max_latency:
-        problem = f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s"
+        problem = f"late: {seconds:.6g} s is not below max_latency = {max_latency:g} s"
         return Latency(max_latency, "max_latency", problem, late=True)
     return Latency(seconds, "reported")
 
@@ -295,7 +295,7 @@ def _on_server_clock(observed: float, reported: object, slack: float | None) -> 
         return Latency(observed, "observed")
     seconds = to_float(reported)
     if seconds is None or not 0.0 <= seconds <= observed:
-        problem = f"latency: {shown(reported)} cannot be used, the server's {observed:.6g} s taken"
+        problem = f"latency: {shown(reported)} cannot be used, counted as the server's {observed:.6g} s"
         return Latency(observed, "observed", problem)
     low = max(0.0, observed - (DEFAULT_SLACK * observed if slack is None else slack))
     if seconds >= low:

@@ -125,8 +125,8 @@ def newest_usable(
         return None, []
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
     raise RunError(
-        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Start the program that wrote them, or "
-        "give the new run another checkpoint_dir"
+        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Resume with the program that wrote "
+        "them, or give the new run another checkpoint_dir"
     )
 
 
@@ -139,9 +139,9 @@ def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> Non
     differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
     if differing:
         listed = "; ".join(
-            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
+            f"{key} is {theirs.get(key, 'not set')} there and {mine.get(key, 'not set')} here" for key in differing
         )
-        raise StateError(f"it was written by a run with {listed}")
+        raise StateError(f"it is from another run: {listed}")
 
 
 def check_model(model: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
@@ -152,7 +152,9 @@ def check_model(model: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
     """
     theirs, mine = ({name: np.shape(array) for name, array in one.items()} for one in (model, initial))
     if theirs != mine:
-        raise StateError(f"its model has arrays of the shapes {_shapes(theirs)}, the initial model {_shapes(mine)}")
+        raise StateError(
+            f"its model has arrays of the shapes {_shapes(theirs)}, but the initial model has {_shapes(mine)}"
+        )
 
 
 def check_length(folder: Path, done: int, rounds: int) -> None:
@@ -163,8 +165,8 @@ def check_length(folder: Path, done: int, rounds: int) -> None:
     """
     if done > rounds:
         raise RunError(
-            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Give at least {done}, or "
-            "begin a new run elsewhere"
+            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Set rounds to at least "
+            f"{done}, or begin a new run in another folder"
         )
 
 

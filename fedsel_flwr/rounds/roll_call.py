@@ -127,7 +127,7 @@ class RollCall(state_dicts.NotByClient):
             said.pop(node, None)
         failed = [node for node, properties in said.items() if properties is None]
         for line in first_lines(
-            [f"client {node} answers with errors; its connection serves as its id" for node in failed]
+            [f"client {node} answered with an error, so its connection serves as its client id" for node in failed]
         ):
             logger.warning("roll call: %s", line)
         self._note_missed(missed, round)
@@ -149,9 +149,9 @@ class RollCall(state_dicts.NotByClient):
         if any(properties is not None and properties is not NO_PROPERTIES for properties in answers):
             self._app_answers = True
         elif self._app_answers is None and any(properties is NO_PROPERTIES for properties in answers):
-            message = "the clients' app has no query function, which Flower reports as an error; that is no fault"
+            message = "the ClientApp has no query function. Flower reports this as an error, but it is harmless"
             if one_first:
-                self._app_answers, message = False, f"{message}, and the other clients are not asked"
+                self._app_answers, message = False, f"{message}. The other clients are not asked"
             logger.warning("roll call: %s", message)
 
     def _due(self, connections: Iterable[str], round: int) -> list[str]:
@@ -165,7 +165,7 @@ class RollCall(state_dicts.NotByClient):
             self._unanswered[name] = self._unanswered.get(name, 0) + 1
             # 2^30 rounds never end, and the number stays small in a checkpoint.
             self._not_before[name] = round + 2 ** min(self._unanswered[name] - 1, 30)
-        words = f"did not answer within {self.timeout:g} s and is left out of this round"
+        words = f"did not answer within {self.timeout:g} s and takes no part in this round"
         for line in first_lines([f"client {name} {words}" for name in connections]):
             logger.warning("roll call: %s", line)
         # A client can invent any number of node ids, and each would be saved permanently.

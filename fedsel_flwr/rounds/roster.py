@@ -299,7 +299,8 @@ class ClientValues(Mapping[int, float]):
         self.given: dict[str, float] = {key: value for key, value in items if key is not None}
         if len(self.given) != len(items):
             raise ParameterError(
-                f"{name} names a client twice, or has a key that is no id. Give integers or strings, once each"
+                f"{name} names a client twice, or has a key that is not a client id. Give integers or strings, "
+                "once each"
             )
         self._roster = roster
 

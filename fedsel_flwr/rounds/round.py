@@ -135,9 +135,9 @@ class Reporter(state_dicts.NotByClient):
             lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
             if lacking.any():
                 ids = [self._roster.ids[row] for row in round.rows[lacking]]
-                remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
+                remedy = "Make them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
-                    "round %d: clients %s lack %s and count as failed for the selector: %s",
+                    "round %d: clients %s lack %s and count as failed for the selector. %s",
                     round.number, first_ids(ids), name, remedy,
                 )  # fmt: skip
                 completed &= ~lacking

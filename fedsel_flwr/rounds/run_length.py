@@ -66,8 +66,8 @@ class RoundNumbering:
             allowed = {1, seen + 1} if self._offset is None else {seen + 1 - self._offset}
             expected = " or ".join(map(str, sorted(allowed)))
             raise RunError(
-                f"the server begins round {server_round}, but the selector has seen {seen} rounds, so that round "
-                f"{expected} was expected. Use a strategy for one run at a time, and do not call select yourself"
+                f"the server starts round {server_round}, but round {expected} was expected, because the selector "
+                f"has seen {seen} rounds. Use a strategy for one run at a time, and do not call select yourself"
             )
 
 

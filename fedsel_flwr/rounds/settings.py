@@ -299,8 +299,8 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
     given, paper, m = Options(**options), selector.paper_options, selector.clients_per_round
     if given.over_selection and m is None:
         raise ParameterError(
-            f"over_selection = {given.over_selection:g} asks for more than clients_per_round, but {selector.name} has "
-            "none and decides itself how many it asks. Give the selector clients_per_round, or leave over_selection out"
+            f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
+            "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
@@ -317,7 +317,12 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
     # A warning, not an error: the run is valid, but every client gets the best latency reward.
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
-        logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
+        logger.warning(
+            "min_latency is %g s, but max_latency is only %g s, so every client counts as the fastest. Lower "
+            "min_latency",
+            low,
+            high,
+        )
     return settings
 
 
@@ -329,7 +334,7 @@ def _common_max_latency(selector: Selector, given: float | None) -> float:
     if given is None:
         return own
     if own != given:
-        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Give it once")
+        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Set it only once")
     return given
 
 

@@ -20,13 +20,13 @@ from filelock import FileLock, Timeout
 from fedsel_flwr.errors import RunError
 
 CHECKPOINTS_IN_USE = (
-    "another process keeps its checkpoints in {!r}, perhaps a server that is still running. End it first, or give this "
-    "run another checkpoint_dir"
+    "another process writes checkpoints to {!r}, perhaps a server that is still running. Stop it first, or give "
+    "this run another checkpoint_dir"
 )
 """Error for a folder of checkpoints that another process has locked."""
 RUN_IN_USE = (
-    "another process writes to {!r}, perhaps a run or comparison that is still running; nothing there was changed. "
-    "Wait for it or end it first, or give this run another folder"
+    "another process writes to {!r}, perhaps a run or comparison that is still running. Nothing there was changed. "
+    "Wait for it or stop it first, or give this run another folder"
 )
 """Error for the folder of a run or comparison that another process has locked."""
 TEMPORARY = ".tmp"
@@ -45,10 +45,10 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"the folder {str(folder)!r} cannot be made: {error.strerror}. Give one that can be written to"
+            f"the folder {str(folder)!r} cannot be created: {error.strerror}. Choose one that can be written to"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise RunError(f"the folder {str(folder)!r} cannot be written to. Give another, or change its permissions")
+        raise RunError(f"the folder {str(folder)!r} cannot be written to. Choose another, or change its permissions")
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:

@@ -157,10 +157,10 @@ def first_lines(lines: Sequence[str]) -> list[str]:
     """Return the first :data:`MAX_LINES` lines for the log, and the number of further lines.
 
     >>> first_lines(["a"] * 25)[-1], len(first_lines(["a"] * 25))
-    ('and 5 more of the kind', 21)
+    ('and 5 more like these', 21)
     """
     more = len(lines) - MAX_LINES
-    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more of the kind"]
+    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more like these"]
 
 
 def shown(value: object) -> str:
@@ -219,8 +219,8 @@ def log_simulated_faults(history: History, spares: bool = False) -> None:
     told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
     if told:
         asked = sum(record.num_selected for record in history.rounds)
-        more = ", those included that no round waited for" if spares else ""
-        logger.warning("%s of %s answers in %s rounds%s; the history names the clients", ", ".join(told), f"{asked:,}",
+        more = ", including answers that no round waited for" if spares else ""
+        logger.warning("%s of %s answers in %s rounds%s. The history names the clients", ", ".join(told), f"{asked:,}",
                        f"{len(history.rounds):,}", more)  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:
     more = {kind: count - MAX_NAMED for kind, count in met.most_common() if count > MAX_NAMED}
     if more:
         told = ", ".join(f"{kind} ({count})" for kind, count in more.items())
-        logger.log(level, "%s: %d more problems that are not listed one by one: %s", where, sum(more.values()), told)
+        logger.log(level, "%s: %d more problems, counted by kind: %s", where, sum(more.values()), told)
 
 
 def _kind(problem: str) -> str:

@@ -240,7 +240,7 @@ class Selector(SavedState, ABC):
         if not known.all():
             unknown = report.clients[~known].tolist()
             raise ParameterError(
-                f"report names clients {unknown}, which were never available nor informed about. Report the "
+                f"report names clients {unknown}, which were never available and never passed to inform. Report the "
                 "clients that select returned"
             )
         if not report.clients.size:

@@ -143,7 +143,7 @@ class CSUCBQ(LatencyRewards):
     def _check_shares(self, shares: list[float]) -> None:
         """Refuse a fairness that no sequence of selections can meet."""
         if max(shares, default=0.0) > 1.0:
-            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}. Lower it")
+            raise ParameterError(f"each value of fairness must be at most 1, got {max(shares)}. Lower it")
         # Rounding makes the sum of shares such as 1/3 slightly too large.
         if sum(shares) > self.clients_per_round * (1 + 1e-9):
             raise ParameterError(

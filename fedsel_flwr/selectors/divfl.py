@@ -268,8 +268,8 @@ def _distance_matrix(count: int) -> FloatArray:
         return np.empty((count, count))
     except MemoryError:
         raise ParameterError(
-            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer, or use a "
-            "selector that keeps no distances"
+            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer clients, "
+            "or use a selector that keeps no distances"
         ) from None
 
 

@@ -40,7 +40,7 @@ class Candidates(Selector):
         if self.candidates < self.clients_per_round:
             raise ParameterError(
                 f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
-                "clients. Raise candidates; twice clients_per_round and more make a difference"
+                "clients. Raise candidates, best to at least twice clients_per_round"
             )
 
     def _num_candidates(self) -> int:

@@ -96,7 +96,7 @@ def create(name: str, **params: Any) -> Selector:
         raise
     except Exception as error:
         # A user's class may raise any exception.
-        raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
+        raise ParameterError(f"selector {name!r} cannot be created: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:
@@ -202,7 +202,7 @@ def _checked_class(found: Any, name: str) -> type[Selector]:
     if not (inspect.isclass(found) and issubclass(found, Selector)):
         kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
         raise ParameterError(
-            f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}. Refer to such a class"
+            f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}. Name such a class"
         )
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
         raise ParameterError(

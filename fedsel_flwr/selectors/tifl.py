@@ -197,4 +197,4 @@ def _by_tier(credits: int | Sequence[int], tiers: int) -> tuple[int, ...]:
         raise ParameterError(
             f"credits must be one number for each of the {tiers} tiers, got {credits!r}. Give {tiers} numbers, or one"
         )
-    return tuple(whole("every one of credits", number, 1) for number in given)
+    return tuple(whole("each value of credits", number, 1) for number in given)

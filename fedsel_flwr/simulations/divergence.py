@@ -102,8 +102,8 @@ def _no_finite_models(history: History) -> str:
     if not any(re.search("arrays: (not finite|.*beyond)", row.problem) for row in rows):
         return ""
     return (
-        f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, and "
-        f"the model stays as it was. {CURE}"
+        f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, so "
+        f"the model did not change. {CURE}"
     )
 
 
@@ -113,7 +113,7 @@ def _no_updates(history: History) -> str:
         return ""
     # The last thousand rows represent all rows, because a long history must be read from the disk.
     reasons = Counter(row.problem for row in history.clients[-min(asked, 1000) :])
-    return f"no update could be used in {len(history.rounds)} rounds; most often: {reasons.most_common(1)[0][0]}"
+    return f"no update was usable in {len(history.rounds)} rounds. Most frequent reason: {reasons.most_common(1)[0][0]}"
 
 
 def _no_better_than_guessing(world: World, history: History) -> str:

@@ -156,15 +156,15 @@ def simulate(
     if strategy is not None:
         for name, value in (("folder", folder), ("checkpoint_dir", checkpoint_dir), ("resume", resume or None)):
             if value is not None:
-                cure = "Write the result yourself" if name == "folder" else "Give it to the strategy when you make it"
-                raise ParameterError(f"{name} cannot be given together with a strategy of your own. {cure}")
+                cure = "Save the result yourself" if name == "folder" else "Pass it to the strategy when you create it"
+                raise ParameterError(f"{name} cannot be combined with strategy=. {cure}")
     checkpoints = CheckpointPlan.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
     brought = OwnParts(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
     if replay and not (resume and folder is not None and checkpoint_dir is None):
         raise ParameterError(
-            "replay = True plays a run of a folder again. Give resume = True and the folder, and no checkpoint_dir"
+            "replay = True repeats a run of a folder. Set resume = True and folder, and leave checkpoint_dir out"
         )
     code = code_fingerprints(scenario, selector, brought) if code is None else code
     # Built in this thread, so that faults in data and parameters are reported before Ray starts.
@@ -199,8 +199,8 @@ def simulate(
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
-                f"no client completed in any of {scenario.rounds} rounds, the first because of {rows[0].problem!r}. "
-                "To try a selector of your own, give simulate selector= in place of strategy="
+                f"no client completed in any of {scenario.rounds} rounds. The first failure was {rows[0].problem!r}. "
+                "To use your own selector, pass selector= instead of strategy="
             )
         return result
     written = RunFolder(folder, scenario, label, prints)
@@ -369,8 +369,8 @@ def _check_types(selector: Any, objective: Any, on_round: Any) -> None:
     if selector is not None and not isinstance(selector, Selector):
         got = selector.__name__ if isinstance(selector, type) else repr(selector)
         raise ParameterError(
-            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}. "
-            "Give a selector by its name in the scenario"
+            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}. To "
+            "use a selector by name, set it in the scenario"
         )
     if objective is not None and not isinstance(objective, Objective):
         raise ParameterError(

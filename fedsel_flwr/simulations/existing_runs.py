@@ -36,7 +36,7 @@ CHECKPOINT_SHARE = 0.02
 """Largest share of a vectorized run's time that checkpoints in the run's folder may take."""
 END_KEYS = ("rounds", "simulated_s", "joules")
 """Keys of a scenario that determine when a run ends."""
-REPLAY_CURE = "Play it again with --replay (replay=True), or begin a new run in another folder"
+REPLAY_CURE = "Repeat it with --replay (replay=True), or begin a new run in another folder"
 """Advice in errors about a run that does not fit the scenario."""
 
 
@@ -88,8 +88,8 @@ def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunRes
     """Read the result of a finished run; refuse a run without digests, or with another length or budget."""
     if not has_digests(read_record(folder)):
         raise RunError(
-            f"the run in {str(folder)!r} is of an older version, which wrote no digest of each file, so that damage to "
-            f"them would not show. {REPLAY_CURE}; fedsel report still reads this one"
+            f"the run in {str(folder)!r} was written by an older version without file digests, so damage would go "
+            f"unnoticed. {REPLAY_CURE}. fedsel report can still read this run"
         )
     _, _, result = read_run(folder)
     done = len(result.history.rounds)
@@ -107,13 +107,13 @@ def _check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
     there = read_fingerprints(folder)
     if not there:
         raise RunError(
-            f"the run in {str(folder)!r} is of an older version, which kept no fingerprint of selector, model and "
-            f"data, so that changes to them would not show. {REPLAY_CURE}"
+            f"the run in {str(folder)!r} was written by an older version without fingerprints, so changes of "
+            f"selector, model or data would go unnoticed. {REPLAY_CURE}"
         )
     if names := changed_parts(there, here):
         changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
         raise RunError(
-            f"the run in {str(folder)!r} was made with other code or data than there is now: {changed}. {REPLAY_CURE}"
+            f"the run in {str(folder)!r} was made with other code or data. Changed since then: {changed}. {REPLAY_CURE}"
         )
 
 
@@ -143,8 +143,8 @@ def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None
 
 def _different_run(folder: Path, differences: str) -> RunError:
     return RunError(
-        f"{str(folder)!r} holds another run, so that this one cannot be resumed there: {differences}. Begin a new run "
-        "in another folder, or resume the one that this folder holds"
+        f"{str(folder)!r} holds another run: {differences}. Begin a new run in another folder, or resume the run in "
+        "this folder"
     )
 
 
@@ -193,7 +193,8 @@ class CheckpointPlan:
             return cls(Path(checkpoint_dir), False, number, keep, resume)
         if folder is None and resume:
             raise ParameterError(
-                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Give one"
+                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Set "
+                "one of them"
             )
         if folder is None or not number:
             return cls()

@@ -175,8 +175,8 @@ def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
     for label, seed, prints, place in runs:
         if not prints:
             logger.warning(
-                "%s holds a run of an older version, without fingerprints: its selector, data and partition may differ "
-                "from those of the others",
+                "%s holds a run of an older version without fingerprints. Its selector, data or partition may "
+                "differ from the other runs",
                 place,
             )
             continue
@@ -190,7 +190,7 @@ def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
                 on = f" on seed {seed}" if of_one_seed else ""
                 raise ParameterError(
                     f"the runs in {where!r} and {place!r} cannot be compared: {part} is not the same in both{on}. "
-                    "Leave one out, or play it again with --resume and --replay"
+                    "Leave one out, or repeat it with --resume and --replay"
                 )
 
 

@@ -24,7 +24,7 @@ def logging_to(path: Path) -> Iterator[None]:
         handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
         raise RunError(
-            f"{str(path)!r} cannot be opened: {error.strerror or error}. Give a folder that can be written to"
+            f"{str(path)!r} cannot be opened: {error.strerror or error}. Choose a folder that can be written to"
         ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     try:
@@ -49,8 +49,8 @@ def errors_in_one_line(log: Path) -> Iterator[None]:
         # Our errors already name their cure. A broken pipe means that the reader of the output is gone.
         raise
     except Exception as error:
-        logging.getLogger("fedsel_flwr").exception("the run broke off")
-        raise RunError(f"the run broke off: {described(error)}; {log} holds the traceback") from error
+        logging.getLogger("fedsel_flwr").exception("the run failed")
+        raise RunError(f"the run failed: {described(error)}. The traceback is in {log}") from error
 
 
 class _LogFile(logging.FileHandler):

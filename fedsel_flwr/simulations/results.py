@@ -101,7 +101,7 @@ class RunFolder:
         self._fingerprints = dict(fingerprints or {})
         self._journal: Journal | None = None
         check_links(self.path)
-        with self._disk_errors("begun"):
+        with self._disk_errors("written"):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(self.path, RUN_IN_USE)
 
@@ -121,7 +121,7 @@ class RunFolder:
             "versions": versions,
             FINGERPRINTS: self._fingerprints,
         }
-        with self._disk_errors("begun"):
+        with self._disk_errors("written"):
             # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):
                 (self.path / name).unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class RunFolder:
         Raises:
             RunError: A file cannot be written.
         """
-        with self._disk_errors("finished; the journal in it holds every round"):
+        with self._disk_errors("finished (its journal holds every round)"):
             written = [*run_folder.write_history(self.path, result.history)]
             accuracies = result.client_accuracies
             measured = {"client": np.arange(len(accuracies)), "accuracy": accuracies}
@@ -211,8 +211,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise RunError(
-                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Make room or give the right to "
-                "write, and run again with --resume (resume=True)"
+                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Free disk space or make the folder "
+                "writable, then resume with --resume (resume=True)"
             ) from error
 
 
@@ -290,12 +290,12 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
         return check_label(str(record["selector"])), Scenario.model_validate({"name": str(record["scenario"])} | tables)
     except FileNotFoundError as error:
         raise ParameterError(
-            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}. Give a folder that fedsel run or "
-            "compare has written"
+            f"{str(folder)!r} is not a run: it has no {Path(str(error.filename)).name}. Give a folder that fedsel "
+            "run or compare has written"
         ) from error
     # Errors of JSON and TOML are ValueErrors. A file with too deep nesting raises RecursionError.
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ParameterError(f"{str(folder)!r} is no run: {describe_faults(error)}") from error
+        raise ParameterError(f"{str(folder)!r} is not a run: {describe_faults(error)}") from error
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
@@ -414,9 +414,9 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
     for row in clients:
         if row.client_id not in known or not 1 <= row.round <= rounds:
             raise RunError(
-                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients 0 "
-                f"to {scenario.num_clients - 1} and {rounds} rounds: the checkpoints that it was resumed from are of "
-                "another run. Begin a new one"
+                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients "
+                f"0 to {scenario.num_clients - 1} and {rounds} rounds. It was resumed from checkpoints of another "
+                "run. Begin a new run"
             )
         chosen[row.round - 1, known[row.client_id]] = True
     _, best = xia_genie(mean_reward, scenario.clients_per_round)

@@ -24,7 +24,7 @@ FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
 """Keys of the files' digests, of the record's own digest, and of the fingerprints of code and data."""
 NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
 """Files of every finished run."""
-CURE = "Play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
+CURE = "Repeat the run with --resume and --replay (replay=True), or restore the folder from a copy"
 """Cure for damage, in errors."""
 
 logger = logging.getLogger("fedsel_flwr")
@@ -109,18 +109,16 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     rest = {key: one for key, one in record.items() if key != DIGEST}
     # Records of older versions have neither key. A record with only one of them has lost the other by damage.
     if (DIGEST in record or FILES in record) and record.get(DIGEST) != _record_digest(rest):
-        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it has another digest than it says. {CURE}")
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: its digest does not match its content. {CURE}")
     if finished and not has_digests(record):
-        logger.warning(
-            "%s holds a run of an older version, without a digest of each file: damage to them would not show", folder
-        )
+        logger.warning("%s holds a run of an older version without file digests, so damage would go unnoticed", folder)
         return
     files = record.get(FILES)
     kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
     for name, expected in kept.items():
         # Only plain names are allowed. The folder may come from another person, and no file outside may be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run. {CURE}")
+            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is not a file of a run. {CURE}")
         # A run that was interrupted between its record and its model has digests of files that resuming writes again.
         if not finished and name != run_folder.SCENARIO:
             continue
@@ -132,7 +130,7 @@ def check_digests(folder: Path, *, finished: bool) -> None:
             ) from error
         if found != expected:
             raise ParameterError(
-                f"{str(folder / name)!r} is damaged: its content has another digest than {RUN} says. {CURE}"
+                f"{str(folder / name)!r} is damaged: its content does not match the digest in {RUN}. {CURE}"
             )
 
 

@@ -31,8 +31,8 @@ COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds",
 hold ``clients_per_round``, as a cap.
 """
 EXPECTED = {
-    "model_type": "expected a table, whose keys are set one by one",
-    "dict_type": "expected a table, whose keys are set one by one",
+    "model_type": "expected a table; set its keys one by one",
+    "dict_type": "expected a table; set its keys one by one",
     "tuple_type": "expected a list of numbers, such as 3, 4, 5",
 }
 """Replacements for pydantic's messages about Python types: type of the error -> what the TOML file should hold."""
@@ -71,7 +71,7 @@ def load_scenario(
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ParameterError(f"scenario {source!r} is not valid TOML: {error}. Correct the file there") from error
     if not tables:
-        raise ParameterError(f"scenario file {source!r} is empty: give at least one key, such as rounds = 10")
+        raise ParameterError(f"scenario file {source!r} is empty. Set at least one key, such as rounds = 10")
     # Done before overrides are set, because paths in overrides are relative to another folder.
     for key in REFERENCE_KEYS:
         _locate(tables, key, Path(source).expanduser().parent)
@@ -143,7 +143,7 @@ def _read(source: str) -> tuple[str, str]:
     try:
         return path.stem, path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ParameterError(f"scenario file {source!r} is no text in UTF-8: {error}. Save it as UTF-8") from error
+        raise ParameterError(f"scenario file {source!r} is not UTF-8 text: {error}. Save it as UTF-8") from error
     except OSError as error:
         raise ParameterError(
             f"scenario file {source!r} cannot be read: {error.strerror}. Check its path and permissions"
@@ -232,8 +232,8 @@ def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[s
             if key in COMMON_PARAMETERS and key not in allowed:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
                 raise ParameterError(
-                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is the scenario's. Set {instead!r} in its "
-                    "place"
+                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is set by the scenario. Use {instead!r} "
+                    "instead"
                 )
             if key not in allowed:
                 raise ParameterError(

@@ -143,7 +143,7 @@ class SignalShutdown:
             heard = os.read(read, 1)
             if not heard:
                 return
-        late = "fedsel: interrupted; what was left has been killed"
+        late = "fedsel: interrupted; the remaining processes were killed"
         limit = threading.Timer(SHUTDOWN_LIMIT_S, _exit, [late, self._status, os.dup(2)])
         limit.daemon = True
         limit.start()

@@ -76,8 +76,8 @@ def _check_plain(path: Path) -> None:
         return
     if stat.S_ISLNK(mode):
         raise ParameterError(
-            f"{str(path)!r} is a link, and a run is neither read nor written through links. Delete it, or put what it "
-            "leads to in its place"
+            f"{str(path)!r} is a link, and runs are never read or written through links. Delete it, or replace it "
+            "with what it points to"
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ParameterError(f"{str(path)!r} is neither a file nor a folder. Delete it")

@@ -386,7 +386,7 @@ class NamedClient(ClientProxy):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RunError(
-            f"client {self.cid} trains in this process, so that a base strategy cannot call it. Use the engine 'ray'"
+            f"client {self.cid} trains in this process, so a base strategy cannot call it. Use the engine 'ray'"
         )
 
     fit = evaluate = get_properties = get_parameters = reconnect = _refuse

@@ -102,14 +102,14 @@ class SelectionStrategy(Adapter, Strategy):
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
-                    "the server's rounds come on top of the %d that were done. Give the strategy total_rounds to end "
-                    "the run with its last round", checkpoint.round,
+                    "the server adds its rounds to the %d rounds that are already done. To end the run at a fixed "
+                    "round, set total_rounds in the strategy", checkpoint.round,
                 )  # fmt: skip
             return from_checkpoint(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded_manager(client_manager))
         if parameters is not None:
             return parameters
-        clients = wait_for_clients(client_manager, 1, self.wait_timeout, "one to get the initial model from")
+        clients = wait_for_clients(client_manager, 1, self.wait_timeout, "for the initial model")
         for client in clients.values():
             try:
                 answer = client.get_parameters(GetParametersIns(config={}), self._question_timeout, None)
@@ -151,8 +151,8 @@ class SelectionStrategy(Adapter, Strategy):
         if dispatched != sorted(chosen):
             raise RunError(
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
-                f"{len(chosen)} clients. A base that decides itself who trains cannot be combined with a selector: "
-                "wrap another base."
+                f"{len(chosen)} clients. A base that chooses clients itself cannot be combined with a selector. Wrap "
+                "another base."
             )
         self._dispatched = {
             client.cid: TimedProxy(client, round=self.core.round, late=self._late) for client, _ in instructions

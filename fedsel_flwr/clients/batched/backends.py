@@ -174,9 +174,9 @@ def step_operations(model: nn.Module, settings: TrainingSettings, clients: int) 
 
 def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
     if backend == "auto":
-        raise Unsupported("backend = 'auto' leaves it out, because its loops take seconds to load")
+        raise Unsupported("backend = 'auto' skips it because its loops take seconds to load")
     if size is None:
-        raise Unsupported("the size of the run is not given")
+        raise Unsupported("the length of the run is unknown")
     if size.rounds * size.clients_per_round * size.steps < NUMBA_STEPS:
         raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
 
@@ -184,7 +184,7 @@ def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
 def _check_vmap_pays(size: RunSize | None, chunk: Callable[[], int] | None) -> None:
     if chunk is not None and (fitting := chunk()) < VMAP_CLIENTS:
         raise Unsupported(
-            f"no more than {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
+            f"only {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
         )
     if size is not None and size.clients_per_round < VMAP_CLIENTS:
         raise Unsupported(

@@ -62,8 +62,9 @@ def logits_batched(
     state = scratch.state_dict()
     if [layer.shape[1:] for layer in layers] != [tuple(tensor.shape) for tensor in state.values()]:
         raise ParameterError(
-            f"expected stacks of shapes {[tuple(tensor.shape) for tensor in state.values()]} behind the number of "
-            f"models, got {[layer.shape for layer in layers]}. Give a stack for each entry of the model's state."
+            "expected stacks whose shapes after the first axis are "
+            f"{[tuple(tensor.shape) for tensor in state.values()]}, got {[layer.shape for layer in layers]}. Give "
+            "one stack for each entry of the model's state."
         )
     stack = [
         torch.tensor(layer, dtype=tensor.dtype, device=device)

@@ -63,7 +63,7 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # A shared parameter comes once. A buffer or a frozen parameter does not come at all.
     if len(trained) != len(places):
-        raise Unsupported("some of its state is frozen, shared or no parameter")
+        raise Unsupported("some entries of its state are frozen, shared or not parameters")
     if any(parameter.dtype != inputs.dtype for parameter in trained):
         raise Unsupported(f"parameters and inputs must share one type; the inputs are {inputs.dtype}")
     grouped = starts_grouped = inputs.ndim == 4 and any(isinstance(m, nn.Conv2d | nn.MaxPool2d) for _, m in modules)
@@ -82,7 +82,7 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
             grouped = False
         elif isinstance(module, nn.Linear):
             if grouped or x.ndim != 2:
-                raise Unsupported(f"{_named(name, module)} reads more than one axis")
+                raise Unsupported(f"{_named(name, module)} gets inputs that are not flat")
             layers.append(Linear(places[f"{name}weight"], places.get(f"{name}bias")))
         elif isinstance(module, nn.Dropout):
             dropout_calls.append(DropoutCall(module.p, tuple(x.shape[1:])))
@@ -108,9 +108,9 @@ def _flat(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Conv2d, nn.MaxPool2d, nn.Identity)
     # Exact types, because a subclass may compute something else.
     if type(module) not in known:
-        raise Unsupported(f"{_named(prefix, module)} is not among the layers of manual backprop")
+        raise Unsupported(f"{_named(prefix, module)} is not a layer that manual backprop supports")
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
-        raise Unsupported(f"{_named(prefix, module)} keeps axes")
+        raise Unsupported(f"{_named(prefix, module)} does not flatten all axes")
     yield prefix, module
 
 
@@ -129,11 +129,11 @@ def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Modu
 def _spatial(name: str, module: nn.Module, places: dict[str, int]) -> Layer:
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise Unsupported(f"{_named(name, module)} has groups, or padding that is not a number of zeros")
+            raise Unsupported(f"{_named(name, module)} has groups, or padding other than a fixed number of zeros")
         geometry = (_pair(module.stride), _pair(module.padding), _pair(module.dilation))
         return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), *geometry)
     if not isinstance(module, nn.MaxPool2d) or module.return_indices:
-        raise Unsupported(f"{_named(name, module)} is not among the layers of manual backprop")
+        raise Unsupported(f"{_named(name, module)} is not a layer that manual backprop supports")
     windows = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (_pair(value) for value in windows)
     return MaxPool2d(kernel, stride, padding, dilation, module.ceil_mode)

@@ -60,13 +60,13 @@ def perceptron(
         Unsupported: If the model or its training is of another kind.
     """
     if inputs.device.type != "cpu" or not inputs.is_contiguous() or inputs.dtype not in (torch.float32, torch.float64):
-        raise Unsupported("it reads float32 or float64 in one piece on the CPU")
+        raise Unsupported("it needs contiguous inputs of float32 or float64 on the CPU")
     if loss is not cross_entropy or labels.dtype != torch.int64 or labels.ndim != 1:
-        raise Unsupported("it knows the cross-entropy of classes only")
+        raise Unsupported("it supports only the cross-entropy of classes")
     if settings.augmentation != "none":
-        raise Unsupported("it knows no augmentation")
+        raise Unsupported("it does not support augmentation")
     if settings.batch_size > MOST_EXAMPLES:
-        raise Unsupported(f"it is slower from {MOST_EXAMPLES + 1} examples in a step on")
+        raise Unsupported(f"it is slower for batches of more than {MOST_EXAMPLES} examples")
     own = plan(model, inputs[:1])
     shapes = [tensor.shape for tensor in model.state_dict().values()]
     layers: list[Dense] = []
@@ -77,9 +77,9 @@ def perceptron(
         elif isinstance(layer, ReLU) and layers:
             layers[-1] = replace(layers[-1], rectified=True)
         elif not isinstance(layer, Flatten):
-            raise Unsupported("it knows dense layers and the rectifiers behind them only")
+            raise Unsupported("it supports only dense layers, with or without a ReLU after each")
     if layers[-1].rectified:
-        raise Unsupported("its last layer must have no rectifier behind it")
+        raise Unsupported("its last layer must not be followed by a ReLU")
     return layers
 
 
@@ -100,7 +100,7 @@ class NumbaKernel:
         from fedsel_flwr.clients.batched import numba_kernels
 
         if numba_kernels.MISSING:
-            raise Unsupported(f"it needs Numba, as pip installs it with 'fedsel-flwr[sim]': {numba_kernels.MISSING}")
+            raise Unsupported(f"it needs Numba, which pip installs with 'fedsel-flwr[sim]': {numba_kernels.MISSING}")
         self._kernels, self._classes = numba_kernels, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []

@@ -40,7 +40,7 @@ class VmapKernel:
     def __init__(self, model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         for name, module in model.named_modules():
             if isinstance(module, BATCH_NORMS):
-                raise Unsupported(f"{type(module).__name__} at {name!r} reads and keeps statistics of whole batches")
+                raise Unsupported(f"{type(module).__name__} at {name!r} uses statistics of the whole batch")
         self._model, self._tape = with_replayed_dropout(copy.deepcopy(model).train())
         self._loss = loss
         state = list(self._model.state_dict(keep_vars=True).values())
@@ -101,7 +101,7 @@ class VmapKernel:
             outputs.append(self._model(inputs[rows]))
         if not torch.allclose(outputs[0][:1], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise Unsupported(
-                "its outputs for an example depend on the rest of the batch, or on chance outside nn.Dropout"
+                "its outputs for an example depend on the rest of the batch, or on random numbers outside nn.Dropout"
             )
         if any(not torch.equal(before[name], buffer) for name, buffer in self._model.named_buffers()):
             raise Unsupported("a forward pass changes its buffers")
@@ -201,5 +201,5 @@ def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
             if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
                 parent._modules[name] = replacement(child)
             elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
-                raise Unsupported(f"the masks of {type(child).__name__} are not drawn for each client")
+                raise Unsupported(f"{type(child).__name__} is not supported: its masks cannot be drawn for each client")
     return model, tape

@@ -129,9 +129,9 @@ def compare(
     )
     target = None if folder is None else Path(folder)
     if resume and target is None:
-        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give folder=")
+        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give it as folder=")
     if replay and not resume:
-        raise ParameterError("replay = True plays runs of a folder again that do not fit. Give resume = True too")
+        raise ParameterError("replay = True repeats runs of a folder. Set resume = True as well")
     if resume == "must" and target is not None:
         # Only to refuse a folder without a plan.
         read_plan(target)

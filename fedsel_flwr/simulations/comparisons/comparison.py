@@ -242,8 +242,8 @@ class Comparison:
         if not self.runs:
             unfinished = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
             raise ParameterError(
-                f"no run was finished: {unfinished or 'there is none'}. Finish one; cut_off of the comparison has the "
-                "rounds so far"
+                f"no run has finished: {unfinished or 'there are no runs'}. Finish at least one run. The "
+                "comparison's cut_off holds the rounds so far"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -257,8 +257,8 @@ class Comparison:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise RunError(
-                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. "
-                "Make them of the runs with fedsel report"
+                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
+                "from the runs with fedsel report"
             ) from error
 
     def figures(self) -> dict[str, Any]:
@@ -326,10 +326,10 @@ def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
     """
     if given is None:
         return "random" if "random" in labels and len(labels) > 1 else None
-    if given not in labels or len(labels) < 2:
-        raise ParameterError(
-            f"reference {given!r} must be one of at least two selectors. Choose of {', '.join(labels)}"
-        )
+    if len(labels) < 2:
+        raise ParameterError(f"reference {given!r} needs a selector to compare with. Name at least two selectors")
+    if given not in labels:
+        raise ParameterError(f"reference must be one of {', '.join(labels)}, got {given!r}")
     return given
 
 

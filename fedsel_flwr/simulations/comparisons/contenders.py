@@ -75,10 +75,10 @@ class Contender:
             raise
         except Exception as error:
             # The user's code may raise any error.
-            raise ParameterError(f"selector {self.label!r} cannot be made: {described(error)}") from error
+            raise ParameterError(f"selector {self.label!r} cannot be created: {described(error)}") from error
         if not isinstance(made, Selector):
             raise ParameterError(
-                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but the given callable made a "
+                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but the callable returned "
                 f"{type(made).__name__}. Return a selector"
             )
         return made
@@ -121,8 +121,8 @@ def read_contenders(
     for one in read:
         if sum(one.label == other.label for other in read) > 1:
             raise ParameterError(
-                f"two selectors have the label {one.label!r}. Give each another one, as in "
-                "{'label': selector, 'other label': selector}"
+                f"two selectors have the label {one.label!r}. Give each a different label, as in {{'label': "
+                "selector, 'other label': selector}"
             )
         check_label(one.label)
     return read

@@ -32,7 +32,7 @@ class Agreement:
     def sentence(self) -> str:
         """Agreement as a sentence."""
         if self.parted:
-            return f"Flower on Ray and the vectorized engine chose other clients from round {self.parted} on."
+            return f"Flower on Ray and the vectorized engine chose different clients from round {self.parted} on."
         return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
 
 

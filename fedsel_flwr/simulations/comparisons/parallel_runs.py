@@ -89,8 +89,7 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
             yield run.result()
     except BrokenProcessPool as error:
         raise RunError(
-            f"a process that played a run was ended from outside, perhaps for lack of memory: {error}. Use fewer jobs, "
-            "and resume"
+            f"a worker process was killed, perhaps because memory ran out: {error}. Use fewer jobs, and resume"
         ) from error
     finally:
         # Workers are killed, because after an error or Ctrl-C the rounds of the other runs are of no use.
@@ -110,8 +109,8 @@ def _packed(what: Any, name: str) -> bytes:
     except Exception as error:
         # Pickling raises errors of many kinds, including errors of the user's code.
         raise ParameterError(
-            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or give "
-            "selector, model, data and objective as something that pickle takes"
+            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or use a "
+            "selector, model, data and objective that pickle supports"
         ) from error
     finally:
         for module in files:
@@ -141,8 +140,8 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
         except Exception as error:
             # The user's code may raise any error. Its traceback is logged here, because the parent does not get it.
             if log:
-                logging.getLogger("fedsel_flwr").exception("the run broke off")
-            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} broke off"
+                logging.getLogger("fedsel_flwr").exception("the run failed")
+            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} failed"
             raise RunError(f"{run}: {described(error)}") from error
 
 

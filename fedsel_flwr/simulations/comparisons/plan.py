@@ -111,7 +111,7 @@ class Plan:
                 scenario=scenario, selectors=entries, seeds=_read_seeds(seeds, scenario.seed), **options | fixed
             )
         except ValidationError as error:
-            raise ParameterError(f"these runs cannot be resumed from a file: {describe_faults(error)}") from None
+            raise ParameterError(f"the plan of these runs cannot be saved: {describe_faults(error)}") from None
         return cls(form, contenders)
 
     @classmethod
@@ -143,8 +143,8 @@ class Plan:
         form = read_plan(folder).model_copy(update=where)
         if nameless := [one.label for one in form.selectors if one.name is None]:
             raise ParameterError(
-                f"selector {nameless[0]!r} in {str(folder)!r} was given in Python. Resume there, with compare(..., "
-                "resume=True) and the same selectors"
+                f"selector {nameless[0]!r} in {str(folder)!r} was passed in Python. Resume it in Python, with "
+                "compare(..., resume=True) and the same selectors"
             )
         # Checked first, because making the plan loads the code that it names.
         check_trusted(folder, form, trust, f"{command} --trust")
@@ -342,5 +342,7 @@ def _read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
         return list(range(first, first + whole("seeds", seeds, 1)))
     numbers = [whole("seeds", seed, 0) for seed in seeds]
     if not numbers or len(set(numbers)) != len(numbers):
-        raise ParameterError(f"seeds must be a number of seeds, or at least one seed and none twice, got {list(seeds)}")
+        raise ParameterError(
+            f"seeds must be a number of seeds, or a list of at least one seed without repeats, got {list(seeds)}"
+        )
     return numbers

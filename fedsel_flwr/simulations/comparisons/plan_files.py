@@ -40,7 +40,7 @@ PLAN = "plan.json"
 """Name of the file with the plan."""
 PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
 """Keys of a plan about resources or versions of code, which do not change what it runs."""
-FOLDER_CURE = "Give a folder that can be written to"
+FOLDER_CURE = "Choose a folder that can be written to"
 """Cure if the folder cannot be written to."""
 PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
 """Cure for a plan that cannot be read."""
@@ -49,7 +49,7 @@ PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
 def _unique(names: list[Any]) -> list[Any]:
     keys = [getattr(one, "label", one) for one in names]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} is there twice, expected each once")
+        raise ValueError(f"{twice[0]!r} occurs twice, expected only once")
     return names
 
 
@@ -165,8 +165,8 @@ def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str) -> No
         return
     named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
     raise ParameterError(
-        f"{str(folder)!r} names code that would run with your rights: {named}. Read it, and if you trust it, give "
-        f"{command}"
+        f"{str(folder)!r} names code that would run with your rights: {named}. Read that code. If you trust it, "
+        f"enter: {command}"
     )
 
 
@@ -185,8 +185,8 @@ def check_checkpoints(folder: Path, plan: PlanForm, confirmed: str | None, comma
     place = plan.outside_checkpoints(folder)
     if confirmed is not None and place is None:
         raise ParameterError(
-            f"{str(folder)!r} is the folder of a run, which knows its checkpoints. Leave out --checkpoint-dir, or "
-            "begin with the scenario and end with --resume"
+            f"{str(folder)!r} is the folder of a run, which has its checkpoints. Leave out --checkpoint-dir, or name "
+            "the scenario and end with --resume"
         )
     # Paths are resolved, because the user may name the same folder by another path.
     if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
@@ -206,7 +206,7 @@ def write_plan(folder: Path, plan: PlanForm) -> None:
         with atomic_write(folder / PLAN) as temporary:
             temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
+        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
 
 
 def read_plan(folder: Path) -> PlanForm:
@@ -239,7 +239,7 @@ def read_plan(folder: Path) -> PlanForm:
     # Older plans have the key "processes", which no longer exists.
     plan.pop("processes", None)
     if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
-        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
+        raise ParameterError(f"{str(path)!r} is not a plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
     try:
         # Checked first, because the validator descends into nested values, and its errors print them.
         check_tree(plan)
@@ -249,7 +249,7 @@ def read_plan(folder: Path) -> PlanForm:
         for one in form.selectors:
             tomli_w.dumps(one.params)
     except (ValidationError, ParameterError, TypeError) as error:
-        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
+        raise ParameterError(f"{str(path)!r} is not a plan: {describe_faults(error)}") from None
     return form
 
 
@@ -268,7 +268,8 @@ def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
     there = read_plan(folder).fingerprints if (folder / PLAN).is_file() else None
     if there is not None and (names := changed_plan_parts(there, here)):
         raise RunError(
-            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {REPLAY_CURE}"
+            f"{str(folder)!r} was started with other code or data. Changed since then: {', '.join(names)}. "
+            f"{REPLAY_CURE}"
         )
 
 
@@ -294,8 +295,8 @@ def find_newest_run(plan: PlanForm, root: Path, skipped: Callable[[str], None] =
         if there.work() == plan.work():
             return place.parent
     raise ParameterError(
-        f"no run in {str(root)!r} was begun with these arguments. Give its folder, as in --resume runs/NAME, or leave "
-        "--resume out"
+        f"no run in {str(root)!r} was started with these arguments. Give its folder, as in --resume runs/NAME, or "
+        "leave --resume out"
     )
 
 
@@ -314,15 +315,15 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
     foreign = sorted({path.parent.name for path in folder.glob(f"*/{RUN}")} - {*own, *(f"{o}-on-flower" for o in own)})
     if foreign:
         raise ParameterError(
-            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Give a new one, or "
-            "delete them"
+            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Choose a new "
+            "folder, or delete these runs"
         )
     places = [folder] if single else [folder / name for name in own]
     cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("round-*")))
     if cut_off and not resume:
         raise ParameterError(
-            f"folder {str(folder)!r} holds runs that were cut off ({', '.join(cut_off[:3])}). Resume them with "
-            "resume=True, give a new folder, or delete it"
+            f"folder {str(folder)!r} holds interrupted runs ({', '.join(cut_off[:3])}). Resume them with "
+            "resume=True, choose a new folder, or delete this one"
         )
 
 
@@ -338,5 +339,5 @@ def lock_comparison(folder: Path) -> FolderLock | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
+        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
     return lock_folder(folder, RUN_IN_USE)

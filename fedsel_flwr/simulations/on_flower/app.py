@@ -216,9 +216,9 @@ def _write_interrupted(context: Context, scenario: Scenario, strategy: Any) -> N
     try:
         path = write_interrupted_run(_folder(context, scenario), scenario, strategy.history, strategy.last_model)
     except (FedSelError, OSError) as failure:
-        log(logging.ERROR, "the rounds that were done cannot be written: %s", failure)
+        log(logging.ERROR, "the finished rounds cannot be written: %s", failure)
     else:
-        log(logging.INFO, "the rounds that were done, and the model after the last of them: %s", path)
+        log(logging.INFO, "the finished rounds, and the model after the last one: %s", path)
 
 
 def checkpoint_options(context: Context) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def resolve_strategy(
     for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
         if value is not None:
             raise ParameterError(
-                f"strategy and {name} cannot be given together. Give {name} to the strategy when you create it."
+                f"strategy and {name} cannot be combined. Pass {name} to the strategy when you create it."
             )
     name, api = world.scenario.api, APIS[world.scenario.api]
     if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):

@@ -111,7 +111,7 @@ def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:
             raise RunError(
                 f"scenario {scenario.name!r} has {scenario.num_clients} clients, but {count} SuperNodes are connected. "
                 f"Use:\n\n    {flwr_run_command(scenario.num_clients)}\n\n"
-                f'or another size of the scenario: --run-config "num_clients={count} clients_per_round=1"'
+                f'or change the size of the scenario: --run-config "num_clients={count} clients_per_round=1"'
             )
         time.sleep(0.2)
 

@@ -119,8 +119,8 @@ class RayResources:
             for name in ("num_cpus", "num_gpus"):
                 if (value := getattr(self, name)) is not None:
                     raise ParameterError(
-                        f"{name} = {value} is given, but the cluster at {self.source} = {self.address!r} has what it "
-                        f"was started with. Leave {name} out, or unset {self.source}."
+                        f"{name} = {value} has no effect on the cluster at {self.source} = {self.address!r}, which "
+                        f"keeps the resources it was started with. Leave {name} out, or unset {self.source}."
                     )
             # Checked here, because Ray tries to connect for minutes, and then ends the process.
             try:
@@ -140,15 +140,15 @@ class RayResources:
                 )
         if not (fit := actors_that_fit(self.cpus, self.gpus(), self)):
             raise ParameterError(
-                f"no client fits: Ray gets {self.cpus} cores and {self.gpus()} GPUs, a client takes "
+                f"no client fits: Ray gets {self.cpus} cores and {self.gpus()} GPUs, but a client takes "
                 f"{self.client_cpus:g} and {self.gpus_per_client():g}. Give Ray more or a client less."
             )
         if fit < flower_actor_count(self.cpus, self.gpus(), self):
             # Flower counts the rest of a GPU as room for an actor. It then starts too many actors, and waits endlessly.
             share = 1 / math.ceil(1 / self.gpus_per_client())
             raise ParameterError(
-                f"client_gpus = {self.client_gpus} leaves a rest on each GPU, and Flower would wait for clients that "
-                f"find no room. Give 1/n, such as {share:.4g}."
+                f"client_gpus = {self.client_gpus} leaves a remainder on each GPU, and Flower would wait for clients "
+                f"that do not fit. Use 1/n, such as {share:.4g}."
             )
 
     def check_nodes(self, nodes: list[dict[str, float]]) -> None:
@@ -164,8 +164,8 @@ class RayResources:
         if not any(actors_that_fit(cpus, gpus, self) for cpus, gpus in rooms):
             raise RunError(
                 f"no client fits on any machine of the cluster: a client takes {self.client_cpus:g} cores and "
-                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Make client_cpus or "
-                "client_gpus less."
+                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Lower client_cpus or "
+                "client_gpus."
             )
 
 

@@ -137,7 +137,7 @@ class RaySession:
         else:
             return
         # Not an exception, because Flower may hang in a call of Ray that never returns, and would not receive it.
-        said = f"fedsel: error: Ray died ({cause}; was it killed, or memory short?)"
+        said = f"fedsel: error: Ray died ({cause}; was it killed, or did memory run out?)"
         end_process(lambda: said + what_is_left(), EXIT_DEAD)
 
 
@@ -252,7 +252,7 @@ def _put_world(scenario: str, node: str, job: str) -> SharedWorld | None:
     try:
         return SharedWorld(scenario, sys.modules["ray"].put(WORLD_CACHE.get(scenario).for_clients()))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
-        logger.warning("each actor builds the data by itself, as they cannot be pickled: %s", error)
+        logger.warning("each actor builds its own copy of the data, which cannot be pickled: %s", error)
         return None
 
 

@@ -40,8 +40,8 @@ class BernoulliAvailability:
         partition_id = int(client_id) if re.fullmatch("[0-9]{1,10}", client_id) else -1
         if not 0 <= partition_id < 2**32:
             raise ParameterError(
-                "availability by probability draws by partition id, a whole number below 2**32, but a client calls "
-                f"itself {client_id!r}. Report the partition id as client_id, or use a trace."
+                "availability by probability needs the partition id, a whole number below 2**32, but a client "
+                f"reports client_id = {client_id!r}. Report the partition id, or use a trace."
             )
         return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
 

@@ -116,8 +116,8 @@ def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         origin = "--data-dir" if data_dir else DATA_DIR_VARIABLE
         raise ParameterError(
-            f"the data folder {folder} (from {origin}) does not exist or is not a folder. Name an existing one with "
-            f"--data-dir or {DATA_DIR_VARIABLE}, or neither to download into a cache folder."
+            f"the data folder {folder} (from {origin}) does not exist or is not a folder. Name an existing folder "
+            f"with --data-dir or {DATA_DIR_VARIABLE}, or leave both out to download into a cache folder."
         )
     return folder
 

@@ -74,7 +74,8 @@ def own_data_of(scenario: Scenario, own: OwnParts) -> OwnData | SeededData | Non
     name = scenario.data.dataset
     if own.data is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
-            f"data.dataset = {name!r} was given in Python. Give it again (data=), or name it package.module:function."
+            f"data.dataset = {name!r} was passed in Python. Pass it again (data=), or refer to it as "
+            "package.module:function."
         )
     return _load_data_reference(name) if own.data is None and is_reference(name) else own.data
 
@@ -143,7 +144,8 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     make = own.model
     if make is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
-            f"model.name = {name!r} was given in Python. Give it again (model=), or name it package.module:function."
+            f"model.name = {name!r} was passed in Python. Pass it again (model=), or refer to it as "
+            "package.module:function."
         )
     if make is None and is_reference(name):
         make = load_reference(name, "model")
@@ -153,8 +155,8 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     if isinstance(make, nn.Module) or not callable(make):
         raise ParameterError(
             "model must be a function or class that makes a torch module, got "
-            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Give one that makes it, as each "
-            "seed starts from new parameters."
+            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Pass one that makes it, "
+            "because each seed starts from new parameters."
         )
     shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
     with torch_seeded(scenario.seed):
@@ -176,10 +178,10 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
     ]
     if lacking:
         raise ParameterError(
-            f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. Give "
-            "functools.partial of it."
+            f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. "
+            "Pass functools.partial of it."
         )
-    with refusing_faults("the model cannot be made"):
+    with refusing_faults("the model cannot be created"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})
 
 
@@ -204,8 +206,10 @@ def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
     # The user's objective may read outputs of any shape.
     if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
         came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "a number each"
-        raise ParameterError(f"two examples must give outputs of shape {expected}, for {what}; the model gave {came}")
+        what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "one number each"
+        raise ParameterError(
+            f"the model must return outputs of shape {expected} for two examples and {what}, got {came}"
+        )
     return model
 
 
@@ -238,7 +242,7 @@ def _load_data_reference(name: str) -> OwnData | SeededData:
         return as_own_data(found)
     if _takes_seed(found):
         return SeededData(found, name)
-    with refusing_faults(f"data set {name!r} cannot be made"):
+    with refusing_faults(f"data set {name!r} cannot be created"):
         return as_own_data(found())
 
 

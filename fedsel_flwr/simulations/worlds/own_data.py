@@ -197,7 +197,7 @@ def as_own_data(given: Any, what: str = "data") -> OwnData:
 
 def _call_with_seed(make: Callable[[int], Any], seed: int, what: str) -> Any:
     """Call the user's function, and report its exceptions as errors of the data."""
-    with refusing_faults(f"{what} cannot be made for seed {seed}"):
+    with refusing_faults(f"{what} cannot be created for seed {seed}"):
         return make(seed)
 
 
@@ -288,8 +288,7 @@ def _check_first_class(parts: Sequence[Split]) -> None:
     count = len(found)
     if count > 1 and found[0] == 1 and found[-1] == count:
         raise ParameterError(
-            f"labels must be 0 … classes - 1, that is 0 … {count - 1} of {count} classes, got 1 … {count}: subtract 1 "
-            "from every label"
+            f"labels must be 0 … {count - 1} for {count} classes, got 1 … {count}. Subtract 1 from every label"
         )
 
 
@@ -340,7 +339,9 @@ def from_federated(
         kind = importlib.import_module("flwr_datasets").FederatedDataset
         datasets = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
-        raise RunError("data sets of Hugging Face need flwr-datasets: pip install 'fedsel-flwr[sim]'") from error
+        raise RunError(
+            "Hugging Face data sets need flwr-datasets. Install it with pip install 'fedsel-flwr[sim]'"
+        ) from error
     if not isinstance(federated, kind):
         raise ParameterError(f"federated must be a flwr_datasets.FederatedDataset, got {type(federated).__name__}")
     # The first access downloads the data set. Network, hub, disk and partitioners raise errors of many kinds, for
@@ -350,7 +351,7 @@ def from_federated(
         if train not in partitioners:
             raise ParameterError(
                 f"the FederatedDataset has partitioners for {', '.join(partitioners) or 'no split'}, but none for "
-                f"train = {train!r}: give partitioners={{{train!r}: ...}}"
+                f"train = {train!r}. Give partitioners={{{train!r}: ...}}"
             )
         parts = [federated.load_partition(k, train) for k in range(partitioners[train].num_partitions)]
         others = {split: federated.load_split(split) for split in (test, validation) if split is not None}
@@ -373,7 +374,7 @@ def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Arra
     if lacking:
         raise ParameterError(
             f"the split {split!r} has no column {' and no '.join(map(repr, lacking))}; it has "
-            f"{', '.join(rows.column_names)}: name them with inputs= and labels="
+            f"{', '.join(rows.column_names)}. Name the columns with inputs= and labels="
         )
     arrays = rows.with_format("numpy")
     examples, numbers = arrays[inputs][:], arrays[labels][:]
@@ -382,8 +383,8 @@ def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Arra
         shapes = sorted({np.shape(one) for one in examples})
         some = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
         raise ParameterError(
-            f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}: bring them to one with the "
-            "FederatedDataset's preprocessor"
+            f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}. Make the shapes equal "
+            "with the FederatedDataset's preprocessor"
         )
     if type(rows.features[inputs]).__name__ == "Image":
         pixels = examples.astype(np.float32) / 255

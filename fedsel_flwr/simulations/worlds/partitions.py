@@ -250,7 +250,7 @@ def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) ->
     own = {"sizes": "sizes", "classes_per_client": "classes"}[name]
     if len(given) and kind != own:
         raise ParameterError(
-            f"partition.{name} is given, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
+            f"partition.{name} is set, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
         )
     if kind == own and len(given) != num_clients:
         raise ParameterError(

@@ -193,8 +193,8 @@ class World:
         if self.dataset.task == "regression":
             raise ParameterError(
                 f"{what} measures classifiers on the server's validation set, but data.dataset = "
-                f"{self.scenario.data.dataset!r} has numbers to predict. Choose another one, or a data set with "
-                "classes."
+                f"{self.scenario.data.dataset!r} has numbers to predict. Choose another selector or filter, or a "
+                "data set with classes."
             )
         if not len(self.dataset.validation):
             raise ParameterError(
@@ -236,9 +236,9 @@ def _check_batches(scenario: Scenario, model: nn.Module, train: Split, sizes: In
     except ValueError as error:
         (name, one), client = next(iter(norms.items())), int(alone[0])
         raise ParameterError(
-            f"client {client} has {sizes[client]} training examples, so that with training.batch_size = "
-            f"{settings.batch_size} a batch holds 1 example, which {type(one).__name__} at {name!r} cannot normalize: "
-            "choose another training.batch_size, or a model with GroupNorm or LayerNorm"
+            f"client {client} has {sizes[client]} training examples. With training.batch_size = "
+            f"{settings.batch_size} a batch holds 1 example, which {type(one).__name__} at {name!r} cannot "
+            "normalize. Choose another training.batch_size, or a model with GroupNorm or LayerNorm"
         ) from error
 
 

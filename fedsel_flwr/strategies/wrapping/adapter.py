@@ -96,7 +96,7 @@ class Adapter(RoundEnd):
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
             raise ParameterError(
-                f"base must be a {kind}, got {type(base).__name__}. Strategies of the other API have the same names: "
+                f"base must be a {kind}, got {type(base).__name__}. Strategies of both APIs have the same names, so "
                 "check the import"
             )
         self.base: Any = base if base is not None else type(self).default_base()
@@ -108,8 +108,8 @@ class Adapter(RoundEnd):
         settings = resolve_settings(selector, compare_models=bases.compares_models(self.base), **options)
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(
-                "over_selection and round_deadline_s on the server's clock need a server that ends a round before "
-                "everybody has answered, but that of the legacy API waits for every client. Use the strategies of "
+                "over_selection and round_deadline_s on the server's clock need a server that ends rounds early, "
+                "but the legacy API's server waits for every client. Use the strategies of "
                 'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
             )
         if settings.filter is not None:

@@ -59,7 +59,7 @@ def load_base(base: object, state: Mapping[str, Any]) -> None:
     mine, theirs = list(layers(base)), state.get("layers")
     if not isinstance(theirs, list) or [_class(layer) for layer in mine] != [one.get("class") for one in theirs]:
         names = [one.get("class") for one in theirs] if isinstance(theirs, list) else theirs
-        raise StateError(f"base: the state is that of {names}, this base is {[_class(layer) for layer in mine]}")
+        raise StateError(f"base: the state belongs to {names}, but this base is {[_class(layer) for layer in mine]}")
     before = save_base(base)
     try:
         for layer, part in zip(mine, theirs, strict=True):
@@ -129,14 +129,17 @@ def _save_layer(layer: object) -> state_dicts.State:
 
 def _load_layer(layer: Any, part: Mapping[str, Any]) -> None:
     if _has_state_dict(layer) != (part["own"] is not None):
-        raise StateError(f"the state of {_class(layer)} has {'no ' if part['own'] is None else ''}part of its own")
+        raise StateError(
+            f"the state of {_class(layer)} has {'no ' if part['own'] is None else ''}entries from state_dict, but "
+            f"the class {'has' if part['own'] is None else 'lacks'} that method"
+        )
     for name, value in part["known"].items():
         setattr(layer, name, _from_plain(value))
     if part["own"] is not None:
         layer.load_state_dict(part["own"])
     if "accountant" in part:
         if getattr(layer, "accountant", None) is None:
-            raise StateError(f"the state of {_class(layer)} has a privacy accountant's part, but here there is none")
+            raise StateError(f"the state of {_class(layer)} has a privacy accountant, but this base has none")
         layer.accountant.load_state_dict(part["accountant"])
 
 

@@ -163,11 +163,11 @@ def _check_trees(document: Any) -> None:
     _, added = int(sizes["num_trees"]), int(sizes["num_parallel_tree"])
     for name in TREE_LISTS:
         if not isinstance(model[name], list):
-            raise TypeError(f"{name} is no list")
+            raise TypeError(f"{name} is not a list")
     if added > len(model["trees"]):
         raise ValueError(f"{len(model['trees'])} trees, but num_parallel_tree is {added}")
     if not all(isinstance(tree, dict) for tree in model["trees"]):
-        raise TypeError("a tree is no object")
+        raise TypeError("a tree is not an object")
     model["iteration_indptr"].append(model["iteration_indptr"][-1] + added)
 
 
@@ -175,8 +175,8 @@ def check_accepts_selector(base: object) -> None:
     """Refuse a base that takes the nodes in turn and ignores the selector's choice."""
     if has_layer(base, "FedXgbCyclic"):
         raise RunError(
-            f"{type(base).__name__} decides itself who trains, one node after the other. It cannot be combined with a "
-            "selector: use another base"
+            f"{type(base).__name__} chooses clients itself, one node after the other. It cannot be combined with a "
+            "selector. Use another base"
         )
 
 
@@ -232,7 +232,7 @@ def warn_of_privacy(base: object, reader: str) -> None:
     """Warn that differential privacy does not cover the updates that a selector reads."""
     if any(type(layer).__name__.startswith("DifferentialPrivacy") for layer in layers(base)):
         logger.warning(
-            "%s reads the clients' updates before noise is added: its choices are not covered by the "
+            "%s reads the clients' updates before noise is added, so its choices are not covered by the "
             "differential-privacy guarantee of %s", reader, type(base).__name__,
         )  # fmt: skip
 

@@ -157,9 +157,9 @@ class DeadActors:
         self._lost.update(found)
         if any(self._lost[actor] > 1 for actor in found):
             raise RunError(
-                "an actor of Ray has died (was it killed, or memory short?), and Flower's simulation still hands it "
-                f"messages: {len(found)} of round {round} were lost that way, as most of every later round would be. "
-                f"Round {round} does not count. {resume_hint}. If memory is short, let fewer clients train at one time"
+                "a Ray actor has died (was it killed, or did memory run out?), but Flower's simulation still sends "
+                f"it messages. Messages lost in round {round}: {len(found)}. Later rounds would lose most of theirs. "
+                f"Round {round} does not count. {resume_hint}. If memory ran out, let fewer clients train at one time"
             )
 
 

@@ -165,7 +165,7 @@ class EarlyEnd:
         (True, 'late: no answer after 9 s, when 2 others were there')
         """
         if self.answers is not None and answers >= self.answers:
-            error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
+            error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others had arrived"
             return Reply(error=error, spare=True, observed_s=elapsed_s)
         if self.seconds is not None and elapsed_s >= self.seconds:
             return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
@@ -261,8 +261,8 @@ class SnapshotGrid(_GridWrapper):
         # Flower's strategies ask in a loop until they see enough nodes. The first request is always answered.
         if self._asked and time.monotonic() >= self._deadline:
             raise RunError(
-                f"the base strategy waits for more than the {len(self._nodes)} nodes there are, for longer than "
-                f"wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
+                f"the base strategy waits for more nodes than the {len(self._nodes)} that are connected, for longer "
+                f"than wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
             )
         self._asked = True
         return list(self._nodes)
@@ -270,5 +270,6 @@ class SnapshotGrid(_GridWrapper):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse, because a base strategy has nothing to send while it configures a round."""
         raise RunError(
-            "the base strategy sends messages while it configures a round. It cannot be wrapped: use another"
+            "the base strategy sends messages while it configures a round, so it cannot be wrapped. Use another "
+            "base strategy"
         )

@@ -101,7 +101,7 @@ def usable_evaluations(
         elif finite_number(res.loss) is None:
             faults[client.cid] = f"loss: expected a finite number, got {shown(res.loss)}"
         elif len(res.metrics or {}) > MAX_METRICS:
-            faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
+            faults[client.cid] = f"metrics: {len(res.metrics)} reported, more than {MAX_METRICS}"
         else:
             limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
             usable.append((unwrapped(client), limited))
@@ -124,8 +124,8 @@ def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:
     """
     if not isinstance(parameters, Parameters):
         raise RunError(
-            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. Have "
-            "the base return these, or leave checkpoint_dir out"
+            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. "
+            "Return these from the base, or leave checkpoint_dir out"
         )
     arrays = decode(parameters) if parameters.tensor_type == NUMPY else None
     if arrays is not None:

@@ -155,7 +155,7 @@ class Cleaner:
             if not _has_one_metric_record(message):
                 faults[node] = f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}"
             elif len(metrics_of(message)) > MAX_METRICS:
-                faults[node] = f"metrics: {len(metrics_of(message))} of them, more than {MAX_METRICS}"
+                faults[node] = f"metrics: {len(metrics_of(message))} reported, more than {MAX_METRICS}"
             elif not usable_count(weight := _weight_of(metrics_of(message), self.weight_key)):
                 faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
             else:

@@ -177,7 +177,7 @@ def configured(
     if len(messages) != len(chosen) or sent.keys() != {*chosen}:
         raise RunError(
             f"{type(base).__name__} configured {len(messages)} messages, but the selector chose {len(chosen)} nodes. "
-            "This base decides itself who trains and cannot be combined with a selector: use another base"
+            "This base chooses clients itself and cannot be combined with a selector. Use another base"
         )
     return {node: sent[node] for node in chosen}
 
@@ -196,8 +196,8 @@ def _templates_for(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
         if not messages:
             fraction = getattr(base, "fraction_train", getattr(inner, "fraction_train", "unknown"))
             raise RunError(
-                f"{type(base).__name__} configured no message, its fraction_train is {fraction}. Set fraction_train "
-                "above 0: the selector decides how many train"
+                f"{type(base).__name__} configured no messages, because its fraction_train is {fraction}. Set "
+                "fraction_train above 0. The selector decides how many clients train"
             )
         return [addressed(messages[0], node) for node in chosen]
 

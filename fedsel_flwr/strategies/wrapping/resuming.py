@@ -79,11 +79,11 @@ class Resuming:
     def resume_hint(self) -> str:
         """Return how to resume a run that breaks off in this round, for messages."""
         if self._checkpoints is None:
-            return "Start the run again; with a checkpoint_dir it could be resumed"
+            return "Start the run again. With checkpoint_dir set, you could resume it"
         if not self._written:
-            return "Start the run again, since no round had a checkpoint yet"
+            return "Start the run again: no round had a checkpoint yet"
         folder = str(self._checkpoints.folder.absolute())
-        return f"Start the run again with resume = true, which resumes it after round {self._written} from {folder!r}"
+        return f"Start the run again with resume = true: it then continues after round {self._written} from {folder!r}"
 
     def rounds_left(self, num_rounds: int, done: int) -> int:
         """Return how many of a server's ``num_rounds`` remain after the finished ones."""
@@ -113,7 +113,7 @@ class Resuming:
             self._written = self.checkpoint.round
             # Connections that owed an answer at the checkpoint owed it to a server that no longer exists.
             self._core.parts.busy.clear()
-            logger.info("the run in %s is resumed after round %d", self._checkpoints.folder, self._written)
+            logger.info("resuming the run in %s after round %d", self._checkpoints.folder, self._written)
         return self.checkpoint
 
     def write_if_due(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
@@ -132,8 +132,8 @@ class Resuming:
         # Writing now would overwrite the checkpoints from which the user wanted to resume.
         if not self._begun and self._checkpoints.resume:
             raise RunError(
-                f"round {number} was played with resume={self._checkpoints.resume!r}, but nobody looked for a "
-                "checkpoint before. Flower's servers call initialize_parameters or start; your own engine must read "
+                f"round {number} ran with resume={self._checkpoints.resume!r}, but no checkpoint was loaded before "
+                "it. Flower's servers call initialize_parameters or start. Your own engine must read "
                 "strategy.resumed before its first round"
             )
         self._write(number, model, names, *self._states())
@@ -231,7 +231,7 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     """
     own: int | None = getattr(selector, "total_rounds", None)
     if given is not None and own is not None and own != given:
-        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Give it once")
+        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Set it only once")
     return own if given is None and checkpointing else given
 
 

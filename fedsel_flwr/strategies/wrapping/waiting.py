@@ -125,8 +125,9 @@ class LateReplies:
                 break
             time.sleep(min(FREE_POLL_S, left))
         logger.warning(
-            "%d of %d clients have not answered an earlier message after another %g s, and a round needs %d "
-            "(min_completed): they are asked again", len(here) - len(self.busy.free(here)), len(here), timeout, number,
+            "%d of %d clients have not answered an earlier message after another %g s. A round needs %d clients "
+            "(min_completed), so these clients are asked again",
+            len(here) - len(self.busy.free(here)), len(here), timeout, number,
         )  # fmt: skip
         self.busy.clear()
         return here
