@@ -1,4 +1,4 @@
-"""Arguments of the command line: parsing with hints for misspelt options, and their translation into settings.
+"""Arguments of the command line: parsing with hints for misspelt options, and conversion into settings.
 
 :func:`read_assignments` reads scenario keys for the command line and for the run config of ``flwr run``.
 """
@@ -20,33 +20,33 @@ from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
              "checkpoint_dir", "sweep")  # fmt: skip
-"""Options whose value must not be empty: an unset shell variable would count as an option that was left out."""
+"""Options whose value must not be empty. Otherwise an unset shell variable would look like a missing option."""
 
 FIXED_BY_FOLDER = (
     "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
     "no_checkpoints", "sweep",
 )  # fmt: skip
-"""Arguments that a run's folder already fixes, refused with ``--resume FOLDER``."""
+"""Arguments that a run's folder already fixes. They are refused with ``--resume FOLDER``."""
 
 
 def parse(
     parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parse the command line; an unknown option is refused with the nearest known one.
+    """Parse the command line; the error for an unknown option names the most similar option.
 
     Args:
         parser: Parser of the whole command line.
         commands: Name -> parser of each command.
-        argv: Arguments without the program's name; None takes those of the process.
+        argv: Arguments without the program's name. If None, the arguments of the process.
 
     Returns:
-        The arguments; ``typed`` is the line itself.
+        The arguments. ``typed`` is the command line as it was typed.
 
     Raises:
-        ParameterError: An option has an empty value, or ``--trust`` stands without ``--resume``.
-        SystemExit: With status 2, after a message, if the line cannot be parsed.
+        ParameterError: An option has an empty value, or ``--trust`` is used without ``--resume``.
+        SystemExit: The line cannot be parsed. The status is 2, after a message.
     """
-    # parse_known_args, not parse_args: argparse gives no hint, and names the wrong command's usage.
+    # Not parse_args, because argparse gives no hint, and prints the usage of the wrong command.
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{_hint(args, unknown, commands)}")
@@ -63,7 +63,7 @@ def parse(
 
 
 def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Return the options that were probably meant, or the command that has them."""
+    """Suggest the options that the user probably meant, or the command that has them."""
     hints = []
     for word in (one.partition("=")[0] for one in unknown if one.startswith("--")):
         elsewhere = [name for name, other in commands.items() if word in _options(other)]
@@ -79,7 +79,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def seeds_of(args: argparse.Namespace) -> int | list[int]:
-    """Return the number of seeds, or the seeds themselves."""
+    """Return the number of seeds, or the list of seeds."""
     given = args.seeds or "10"
     try:
         numbers = [int(part) for part in given.split(",")]
@@ -93,13 +93,13 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for Ray that were given."""
+    """Return the options for Ray that the user has set."""
     named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
     return {name: value for name in named if (value := getattr(args, name)) is not None}
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the scenario keys that were set: dotted key -> value; None keeps the scenario's own."""
+    """Return the scenario keys that the user has set: dotted key -> value; None keeps the scenario's value."""
     overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
     overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
     overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
@@ -112,20 +112,20 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
     """Read scenario keys and their values, "KEY=VALUE, KEY=VALUE".
 
     Args:
-        text: The assignments. A value may hold commas itself, as a list does.
+        text: The assignments. A value may contain commas, for example in a list.
         option: Name of the option that holds them, for errors.
 
     Returns:
         Dotted key -> number, boolean, list or text.
 
     Raises:
-        ParameterError: An assignment lacks its key or its value.
+        ParameterError: An assignment has no key or no value.
 
     >>> read_assignments("wireless.max_latency_s=5, selectors.tifl.credits=40,30, api=message", "--set")
     {'wireless.max_latency_s': 5, 'selectors.tifl.credits': [40, 30], 'api': 'message'}
     """
     assignments = {}
-    # Only a comma before the next KEY= separates.
+    # A comma separates assignments only if KEY= follows.
     for one in re.split(r",\s*(?=[\w.-]+\s*=)", text):
         key, equals, value = one.partition("=")
         if not equals or not key.strip():
@@ -139,13 +139,13 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
 
 
 def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read the values that a sweep tries, "KEY=A,B,C" each.
+    """Read the values of a sweep from texts "KEY=A,B,C".
 
     Returns:
         Dotted key -> its values.
 
     Raises:
-        ParameterError: A text lacks its key or its values, or a key comes twice.
+        ParameterError: A text has no key or no values, or a key occurs twice.
 
     >>> read_sweep(["selectors.bsfl.alpha=0.3,1,3", "selectors.bsfl.solver=exact,alsa"])
     {'selectors.bsfl.alpha': [0.3, 1, 3], 'selectors.bsfl.solver': ['exact', 'alsa']}
@@ -155,14 +155,14 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
         for key, value in read_assignments(text, "--sweep").items():
             if key in sweep:
                 raise ParameterError(f"--sweep has {key} twice. List all its values once, as in {key}=1,2,3")
-            # TOML has no texts without quotes: what it cannot read as a list is split here.
+            # TOML needs quotes around texts, so a list of texts without quotes is split here.
             values = [_toml_value(one.strip()) for one in value.split(",")] if isinstance(value, str) else value
             sweep[key] = values if isinstance(values, list) else [values]
     return sweep
 
 
 def _toml_value(text: str) -> Any:
-    """Return a number, boolean or list as TOML reads it, else the text itself; a list needs no brackets."""
+    """Return a number, boolean or list as in TOML, or else the text itself; a list needs no brackets."""
     for written in (text, f"[{text}]"):
         with contextlib.suppress(tomllib.TOMLDecodeError):
             return tomllib.loads(f"value = {written}")["value"]
@@ -170,10 +170,10 @@ def _toml_value(text: str) -> Any:
 
 
 def resumed_folder(args: argparse.Namespace) -> str | None:
-    """Return the folder to resume; None if the command begins a run, or looks for the folder itself.
+    """Return the folder to resume; None if the command begins a run, or finds the folder itself.
 
     Raises:
-        ParameterError: An argument is given that the folder fixes already.
+        ParameterError: The user has set an argument that the folder already fixes.
     """
     if not isinstance(args.resume, str):
         return None

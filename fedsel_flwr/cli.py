@@ -1,6 +1,7 @@
 """Command line of ``fedsel``: its commands and their options.
 
-What a command needs is imported when it runs, so that ``fedsel --help`` and errors in the arguments come at once.
+Each command imports the modules that it needs when it runs, so that ``fedsel --help`` and errors in the arguments
+appear at once.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 EXIT_UNHEALTHY, EXIT_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 INTERRUPTED = "fedsel: interrupted"
 DEFAULT_SCENARIO = "digits"
-"""The scenario that runs if none is named."""
+"""Scenario that runs by default."""
 DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
-"""The selectors that are compared if none are named."""
+"""Selectors that are compared by default."""
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of the whole command, and those of its commands by name."""
+    """Return the parser of the whole command line, and the parsers of the commands by name."""
     parser = argparse.ArgumentParser(
         prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
     )
@@ -57,7 +58,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         help="train with Flower on Ray, or train all clients of a round together in this process (default: the "
         "scenario's for run, vectorized for compare)",
     )  # fmt: skip
-    # What describes the scenario, without the options of the machine.
+    # Arguments that describe the scenario, without the options for the machine.
     described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
         "--num-cpus", type=int, metavar="N", help="give Ray N cores (default: all; not allowed on a cluster)"
@@ -160,10 +161,10 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
 def _add_small_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
 ) -> None:
-    """Add the commands that run nothing: show, cite, doctor; and the option of list.
+    """Add the commands that start no run (show, cite and doctor), and the option of list.
 
     Args:
-        commands: The commands so far.
+        commands: The existing commands.
         described: The arguments that describe a scenario.
     """
     show = commands.add_parser(
@@ -195,19 +196,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser, commands = build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
-    # Until shutdown_on_signal handles signals, SIGTERM interrupts as Ctrl-C does.
+    # Until shutdown_on_signal handles signals, SIGTERM interrupts in the same way as Ctrl-C.
     if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _run_command(parse(parser, commands, argv))
         sys.stdout.flush()
-        # Everything is printed. Python's end takes a while with torch and Ray loaded, and an interrupt would now
+        # Everything has been printed. With torch and Ray loaded, Python takes time to exit, and an interrupt would now
         # only add a traceback.
         if owns_process:
             for each in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(each, signal.SIG_IGN)
         return status
-    # The reader has what it wants, as in "| head".
+    # The reader has closed the pipe, as in "| head".
     except BrokenPipeError:
         from fedsel_flwr.report.progress import discard_stdout
 
@@ -216,11 +217,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    # Sizes come from scenarios, or from plans that others made.
+    # Sizes come from scenarios, or from plans that other people made.
     except MemoryError as error:
         print(f"fedsel: error: there is not enough memory for this run: {error}", file=sys.stderr)
         return EXIT_ERROR
-    # Ctrl-C before shutdown_on_signal handles signals.
+    # Ctrl-C came before shutdown_on_signal handled signals.
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -278,7 +279,7 @@ def _cite(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Check the installation; the exit status is 1 if there is a problem."""
+    """Check the installation; return the exit status 1 if there is a problem."""
     from dataclasses import asdict
 
     from fedsel_flwr.simulations.doctor import examine, report_lines
@@ -312,13 +313,13 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
         resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
-    # Errors in the data come before anything is written.
+    # The world is built here, so that errors in the data come before anything is written.
     world_of(plan.contenders[0].scenario(plan.form.scenario, plan.form.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(plan.form.scenario.name, args.runs_dir)).resolve()
-    # Before the log is opened: a refusal must not name rounds of another process.
+    # Locked before the log is opened, because a refusal must not name rounds of another process.
     held = lock_comparison(folder)
     adopt_orphans()
-    # Now, not when the first run ends: a signal during the import would find half a module to read the rounds with.
+    # Imported now, not when the first run ends. A signal during the import would find half a module for reading rounds.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
@@ -342,14 +343,14 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
                 progress.update,
                 resume=args.resume is not None,
                 replay=args.replay,
-                # One display at a time: the run's bar moves while Ray starts.
+                # Only one display at a time is possible, and the run's bar already moves while Ray starts.
                 quiet=args.quiet or progress.is_live,
             )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
-        # The lock ends with this object.
+        # The lock is released with this object.
         del held
     _show(comparison, args.json)
     if not args.json:
@@ -395,7 +396,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
 
 
 def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
-    """Return the plan in a folder, with the command line's options for the machine."""
+    """Return the plan in a folder, with the command line's options for this machine."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
@@ -407,13 +408,13 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
 
 
 def _report(args: argparse.Namespace) -> int:
-    """Pool existing runs: print table and verdict, and write picture and files into a folder."""
+    """Pool existing runs: print the table and the verdict, and write pictures and files into a folder."""
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
     if target or not comparison.runs:
-        # Without a finished run this raises the error that says so.
+        # If no run has finished, this raises the error with this message.
         comparison.report(Path(target or "."))
     _show(comparison, args.json)
     if target and not args.json:
@@ -422,14 +423,14 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> Any:
-    """Return a silent console if progress is not wanted or standard output is for JSON; None for the default."""
+    """Return a silent console if the user wants no progress, or JSON on standard output; None for the default."""
     from rich.console import Console
 
     return Console(quiet=True) if args.json or args.quiet else None
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
-    """Print a comparison's table, troubles and verdict, or its figures as JSON."""
+    """Print a comparison's table, problems and verdict, or its figures as JSON."""
     from fedsel_flwr.report.summary import aggregate
     from fedsel_flwr.report.tables import render_table
 
@@ -471,7 +472,7 @@ def _require(*packages: str) -> None:
 
 
 def _set_environment() -> None:
-    """Set the variables that Flower and Ray read when they are imported; those of the user stay."""
+    """Set the environment variables that Flower and Ray read on import, unless the user has set them."""
     for key, value in (
         ("FLWR_TELEMETRY_ENABLED", "0"),
         ("RAY_USAGE_STATS_ENABLED", "0"),

@@ -1,8 +1,8 @@
-"""Callbacks for ``on_round`` that hand each finished round to a tracking library.
+"""Callbacks for ``on_round`` that pass each finished round to a tracking library.
 
-Each library is imported when its callback is made, and is not installed with this package. A callback opens its run
-when it is made, so that a wrong address is an error there. Later errors of the library do not end the run; the first
-one is logged. All of it is in :mod:`~fedsel_flwr.callbacks.trackers`.
+The libraries are not installed with this package. Each library is imported when its callback is made. The callback then
+opens its run, so that a wrong address raises an error at once. Later errors of the library do not end the run; the
+first one is logged. The code is in :mod:`~fedsel_flwr.callbacks.trackers`.
 """
 
 from __future__ import annotations

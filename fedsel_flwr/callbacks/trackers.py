@@ -1,6 +1,6 @@
-"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and the recorder from which they derive.
+"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and their base class, the recorder.
 
-A library that fails does not end the run. :func:`together` combines several callbacks into one.
+If a library fails, the run continues. :func:`together` combines several callbacks into one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ OnRound = Callable[[RoundRecord], None]
 
 
 class Recorder(ABC):
-    """A callback for ``on_round``; also a context manager that closes at the end.
+    """Callback for ``on_round``. It is also a context manager, which closes the library's run at the end.
 
-    An exception in a round or at the end does not end the run. The first one is logged as a warning, and later rounds
-    are still handed over.
+    An exception in a round or at the end does not end the run. The first exception is logged as a warning, and later
+    rounds are still passed on.
     """
 
     _failed = False
@@ -52,11 +52,11 @@ class Recorder(ABC):
 
     @abstractmethod
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a round's figures; may raise whatever the library raises."""
+        """Write a round's figures; may raise any exception of the library."""
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
-        """Close the library's run; may raise whatever the library raises."""
+        """Close the library's run; may raise any exception of the library."""
 
     def __enter__(self) -> Self:
         """Return the callback itself."""
@@ -65,14 +65,14 @@ class Recorder(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the library's run, as failed if an exception ended it."""
+        """Close the library's run; mark it as failed if an exception ended it."""
         self.close(failed=error is not None)
 
     @contextlib.contextmanager
     def _logging_errors(self, when: str) -> Iterator[None]:
         try:
             yield
-        # Any exception: a run of hours must not end because a tracking server is away.
+        # Any exception, because a run of hours must not end if a tracking server is unreachable.
         except Exception as error:
             if not self._failed:
                 logger.warning(
@@ -83,7 +83,7 @@ class Recorder(ABC):
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
-    """Return a round's finite figures under the names of :class:`~fedsel_flwr.rounds.records.RoundRecord`.
+    """Return a round's finite figures, with the names from :class:`~fedsel_flwr.rounds.records.RoundRecord`.
 
     >>> record = RoundRecord(round=1, num_available=9, num_selected=3, num_completed=2, round_s=0.5, simulated_s=0.5,
     ...                      energy_j=float("nan"), total_energy_j=float("nan"), accuracy=0.25)
@@ -98,8 +98,8 @@ def import_library(module: str, package: str) -> ModuleType:
     """Import a library's module.
 
     Args:
-        module: The module's name.
-        package: The package that holds it.
+        module: Name of the module.
+        package: Name of the package that contains it.
 
     Raises:
         RunError: The package is not installed.
@@ -113,7 +113,7 @@ def import_library(module: str, package: str) -> ModuleType:
 
 
 def together(*callbacks: OnRound) -> OnRound:
-    """Combine callbacks into one that calls them in the order given.
+    """Combine callbacks into one callback, which calls them in this order.
 
     >>> seen = []
     >>> together(seen.append, lambda record: seen.append(2 * record))(1)
@@ -129,13 +129,13 @@ def together(*callbacks: OnRound) -> OnRound:
 
 
 class TensorBoard(Recorder):
-    """Writes each round's figures as scalars, the round as their step.
+    """Callback that writes each round's figures to TensorBoard as scalars, with the round as the step.
 
-    TensorBoard's own writer is used: neither torch nor TensorFlow is needed. Each round is on disk when it has ended. A
-    resumed run writes to the same folder.
+    It uses TensorBoard's event writer, and needs neither torch nor TensorFlow. Each round is on disk when it has ended.
+    A resumed run writes to the same folder.
 
     Args:
-        folder: The log folder of the run.
+        folder: Log folder of the run.
         prefix: Prefix of the tags.
 
     Raises:
@@ -152,10 +152,10 @@ class TensorBoard(Recorder):
         self._writer = import_library("tensorboard.summary", "tensorboard").Writer(os.fspath(folder))
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Add a scalar for each figure."""
+        """Write a scalar for each figure."""
         for name, value in values.items():
             self._writer.add_scalar(self._prefix + name, value, round)
-        # The writer buffers: a run that is cut off would lose its last rounds.
+        # The writer has a buffer. Without a flush, an interrupted run would lose its last rounds.
         self._writer.flush()
 
     def end(self, *, failed: bool) -> None:
@@ -164,18 +164,18 @@ class TensorBoard(Recorder):
 
 
 class MLflow(Recorder):
-    """Logs each round's figures as metrics of one MLflow run, the round as their step.
+    """Callback that logs each round's figures as metrics of one MLflow run, with the round as the step.
 
-    It uses its own MLflow client: MLflow's active run and global settings stay as they are, and rounds may come from
-    any thread.
+    It uses a separate MLflow client. MLflow's active run and global settings do not change, and any thread may report
+    rounds.
 
     Args:
-        experiment: Name of the experiment; made if there is none.
-        run_name: Name of the run; None: MLflow chooses one.
-        tracking_uri: Address of the tracking server or store, such as ``http://host:5000`` or ``sqlite:///runs.db``;
-            None: as MLflow is configured.
-        params: The run's parameters, such as selector and seed.
-        run_id: A run to append to, after a resume; None: a new one.
+        experiment: Name of the experiment; created if it does not exist.
+        run_name: Name of the run. If None, MLflow chooses a name.
+        tracking_uri: Address of the tracking server or store, such as ``http://host:5000`` or ``sqlite:///runs.db``. If
+            None, MLflow's configuration decides.
+        params: Parameters of the run, such as selector and seed.
+        run_id: Identifier of the run to append to, after a resume. If None, a new run.
 
     Attributes:
         run_id: MLflow's identifier of the run.
@@ -206,7 +206,7 @@ class MLflow(Recorder):
             place = found.experiment_id if found else self._client.create_experiment(experiment)
             run_id = self._client.create_run(place, run_name=run_name).info.run_id
         else:
-            # The run was closed when the first part of it was cut off.
+            # The run was closed when its first part was interrupted.
             self._client.update_run(run_id, status="RUNNING")
         self.run_id = str(run_id)
         for name, value in (params or {}).items():
@@ -214,25 +214,25 @@ class MLflow(Recorder):
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Log a metric for each figure, in one request."""
-        # MLflow counts in milliseconds.
+        # MLflow expects milliseconds.
         now = int(1000 * time.time())
         self._client.log_batch(self.run_id, metrics=[self._metric(n, v, now, round) for n, v in values.items()])
 
     def end(self, *, failed: bool) -> None:
-        """Set the run's status: finished, or failed."""
+        """Set the run's status to finished or failed."""
         self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Recorder):
-    """Logs each round's figures to one run of Weights & Biases, the round as their step.
+    """Callback that logs each round's figures to one run of Weights & Biases, with the round as the step.
 
     Args:
         project: Name of the project.
-        **settings: Further arguments of ``wandb.init``, such as ``config``, ``name``, ``dir``, ``mode="offline"``, or
-            ``id`` and ``resume="allow"`` for a run that is resumed.
+        **settings: More arguments of ``wandb.init``, such as ``config``, ``name``, ``dir`` or ``mode="offline"``. For a
+            resumed run, use ``id`` and ``resume="allow"``.
 
     Attributes:
-        run: wandb's object of the run.
+        run: The run object of wandb.
 
     Raises:
         RunError: wandb is not installed.
@@ -247,9 +247,9 @@ class WandB(Recorder):
         self.run = import_library("wandb", "wandb").init(project=project, **settings)
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a round's figures, the round as their step."""
+        """Log a round's figures, with the round as the step."""
         self.run.log(dict(values), step=round)
 
     def end(self, *, failed: bool) -> None:
-        """Finish the run; a failed one with exit code 1."""
+        """Finish the run; a failed run gets exit code 1."""
         self.run.finish(exit_code=int(failed))

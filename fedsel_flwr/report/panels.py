@@ -1,6 +1,6 @@
 """Panels of the pictures: each draws one figure of a comparison onto matplotlib's axes.
 
-:mod:`fedsel_flwr.report.plots` composes pictures of them and writes the files.
+:mod:`fedsel_flwr.report.plots` combines them into pictures and writes the files.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     Style = Mapping[str, Any]
 
-# Okabe and Ito's palette, which people with colour-vision deficiency can tell apart. Yellow is left out: on white it is
-# too faint.
+# Okabe and Ito's palette, which people with colour-vision deficiency can distinguish. Yellow is left out, because it is
+# too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# The first seven selectors are solid lines, the next seven dashed, then dotted.
+# The first seven selectors have solid lines, the next seven dashed lines, and the rest dotted lines.
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
 GREY = "#595959"
 PERCENT = (0.0, 100.0)
-"""Range of an accuracy."""
+"""Range of an accuracy, in percent."""
 
 
 def draw_accuracy(
     axes: Axes, selector: str, histories: Sequence[History], style: Style, window: int = TARGET_ROUNDS
 ) -> None:
-    """Draw smoothed accuracy against simulated seconds: mean over the seeds, and one standard deviation around it."""
+    """Draw smoothed accuracy against simulated seconds: the mean over the seeds, with one standard deviation."""
     runs = [[(r.simulated_s, 100 * r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
     series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
-    # With a seed that was never measured there is no mean over all seeds: only the legend shows the selector.
+    # If one seed was never measured, there is no mean over all seeds, and only the legend shows the selector.
     if not all(len(s) for s in series):
         axes.plot([], [], label=selector, **style)
         return
@@ -52,13 +52,13 @@ def draw_accuracy(
     # A dot marks the end of the last seed.
     end = {"marker": "o", "markersize": 4.5, "color": style["color"], "zorder": style["zorder"]}
     axes.plot(grid[-1:], mean[-1:], **end)
-    # A quality of the user's own may leave the range of a fraction, as R² does.
+    # A quality that the user defines may be outside the range of a fraction, as R² can be.
     is_fraction = PERCENT[0] <= curves.min() and curves.max() <= PERCENT[1]
     _draw_band(axes, grid, curves, style, limits=PERCENT if is_fraction else (-np.inf, np.inf))
 
 
 def limit_to_percent(axes: Axes) -> None:
-    """End an axis of accuracies at 0 and 100 % if all that is drawn lies between them."""
+    """Limit an axis of accuracies to 0 and 100 %, if everything drawn is within these limits."""
     (low, high), (bottom, top) = axes.dataLim.intervaly, axes.get_ylim()
     if low >= PERCENT[0] > bottom:
         axes.set_ylim(bottom=PERCENT[0])
@@ -67,8 +67,8 @@ def limit_to_percent(axes: Axes) -> None:
 
 
 def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratios to the reference: a point a seed, below them mean and interval."""
-    # The scale is logarithmic: half the time and twice the time lie equally far from 1.
+    """Draw each selector's time ratios to the reference: one point per seed, and below them mean and interval."""
+    # The scale is logarithmic, so half the time and twice the time have the same distance from 1.
     _prepare_ratio_axis(axes, "x")
     for row, one in enumerate(verdict.selectors):
         effect, colour = one.time, styles[one.selector]["color"]
@@ -78,7 +78,8 @@ def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> No
             axes.plot([effect.low, effect.high], [row + 0.12] * 2, color=colour, linewidth=2.4)
             axes.plot([effect.estimate], [row + 0.12], "D", color=colour, markersize=7)
         elif effect.censored:
-            # Some seeds never reached the target: the mean of the others would favour this selector, so it gets counts.
+            # On some seeds the target was never reached. The mean of the others would favour this selector, so show
+            # counts.
             text = f"{effect.reached} of {effect.pairs} reach it"
             axes.annotate(text, (0.02, row + 0.12), xycoords=("axes fraction", "data"), color=colour, fontsize=9)
     axes.set_yticks(range(len(verdict.selectors)), [one.selector for one in verdict.selectors])
@@ -86,7 +87,7 @@ def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> No
 
 
 def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratio by target, its interval as a band; a target that a run never reached has none."""
+    """Draw each selector's time ratio by target, with its interval; a target that a run never reached has no ratio."""
     _prepare_ratio_axis(axes, "y")
     targets = 100 * np.array(list(verdict.profile))
     for i, one in enumerate(verdict.selectors):
@@ -97,17 +98,17 @@ def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> N
         axes.fill_between(targets, low, high, color=style["color"], alpha=0.12, linewidth=0)
     for target, effects in zip(targets, verdict.profile.values(), strict=True):
         if any(effect.censored for effect in effects):
-            # A ratio of the seeds that reached it would favour the selector that failed on the others.
+            # A ratio over the seeds that reached the target would favour a selector that failed on the others.
             place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
             axes.annotate("not on all seeds", (target, 0.02), color=GREY, fontsize=8, rotation=90, **place)
     axes.set_xticks(targets, [f"{target:g}" for target in targets])
-    # Not by margins: targets without a ratio have no point.
+    # Limits are set here, because margins would ignore targets without a ratio, which have no point.
     edge = 0.06 * (targets.max() - targets.min()) or 1.0
     axes.set_xlim(targets.min() - edge, targets.max() + edge)
 
 
 def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
-    """Give an axis a logarithmic scale with plain numbers, a line at 1 and the margin of no difference in grey."""
+    """Give an axis a logarithmic scale with plain numbers, a line at 1, and the margin of no difference in grey."""
     ticker = load_optional("matplotlib.ticker")
     vertical = axis == "x"
     (axes.axvline if vertical else axes.axhline)(1, color=GREY, linewidth=1, zorder=1)
@@ -120,10 +121,10 @@ def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
 
 
 def draw_counts(axes: Axes, selector: str, counts: NDArray[Any], style: Style) -> None:
-    """Draw how often clients were selected, the most selected first: mean and band over the seeds."""
+    """Draw the clients' selection counts in descending order: mean and band over the seeds."""
     edges = np.arange(counts.shape[1] + 1)
     axes.stairs(counts.mean(axis=0), edges, baseline=None, label=selector, **style)
-    # fill_between has a value at each edge, stairs between them: the last count stands twice.
+    # fill_between needs a value at each edge, stairs a value between edges, so the last count is repeated.
     _draw_band(axes, edges, np.append(counts, counts[:, -1:], axis=1), style)
 
 
@@ -134,7 +135,7 @@ def _draw_band(
     style: Style,
     limits: tuple[float, float] = (-np.inf, np.inf),
 ) -> None:
-    """Draw a band of one standard deviation around the mean of the curves, if there are several."""
+    """Draw a band of one standard deviation around the mean of the curves, if there are several curves."""
     if len(curves) > 1:
         mean, deviation = curves.mean(axis=0), curves.std(axis=0, ddof=1)
         edges = (np.maximum(mean - deviation, limits[0]), np.minimum(mean + deviation, limits[1]))
@@ -142,15 +143,15 @@ def _draw_band(
 
 
 def carry_forward(times: ArrayLike, values: ArrayLike, grid: ArrayLike) -> FloatArray:
-    """Resample a series of measurements: at each time the last value measured so far.
+    """Resample a series of measurements: each time gets the last value measured so far.
 
     Args:
-        times: When the values were measured, ascending, shape (n,), in seconds.
-        values: The measurements, shape (n,); NaN if nothing was measured.
-        grid: Times at which to read, shape (m,), in seconds.
+        times: Times of the measurements, ascending, shape (n,), in seconds.
+        values: The measurements, shape (n,); NaN for a missing measurement.
+        grid: Times of the result, shape (m,), in seconds.
 
     Returns:
-        Shape (m,): at each time of ``grid`` the last value measured at or before it; NaN before the first.
+        For each time in ``grid``, the last value measured at or before it, shape (m,); NaN before the first one.
 
     Examples:
         >>> carry_forward([1.0, 3.0], [0.5, 0.7], [0.0, 1.0, 2.9, 3.0, 9.0]).tolist()
@@ -169,7 +170,7 @@ def line_style(index: int, total: int) -> dict[str, Any]:
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
         "linewidth": 1.6 if total <= len(COLOURS) else 1.2,
-        # The first selector lies on top.
+        # The first selector is drawn on top.
         "zorder": 3 - index / total,
     }
 

@@ -1,7 +1,7 @@
 """Pictures of a comparison, as PNG, PDF or SVG files: by simulated seconds, and by rounds.
 
-The first shows accuracy, time ratios to a reference, and how often each client was selected. The second
-shows accuracy, the number of clients selected so far, and the clients' selection fractions.
+The picture by seconds shows accuracy, time ratios to a reference, and the clients' selection counts. The picture by
+rounds shows accuracy, the number of clients selected so far, and the clients' selection fractions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History
 
 MOST_BANDS = 4
-"""Selectors up to which the range of the fractions is drawn; more bands would hide each other."""
+"""Largest number of selectors for which the range of the fractions is drawn. More bands would hide each other."""
 FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-"""Format, by the file's suffix -> its metadata, without a date: the same runs give the same file."""
+"""Format (suffix of the file) -> metadata. There is no date, so that the same runs give the same file."""
 PANELS = {"accuracy": 6, "ratios": 4, "targets": 4, "selections": 4}
 """Panels of :func:`plot_comparison`, from left to right -> their relative widths."""
 NEED_VERDICT = ("ratios", "targets")
@@ -62,25 +62,25 @@ def plot_comparison(
     It has these panels, from left to right. The second and the third need a verdict.
 
     ``accuracy``
-        Test accuracy against simulated seconds, each value the mean of as many measured rounds as for the target. The
-        line is the mean over the seeds, each carried forward from its last round. The band is one standard deviation,
-        cut off at 0 and 100 %. The target is dashed.
+        Test accuracy against simulated seconds, smoothed over ``target_rounds`` measured rounds. The line is the mean
+        over the seeds, and each seed keeps its last value after its end. The band is one standard deviation, limited to
+        0 and 100 %. The dashed line is the target.
     ``ratios``
-        The ratio of the time to the target to that of the reference: a point for each seed, with mean and interval.
+        Ratio of the time to the target, compared with the reference: one point per seed, with mean and interval.
     ``targets``
         The same ratio by target accuracy, with its interval as a band.
     ``selections``
-        How often each client was selected, the most selected first. At each rank, mean and band over the seeds.
+        Selection counts of the clients in descending order, with mean and band over the seeds at each rank.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists. Its suffix is the format: .png, .pdf or .svg.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists. Its suffix sets the format: .png, .pdf or .svg.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        verdict: Of these runs; None draws no ratios.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
-        panel: Draw this panel alone; None draws all of them.
+        verdict: Verdict on these runs. If None, no ratios are drawn.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
+        panel: The only panel to draw. If None, all panels.
 
     Returns:
         ``path``.
@@ -128,7 +128,7 @@ def plot_comparison(
 
 
 def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
-    """Return what line and band are, as the end of a panel's title; empty for one seed."""
+    """Describe the line and the band, as the end of a panel's title; empty for one seed."""
     seeds = sorted({len(histories) for histories in drawn.values()})
     return f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
 
@@ -136,13 +136,13 @@ def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
 def _draw_selections(
     axes: Axes, drawn: Mapping[str, Sequence[History]], styles: Mapping[str, Mapping[str, Any]], num_clients: int
 ) -> None:
-    """Draw how often each client was selected by each selector, the most selected first."""
+    """Draw the clients' selection counts of each selector, in descending order."""
     shapes: list[bytes] = []
     for selector, histories in drawn.items():
         style = styles[selector]
         counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
         shapes.append(counts.mean(axis=0).tobytes())
-        # Selectors with equal counts would hide each other (round-robin and its like): the lower lines are wider.
+        # Selectors with equal counts, such as round-robin, would hide each other, so the lower lines are wider.
         wider = {"linewidth": style["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}
         draw_counts(axes, selector, counts, {**style, **wider})
     axes.set_xlim(0, num_clients)
@@ -163,20 +163,22 @@ def plot_rounds(
 ) -> Path:
     """Draw a picture that compares selectors by rounds, as :func:`plot_comparison` does by seconds.
 
-    Left: test accuracy, mean of ``target_rounds`` measured rounds. Middle: clients selected at least once. Right: the
-    selection fractions of all clients of the first seed: the median and, for up to four selectors, the range from the
-    least to the most selected client. A fourth panel shows the waiting time lost compared with known means of the
-    clients. All but the fractions are means over the seeds, up to the last round that all seeds have.
+    Left: test accuracy, the mean of ``target_rounds`` measured rounds. Middle: the number of clients selected at least
+    once. Right: the selection fractions of the clients on the first seed. The line is the median. For up to four
+    selectors, a band shows the range from the least to the most selected client.
+
+    A fourth panel shows the waiting time lost, compared with known mean latencies of the clients. All panels except the
+    fractions show means over the seeds, up to the last round that all seeds have.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists. Its suffix is the format: .png, .pdf or .svg.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists. Its suffix sets the format: .png, .pdf or .svg.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        lost: Selector -> Xia's theta of each of its runs, seconds lost a round so far, by rounds; None draws no such
-            panel.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        lost: Selector -> Xia's theta of each of its runs, that is, the seconds lost per round so far, by rounds. If
+            None, there is no fourth panel.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
@@ -192,7 +194,7 @@ def plot_rounds(
     figure = _new_figure(18 if lost else 14)
     left, middle, right, *last = figure.subplots(1, 4 if lost else 3)
     banded = len(drawn) <= MOST_BANDS
-    # The axis of the fractions leaves out the first fifth of the rounds, in which they are near 1.
+    # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
     for index, (selector, histories) in enumerate(drawn.items()):
         style = line_style(index, len(drawn))
@@ -227,14 +229,14 @@ def plot_rounds(
 
 
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
-    """Return the share of the rounds so far in which each client was selected.
+    """Return, for each client, the share of the rounds so far in which it was selected.
 
     Args:
-        history: The run.
-        num_clients: Number of clients of the federation, those never selected included.
+        history: History of the run.
+        num_clients: Number of clients of the federation, including clients that were never selected.
 
     Returns:
-        Shape (rounds, num_clients); a row a round, by the clients' rows.
+        Shares of shape (rounds, num_clients): one row per round, with the clients in the order of their rows.
     """
     chosen = np.zeros((len(history.rounds), num_clients))
     place = {record.round: i for i, record in enumerate(history.rounds)}
@@ -256,7 +258,7 @@ def _new_figure(width: float) -> Figure:
     figure: Figure = load_optional("matplotlib.figure").Figure(
         figsize=(width, 4.6), layout="constrained", facecolor="white"
     )
-    # Not through pyplot: it would keep every figure in global state, and might look for a screen.
+    # Not with pyplot, because it would keep every figure in global state, and might look for a screen.
     load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
 
@@ -265,7 +267,7 @@ def _format_of(path: str | os.PathLike[str]) -> str:
     """Return the format of a picture, by the suffix of its file.
 
     Raises:
-        ParameterError: The suffix is unknown; names those that are known.
+        ParameterError: The suffix is unknown. The error names the known suffixes.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -278,20 +280,20 @@ def _format_of(path: str | os.PathLike[str]) -> str:
 
 
 def _save_figure(figure: Figure, named: Axes, title: str, path: str | os.PathLike[str], dpi: int) -> Path:
-    """Add the title and, below the panels, the legend of the panel ``named``; write the file and return its path."""
+    """Add the title, and below the panels the legend of the panel ``named``; write the file and return its path."""
     handles, labels = named.get_legend_handles_labels()
     if labels:
-        # Inches of an entry at this size: about .075 for each letter, and .75 for the line and the space around it.
+        # Width of an entry at this font size, in inches: about .075 per letter, and .75 for its line and spacing.
         columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels))))
         place: dict[str, Any] = {"loc": "outside lower center", "ncols": max(1, min(6, columns, len(labels)))}
         figure.legend(handles, labels, frameon=False, fontsize=10, **place)
     if title:
         figure.suptitle(title, fontsize=13)
-    # A dollar sign in a selector's label is no formula, and matplotlib raises on a wrong formula.
+    # A dollar sign in a selector's label does not start a formula, and matplotlib raises an error for a wrong formula.
     for text in figure.findobj(load_optional("matplotlib.text").Text):
         text.set_parse_math(False)
     kind = _format_of(path)
-    # Publishers refuse Type 3 fonts, matplotlib's default in PDF. A fixed salt: SVG's names would else be random.
+    # Publishers refuse Type 3 fonts, matplotlib's default in PDF. Without a fixed salt, names in SVG would be random.
     settings = {"pdf.fonttype": 42, "svg.hashsalt": "fedsel"}
     with load_optional("matplotlib").rc_context(settings), atomic_write(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=dpi, metadata=FORMATS[kind])

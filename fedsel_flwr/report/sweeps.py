@@ -1,8 +1,8 @@
 """Sweeps: labels of a selector's settings, and notes on how many settings were tried.
 
-A sweep runs a selector with several values of a parameter. Each setting has its own row, whose label is the selector's
-label and the values: "bsfl alpha=0.3". The notes read these labels, so that runs read back from their folders have the
-same notes.
+A sweep runs a selector with several values of a parameter. Each setting has a row. Its label is the selector's label
+and the values, such as "bsfl alpha=0.3". The notes use only these labels, so that runs from folders have the same
+notes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def setting_label(selector: str, setting: Mapping[str, str]) -> str:
     """Return the label of a setting.
 
     Args:
-        selector: The selector's own label.
-        setting: Parameter -> value, as :func:`value_texts` returns it.
+        selector: Label of the selector.
+        setting: Parameter -> value, in the form of :func:`value_texts`.
 
     >>> setting_label("bsfl", {"alpha": "0.3", "beta": "2"})
     'bsfl alpha=0.3 beta=2'
@@ -28,10 +28,10 @@ def setting_label(selector: str, setting: Mapping[str, str]) -> str:
 
 
 def value_texts(values: Sequence[Any]) -> list[str]:
-    """Return the values of a parameter as texts for labels, short but different from each other.
+    """Return the values of a parameter as short texts for labels, all different.
 
     Args:
-        values: Numbers, texts, booleans, or lists of them, none twice.
+        values: Numbers, texts, booleans, or lists of them. No value occurs twice.
 
     >>> value_texts([0.30000000000000004, 1.0, True, [40, 30], "exact"])
     ['0.3', '1', 'true', '40,30', 'exact']
@@ -43,7 +43,7 @@ def value_texts(values: Sequence[Any]) -> list[str]:
 
 
 def _text(value: Any, precision: str = "g") -> str:
-    """Return a value as text without spaces; floats with six significant digits, or with all if there is no format."""
+    """Return a value as text without spaces; floats have six significant digits, or all digits without a format."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -54,13 +54,13 @@ def _text(value: Any, precision: str = "g") -> str:
 
 
 def settings_tried(labels: Iterable[str]) -> dict[str, int]:
-    """Count the settings of each selector that was run with several.
+    """Count the settings of each selector that ran with several settings.
 
     Args:
-        labels: Those of a comparison's rows.
+        labels: Labels of the rows of a comparison.
 
     Returns:
-        Selector -> number of its settings; only selectors with at least two.
+        Selector -> number of its settings, for selectors with at least two settings.
 
     >>> settings_tried(["bsfl alpha=0.3", "bsfl alpha=1", "oort", "random"])
     {'bsfl': 2}
@@ -74,7 +74,7 @@ def settings_tried(labels: Iterable[str]) -> dict[str, int]:
 
 
 def describe_settings(labels: Iterable[str]) -> str:
-    """Return the table's note: how many settings of which selector were tried; empty without a sweep.
+    """Return the table's note on the number of settings tried per selector; empty without a sweep.
 
     >>> describe_settings(["bsfl alpha=0.3", "bsfl alpha=1", "random"])
     'Settings tried: 2 of bsfl.'
@@ -84,7 +84,7 @@ def describe_settings(labels: Iterable[str]) -> str:
 
 
 def describe_optimism(labels: Iterable[str]) -> str:
-    """Return the verdict's caution about the best of several settings; empty without a sweep.
+    """Return the verdict's warning about the best of several settings; empty without a sweep.
 
     >>> describe_optimism(["bsfl alpha=0.3", "bsfl alpha=1", "random"])
     'The best of the 2 settings of bsfl looks better than it is: some of its lead is chance. Run it again on new seeds.'

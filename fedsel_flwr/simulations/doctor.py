@@ -1,6 +1,6 @@
 """Checks of the installation and of this machine: ``fedsel doctor``.
 
-Each check yields findings. A finding is fine, a note, or a problem, and a problem has the command that mends it. The
+Each check yields findings. A finding is fine, a note, or a problem. A problem comes with the command that fixes it. The
 checks need no package beyond a core installation.
 """
 
@@ -31,20 +31,20 @@ from fedsel_flwr.simulations.package_checks import (
 from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder
 
 LINKS = ("strategies", "clients", "simulations")
-"""The symbolic links at the root of a clone."""
+"""Symbolic links at the root of a clone."""
 LEAST_BYTES = 10**9
-"""Free memory, and free space on the disk, below which a run is likely to fail."""
+"""Free memory and free disk space, in bytes, below which a run is likely to fail."""
 TOOL_LIMIT_S = 10.0
-"""Longest wait for ``nvidia-smi``, seconds."""
+"""Longest wait for ``nvidia-smi``, in seconds."""
 
 
 def examine(data_dir: str | None = None, runs_dir: str = "runs", start_ray: bool = False) -> Iterator[Finding]:
     """Yield the findings of all checks.
 
     Args:
-        data_dir: Folder of the data sets; None takes the environment variable FEDSEL_DATA.
-        runs_dir: Folder for run folders, whose disk is measured.
-        start_ray: Start Ray for a moment. Without it only its version and the address of a cluster are checked.
+        data_dir: Folder of the data sets. If None, the environment variable FEDSEL_DATA.
+        runs_dir: Folder of all runs. The free space on its disk is checked.
+        start_ray: Whether to start Ray for a moment. If False, only its version and the cluster's address are checked.
     """
     yield from check_python()
     yield from check_packages()
@@ -60,8 +60,8 @@ def report_lines(findings: list[Finding], width: int) -> Iterator[str]:
     """Yield the lines of ``fedsel doctor``: the findings, each with its cure, then the result.
 
     Args:
-        findings: Those of :func:`examine`.
-        width: Columns of the terminal. Commands are not wrapped, so that they can be copied.
+        findings: Findings of :func:`examine`.
+        width: Columns of the terminal. Commands are not wrapped, so that you can copy them.
     """
     for finding in findings:
         label = f"{finding.status:<9}"
@@ -77,7 +77,7 @@ def report_lines(findings: list[Finding], width: int) -> Iterator[str]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Check that torch can be imported, and the GPUs that it sees."""
+    """Check that torch can be imported, and find the GPUs that it sees."""
     if not version_of("torch"):
         return
     try:
@@ -104,7 +104,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def _graphics_cards() -> str:
-    """Return the names of the graphics cards that NVIDIA's driver knows; empty without a driver."""
+    """Return the names of the graphics cards that NVIDIA's driver lists; empty without a driver."""
     if not (tool := shutil.which("nvidia-smi")):
         return ""
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
@@ -116,10 +116,10 @@ def _graphics_cards() -> str:
 
 
 def check_ray(start: bool) -> Iterator[Finding]:
-    """Check the address of a Ray cluster; if asked, start Ray on this machine for a moment.
+    """Check the address of a Ray cluster, and optionally start Ray on this machine for a moment.
 
     Args:
-        start: Start Ray.
+        start: Whether to start Ray.
     """
     try:
         if (address := cluster_address()) is not None:
@@ -166,7 +166,7 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
     """Check the data folder and the data sets in it.
 
     Args:
-        data_dir: The folder; None takes the environment variable FEDSEL_DATA.
+        data_dir: The folder. If None, the environment variable FEDSEL_DATA.
     """
     named = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     try:
@@ -193,10 +193,10 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
 
 
 def check_space(runs_dir: Path) -> Iterator[Finding]:
-    """Check free memory, and free space on the disk of the run folders.
+    """Check the free memory, and the free space on the disk with the runs.
 
     Args:
-        runs_dir: The folder, which need not exist.
+        runs_dir: Folder of all runs, which need not exist.
     """
     memory = _free_memory()
     if memory is not None:
@@ -214,7 +214,7 @@ def check_space(runs_dir: Path) -> Iterator[Finding]:
 
 
 def _free_memory() -> int | None:
-    """Return the memory that is available, bytes; None if the system does not say."""
+    """Return the available memory in bytes; None if the system does not report it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -227,10 +227,10 @@ def _free_memory() -> int | None:
 
 
 def check_links(root: Path) -> Iterator[Finding]:
-    """Check the symbolic links at the root of a clone; yield nothing elsewhere.
+    """Check the symbolic links at the root of a clone; yield nothing if this is not a clone.
 
     Args:
-        root: The folder that holds the package.
+        root: The folder that contains the package.
     """
     # A wheel and an unpacked sdist have no links.
     if not (root / ".git").exists():

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 PROJECT = "fedsel-flwr"
 EXTRAS_BEGUN_BY = {"sim": ("ray", "flwr-datasets")}
-"""Extra -> packages that hardly anything else installs: with one of them the whole extra is expected."""
+"""Extra -> packages that few other packages install. If one of them is installed, the whole extra is expected."""
 EXTRAS_UNREPORTED = ("dev", "fast")
-"""Extras that no user needs: for work on this package itself, and a part of ``sim``."""
+"""Extras that users do not need: ``dev`` is for work on this package, and ``fast`` is a part of ``sim``."""
 
 Status = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check.
+    """Finding of a check.
 
     Attributes:
         topic: Subject, such as "packages".
-        status: "ok", "note" (nothing needs to be done) or "problem".
-        text: The finding, one line.
-        cure: The command that mends a problem, or that installs what a note misses; empty if there is none.
+        status: "ok", "note" (you need not do anything) or "problem".
+        text: The finding in one line.
+        cure: The command that fixes a problem, or that installs the packages in a note; empty if there is none.
     """
 
     topic: str
@@ -64,7 +64,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Check this package, the packages that it needs, and its extras."""
+    """Check this package, its requirements, and its extras."""
     try:
         from packaging.requirements import Requirement
 
@@ -105,14 +105,14 @@ def _extra(extra: str, requirements: list[Requirement]) -> Finding:
 
 
 def install_command(extra: str = "") -> str:
-    """Return the command that installs this package again from where it came from, with an extra.
+    """Return the command that installs this package from its original source again, with an extra.
 
     Args:
         extra: The extra; empty for none.
     """
     wanted = f"[{extra}]" if extra else ""
     try:
-        # Written by pip for all that does not come from an index.
+        # pip writes this file for packages that do not come from an index.
         origin = json.loads(importlib.metadata.distribution(PROJECT).read_text("direct_url.json") or "{}")
     except importlib.metadata.PackageNotFoundError:
         return f"pip install -e '{Path(fedsel_flwr.__file__).parent.parent}{wanted}'"
@@ -133,29 +133,29 @@ def version_of(name: str) -> str:
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
-    """Return whether a requirement belongs to an extra on this platform; to the core if ``extra`` is empty."""
+    """Return whether a requirement belongs to an extra (to the core if ``extra`` is empty) on this platform."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _plain(requirement: Requirement) -> str:
-    """Return a requirement as ``pip install`` takes it, without its marker."""
+    """Return a requirement in the form for ``pip install``, without its marker."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"{requirement.name}{extras}{_range(requirement)}"
 
 
 def _range(requirement: Requirement) -> str:
-    """Return the versions that a requirement allows, the lower bound first."""
+    """Return the versions that a requirement allows, with the lower bound first."""
     return ",".join(sorted(map(str, requirement.specifier), reverse=True))
 
 
 def _summary(faults: Sequence[tuple[str, str]]) -> str:
-    """Return faults in one line: the missing packages, then those of a wrong version."""
+    """Return faults in one line: the missing packages, then the packages with a wrong version."""
     missing = [name for name, wrong in faults if not wrong]
     return "; ".join(filter(None, (f"missing: {', '.join(missing)}" if missing else "", *(one[1] for one in faults))))
 
 
 def _faults(requirement: Requirement) -> Iterator[tuple[str, str]]:
-    """Yield the packages that a requirement lacks, its own extras included: name, and the fault of its version."""
+    """Yield the missing or wrong packages of a requirement and its extras: the name, and the fault of its version."""
     from packaging.requirements import Requirement
 
     version = version_of(requirement.name)

@@ -1,4 +1,4 @@
-"""A scenario with every key, its unit and its origin: ``fedsel show``, as commented TOML or as JSON."""
+"""Text of a scenario with the unit and origin of every key: ``fedsel show``, as commented TOML or as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = {
     "_bytes_per_s": "bytes/s", "_s": "s", "_w": "W", "_km": "km", "_hz": "Hz", "_dbm": "dBm", "_db": "dB",
     "_bits": "bit", "_bytes": "bytes",
 }  # fmt: skip
-"""Ending of a key -> unit; the first that fits."""
+"""Ending of a key -> unit. The first ending that fits counts."""
 OWN_UNITS = {
     "joules": "J",
     "system.seconds_per_example": "s",
@@ -33,13 +33,13 @@ OWN_UNITS = {
     "selectors.*.max_latency": "s",
     "selectors.*.min_latency": "s",
 }
-"""Key -> unit, if the key's ending does not name it."""
+"""Key -> unit, for keys whose ending does not name the unit."""
 COMMENTS_AT = 48
-"""Column at which the comments of short lines begin."""
+"""Column of the comments on short lines."""
 
 
 def unit_of(key: str) -> str:
-    """Return the unit of a scenario key's value; empty if it has none.
+    """Return the unit of a scenario key's value; empty if it has no unit.
 
     >>> unit_of("wireless.radius_km"), unit_of("selectors.bsfl.min_latency"), unit_of("training.momentum")
     ('km', 's', '')
@@ -49,15 +49,15 @@ def unit_of(key: str) -> str:
 
 
 def scenario_lines(scenario: Scenario, overrides: Collection[str] = ()) -> Iterator[str]:
-    """Yield a scenario as TOML, with each value's unit and origin as a comment.
+    """Yield the lines of a scenario as TOML, with each value's unit and origin as a comment.
 
     Args:
         scenario: The scenario.
         overrides: Dotted keys that the command line has set.
 
     Yields:
-        Lines of a scenario file that describes the same run. "default" marks values that neither the scenario's file
-        nor the command line sets.
+        Lines of a scenario file for the same run. "default" marks values that neither the scenario's file nor the
+        command line sets.
     """
     units, defaults = _units(scenario), set(_defaults(scenario))
     prefix = ""
@@ -79,8 +79,8 @@ def scenario_facts(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario for ``fedsel show --json``.
 
     Returns:
-        ``scenario`` (its tables), ``units`` (dotted key -> unit), ``defaults`` (dotted keys that nothing sets) and
-        ``selector_parameters`` (parameters of the selector that nothing sets, with their defaults).
+        A dictionary with four entries: ``scenario`` (its tables) and ``units`` (dotted key -> unit), ``defaults`` (the
+        dotted keys that nothing sets), and ``selector_parameters`` (the defaults of parameters that nothing sets).
     """
     return {
         "scenario": scenario.model_dump(mode="json"),
@@ -91,7 +91,7 @@ def scenario_facts(scenario: Scenario) -> dict[str, Any]:
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of values."""
+    """Yield the dotted keys of all values."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -110,7 +110,7 @@ def _defaults(table: BaseModel, prefix: str = "") -> list[str]:
         value = getattr(table, key)
         if isinstance(value, BaseModel):
             keys += _defaults(value, f"{prefix}{key}.")
-        # The tables of selectors hold only what was set.
+        # The tables of selectors hold only parameters that were set.
         elif key not in table.model_fields_set and not isinstance(value, Mapping):
             keys.append(f"{prefix}{key}")
     return keys

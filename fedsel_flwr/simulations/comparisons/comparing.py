@@ -1,4 +1,4 @@
-"""Compare selectors: run each on every seed of one scenario, and write each run as it ends."""
+"""Comparison of selectors: run each selector on every seed of one scenario, and write each run when it ends."""
 
 from __future__ import annotations
 
@@ -49,54 +49,57 @@ def compare(
     replay: bool = False,
     checkpoint_every: int | None = None,
 ) -> Comparison:
-    """Run a scenario with several selectors on the same seeds, or resume a comparison that was cut off.
+    """Run a scenario with several selectors on the same seeds, or resume an interrupted comparison.
 
     Args:
-        scenario: The scenario; its selector is ignored, and its seed is the first one.
-        selectors: Names, references, classes, or callables that make a selector. To set the labels, give a mapping
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all" compares each selector
-            that can run there; the result's ``left_out`` says why the others cannot.
-        seeds: The number of seeds, counted up from the scenario's, or the seeds themselves.
+        scenario: The scenario. Its selector is ignored, and its seed is the first seed.
+        selectors: Names, references, classes, or callables that make a selector. Use a mapping to set labels
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). With "all", every selector that
+            can run in the scenario; the result's ``left_out`` has the reasons against the others.
+        seeds: The number of seeds, counted up from the scenario's seed, or a list of seeds.
         sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is a
             separate row, such as "bsfl alpha=0.3". Several parameters of a selector give every combination.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
-        folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
-        rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
-            choose the same clients; 0: none.
-        start_run: Called with the label and the rounds of each run. This and ``update`` take the place of the progress
-            on standard error.
-        update: Called with each round and the number of failed clients so far.
+        reference: Label of the selector that the others are compared with. If None, "random" if it runs.
+        folder: Folder in which each run is written when it ends, and the summaries at the end. If None, nothing is
+            written.
+        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison. They check
+            that both engines choose the same clients. 0 runs none.
+        start_run: Function called with the label and the number of rounds of each run. If this or ``update`` is set,
+            there is no progress display on standard error.
+        update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
-        jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
-            reported when it and all before it have ended. The runs are the same up to rounding, if several threads
-            share an operation. 1: one after the other, in this process.
-        num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
-            are for the runs on Ray, and refused if there are none.
-        num_gpus: GPUs that Ray gets.
-        client_cpus: Cores that a client takes.
-        client_gpus: GPUs that a client takes.
-        ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
-        quiet: Show nothing on standard error: no progress and no remarks on the runs, neither Flower's log nor this
-            package's, and no "Starting Ray".
-        model: Makes your own torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        data: Your own examples, likewise.
-        objective: Your own loss and quality, likewise.
-        resume: True reads finished runs of the ``folder`` back, resumes the one that was cut off, and runs the rest;
-            selectors and seeds may be added. If the folder holds nothing, a new comparison begins, which "must"
-            refuses. False refuses to overwrite what was cut off. Code that the folder names is never loaded:
-            selectors, model and data are those of this call. A run is refused if the code of its selector, model or
-            objective, its data, partition or scenario has changed; the error names which.
-        replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
-        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`; 0:
-            none.
+        jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
+            A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
+            process. Results can depend on ``jobs`` by rounding, if several threads share an operation.
+        num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
+            are for runs on Ray, and are refused if there are none.
+        num_gpus: GPUs for Ray.
+        client_cpus: Cores per client.
+        client_gpus: GPUs per client.
+        ray_address: The Ray cluster to join. If None, the environment variable RAY_ADDRESS.
+        quiet: Whether to show nothing on standard error. This includes the progress, remarks on the runs, the logs of
+            Flower and of this package, and "Starting Ray".
+        model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        data: Your examples, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        objective: Your loss and quality, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        resume: True reads the finished runs in ``folder``, resumes the interrupted run, and runs the rest. You may add
+            selectors and seeds. If the folder holds nothing, True begins a new comparison, and "must" raises an error.
+            False refuses to overwrite an interrupted comparison. Code that the folder names is never loaded, because
+            this call passes selectors, model and data. A run is refused if the code of its selector, model or
+            objective, or its data, partition or scenario has changed. The error names what has changed.
+        replay: Whether ``resume`` runs damaged runs, and those that do not fit, again from the start. If False, such
+            runs are refused.
+        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. 0
+            writes none.
 
     Returns:
         The comparison.
 
     Raises:
-        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds something else.
-        RunError: A simulation broke off, or a run in the folder is another one; names the key that differs.
+        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds other runs.
+        RunError: A simulation broke off, or a run in the folder has other settings. The error names the key that
+            differs.
 
     Example::
 
@@ -105,7 +108,7 @@ def compare(
     """
     options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective, "replay": replay}
     if data is not None:
-        # One object for all runs, which reads the data once for each seed.
+        # All runs share one object, which reads the data once per seed.
         options["data"] = as_data(data)
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
@@ -130,7 +133,7 @@ def compare(
     if replay and not resume:
         raise ParameterError("replay = True repeats runs of a folder. Set resume = True as well")
     if resume == "must" and target is not None:
-        # Only to refuse a folder without one.
+        # Only to refuse a folder without a plan.
         read_plan(target)
     if quiet or start_run or update:
         return plan.run(target, start_run, update, resume=bool(resume), **options)
@@ -142,32 +145,32 @@ def compare(
 
 
 class _PlanProgress(Progress):
-    """Progress of a plan on standard error: the effort, as the first run begins, and the course of each run.
+    """Progress of a plan on standard error: the estimated time when the first run begins, and the rounds of each run.
 
     Args:
         plan: The plan.
-        resumes: Whether runs may be read back: the effort is then unknown.
+        resumes: Whether finished runs may be read from the folder, so that the time is unknown.
     """
 
     def __init__(self, plan: Plan, *, resumes: bool) -> None:
         form = plan.form
         on_ray = form.scenario.engine == "ray" or form.rounds_on_flower > 0
-        # Flower's log goes to the same terminal: plain lines among its own, not a live display across them.
+        # Flower logs to the same terminal, so plain lines are used, because its lines would break a live display.
         super().__init__(PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
         self._plan, self._announces = plan, not resumes
-        # The command line times a trial before the first run. Here a trial would run the caller's own code once more.
+        # The command line times a trial before the first run. Here a trial would run the caller's code one more time.
         self._is_timed = not (resumes or on_ray or form.jobs > 1) and plan.trial_rounds > 1
         self._ends: list[float] = []
 
     def start_run(self, label: str, rounds: int) -> None:
-        """Begin the next run; announce the number of runs before the first one."""
+        """Begin the next run; before the first one, print the number of runs."""
         if self._announces:
             self.announce(self._plan.count_rounds())
             self._announces = False
         super().start_run(label, rounds)
 
     def update(self, record: RoundRecord, failures: int) -> None:
-        """Show that a round has ended; announce how long all runs take when enough rounds have been timed."""
+        """Show that a round has ended; print the estimated time of all runs after enough timed rounds."""
         super().update(record, failures)
         if self._is_timed:
             self._ends.append(time.monotonic())

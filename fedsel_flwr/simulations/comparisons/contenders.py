@@ -1,6 +1,6 @@
-"""Contenders of a comparison: selectors given by name, reference, class or callable, or all that can run.
+"""Contenders of a comparison: selectors by name, reference, class or callable, or all selectors that can run.
 
-A sweep makes several contenders of one: the same selector with different values of its parameters.
+A sweep replaces a contender with several: the same selector with different values of its parameters.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 ALL = "all"
-"""Stands for every selector that can run, on the command line and in ``compare``."""
+"""Keyword for every selector that can run, on the command line and in ``compare``."""
 SelectorLike = str | type[Selector] | Callable[..., Selector]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A selector to compare.
+    """Selector in a comparison.
 
     Args:
-        label: Its name in tables, pictures and folders.
-        name: Its name in a scenario; None for a selector that only Python code can make.
-        make: Makes it if ``name`` is None.
+        label: Name of the selector in tables, pictures and folders.
+        name: Name of the selector in a scenario; None for a selector that only Python code can make.
+        make: Function that makes the selector if ``name`` is None.
         params: Parameters that replace those of the scenario.
     """
 
@@ -50,11 +50,11 @@ class Contender:
 
     @property
     def table(self) -> str:
-        """The name of its table of parameters in a scenario."""
+        """Name of the selector's table of parameters in a scenario."""
         return label_of(self.name) if self.name else self.label
 
     def scenario(self, scenario: Scenario, seed: int) -> Scenario:
-        """Return the scenario of its run on a seed; ``selector`` is the label if no file can name the selector."""
+        """Return the scenario of a run on a seed; its ``selector`` is the label if no file can name the selector."""
         changed: dict[str, Any] = {"selector": self.name or self.label, "seed": seed}
         if self.params:
             own = scenario.selectors.get(self.table, {}) | dict(self.params)
@@ -62,10 +62,10 @@ class Contender:
         return scenario.model_copy(update=changed)
 
     def selector(self, scenario: Scenario) -> Selector | None:
-        """Return a new selector for a scenario; None if the scenario itself names it.
+        """Return a new selector for a scenario; None if the scenario names the selector.
 
         Raises:
-            ParameterError: It cannot be made, or is no selector.
+            ParameterError: The selector cannot be made, or the object is not a selector.
         """
         if self.make is None:
             return None
@@ -74,7 +74,7 @@ class Contender:
         except FedSelError:
             raise
         except Exception as error:
-            # Whatever the user's code raises.
+            # The user's code may raise any error.
             raise ParameterError(f"selector {self.label!r} cannot be created: {described(error)}") from error
         if not isinstance(made, Selector):
             raise ParameterError(
@@ -87,18 +87,19 @@ class Contender:
 def read_contenders(
     selectors: SelectorLike | Sequence[SelectorLike | Contender] | Mapping[str, SelectorLike],
 ) -> list[Contender]:
-    """Read the selectors that are to be compared.
+    """Read the selectors of a comparison.
 
     Args:
-        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with your own
-            labels as a mapping, label -> selector. A class or callable gets those of ``clients_per_round``, ``seed``,
-            ``max_latency``, ``total_rounds`` and ``channels`` that it takes. Contenders stay as they are.
+        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector. To set labels,
+            use a mapping, label -> selector. A class or callable receives the parameters that it accepts among
+            ``clients_per_round``, ``seed``, ``max_latency``, ``total_rounds`` and ``channels``. Contenders are returned
+            unchanged.
 
     Returns:
-        At least one, each with another label.
+        At least one contender. All labels are different.
 
     Raises:
-        ParameterError: There is none, two have one label, or something is no selector.
+        ParameterError: There is no selector, two selectors have the same label, or an entry is not a selector.
 
     Example:
         >>> [one.label for one in read_contenders(["bsfl", "random"])]
@@ -130,11 +131,11 @@ def read_contenders(
 def _contender(given: SelectorLike | Contender, label: str | None = None) -> Contender:
     if isinstance(given, Contender):
         if given.name is not None:
-            # Refuses an unknown name, as below.
+            # Called to refuse an unknown name, as below.
             selector_class(given.name)
         return given
     if isinstance(given, str):
-        # Refuses an unknown name.
+        # Called to refuse an unknown name.
         selector_class(given)
         return Contender(label or label_of(given), name=given)
     if isinstance(given, Selector):
@@ -148,7 +149,7 @@ def _contender(given: SelectorLike | Contender, label: str | None = None) -> Con
         )
     if isinstance(given, type) and not issubclass(given, Selector):
         raise ParameterError(f"the class {given.__qualname__} must be a subclass of fedsel_flwr.selectors.Selector")
-    # A functools.partial has no name; its function has.
+    # A functools.partial has no name, but its function has one.
     made = getattr(given, "func", given)
     own = getattr(made, "name", None) or getattr(made, "__name__", None)
     if label is None and (own is None or own == "<lambda>"):
@@ -159,19 +160,19 @@ def _contender(given: SelectorLike | Contender, label: str | None = None) -> Con
 def sweep_contenders(
     contenders: Sequence[Contender], sweep: Mapping[str, Sequence[Any]], scenario: Scenario
 ) -> list[Contender]:
-    """Replace each contender that a sweep names by one contender for each setting.
+    """Replace each contender that a sweep names with one contender per setting.
 
     Args:
         contenders: The selectors that are compared.
-        sweep: "selectors.NAME.PARAMETER" -> the values to try; several parameters of a selector: every combination.
-        scenario: The scenario, which may have other parameters of the selectors.
+        sweep: "selectors.NAME.PARAMETER" -> the values to try. Several parameters of a selector give every combination.
+        scenario: The scenario, which may set other parameters of the selectors.
 
     Returns:
-        The contenders in their order; the label of a setting is the selector's label with the values.
+        The contenders in the same order. The label of a setting is the selector's label and the values.
 
     Raises:
-        ParameterError: A key names no parameter of a compared selector, or values are missing, repeated, or cannot be
-            written to a file.
+        ParameterError: A key does not name a parameter of a compared selector. Also raised if values are missing or
+            repeated, or cannot be written to a file.
 
     Example:
         >>> from fedsel_flwr.simulations import load_scenario
@@ -196,7 +197,7 @@ def sweep_contenders(
         if parameters is None:
             swept.append(one)
             continue
-        # Without a name its table in the scenario has this label, which the settings do not keep.
+        # If the selector has no name, its table in the scenario has its label, which the settings do not keep.
         common = {**one.params} if one.name else scenario.selectors.get(one.table, {})
         for setting in itertools.product(*parameters.values()):
             params = {name: value for name, (value, _) in zip(parameters, setting, strict=True)}
@@ -223,7 +224,7 @@ def _swept_parameter(key: str, known: Collection[str]) -> tuple[str, str]:
 
 
 def _swept_values(key: str, given: Any) -> list[Any]:
-    """Return the values of a sweep's key as a file can hold them."""
+    """Return the values of a sweep's key in types that a file can hold."""
     values = given.tolist() if isinstance(given, np.ndarray) else given
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ParameterError(f"sweep[{key!r}] must be a list of at least one value, got {given!r}. List the values")
@@ -242,7 +243,7 @@ def _swept_values(key: str, given: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers and arrays, and tuples, as Python's numbers and lists."""
+    """Convert NumPy's numbers and arrays, and tuples, to Python's numbers and lists."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -253,10 +254,10 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
 
     Args:
         scenario: The scenario.
-        own: Model, data and objective of the caller's.
+        own: The caller's model, data and objective.
 
     Returns:
-        Their names, and for each of the others the reason why it cannot.
+        Names of the selectors that can run, and a table of the others: name -> reason.
     """
     world = world_of(own.named_in(scenario), own)
     able, left_out = [], {}
@@ -273,8 +274,8 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
 
 
 def _check_limits(scenario: Scenario, name: str) -> None:
-    """Refuse a fleet too large for the selector, and over-selection if the selector chooses the size of its cohort."""
-    # By making it: both limits belong to the object, and its class may refuse the scenario's parameters.
+    """Refuse too many clients for a selector, and over-selection if the selector chooses the size of its cohort."""
+    # The selector is made, because both limits belong to the object, and its class may refuse the parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
     resolve_settings(selector, **scenario.aggregation.options())
