@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow e2e flower-matrix lint house prose architecture clean
+.PHONY: help demo test slow e2e flower-matrix lint house prose architecture package resolve clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -50,6 +50,14 @@ prose: .venv/installed
 # make architecture   write the walks, the rooms and the picture of docs/architecture.md from the code
 architecture: .venv/installed
 	$(BIN)/python -m tests.architecture
+
+# make package   build and check the archives, then install the wheel, and each extra, outside the repository
+package: .venv/installed
+	$(BIN)/python -m tests.installation
+
+# make resolve   the Python versions and platforms on which each extra can be installed
+resolve: .venv/installed
+	$(BIN)/python -m tests.resolving
 
 # make clean  remove .venv and the tools' caches; runs/ stays
 clean:

@@ -1,4 +1,4 @@
-"""Arguments of the command line: parsing with hints for misspelt options, and their translation into settings.
+"""Arguments of the command line: parsing with hints for misspelt options, and conversion into settings.
 
 :func:`read_assignments` reads scenario keys for the command line and for the run config of ``flwr run``.
 """
@@ -19,34 +19,34 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
-             "checkpoint_dir", "track", "track_clients")  # fmt: skip
-"""Options whose value must not be empty: an unset shell variable would count as an option that was left out."""
+             "checkpoint_dir", "sweep", "track", "track_clients")  # fmt: skip
+"""Options whose value must not be empty. Otherwise an unset shell variable would look like a missing option."""
 
 FIXED_BY_FOLDER = (
     "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
-    "no_checkpoints",
+    "no_checkpoints", "sweep",
 )  # fmt: skip
-"""Arguments that a run's folder already fixes, refused with ``--resume FOLDER``."""
+"""Arguments that a run's folder already fixes. They are refused with ``--resume FOLDER``."""
 
 
 def parse(
     parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parse the command line; an unknown option is refused with the nearest known one.
+    """Parse the command line; the error for an unknown option names the most similar option.
 
     Args:
         parser: Parser of the whole command line.
         commands: Name -> parser of each command.
-        argv: Arguments without the program's name; None takes those of the process.
+        argv: Arguments without the program's name. If None, the arguments of the process.
 
     Returns:
-        The arguments; ``typed`` is the line itself.
+        The arguments. ``typed`` is the command line as it was typed.
 
     Raises:
-        ParameterError: An option has an empty value, or ``--trust`` stands without ``--resume``.
-        SystemExit: With status 2, after a message, if the line cannot be parsed.
+        ParameterError: An option has an empty value, or ``--trust`` is used without ``--resume``.
+        SystemExit: The line cannot be parsed. The status is 2, after a message.
     """
-    # parse_known_args, not parse_args: argparse gives no hint, and names the wrong command's usage.
+    # Not parse_args, because argparse gives no hint, and prints the usage of the wrong command.
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{_hint(args, unknown, commands)}")
@@ -57,13 +57,13 @@ def parse(
             option = name if name == "scenario" else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
-        raise ParameterError("--trust is for code that a folder names. Give it with --resume FOLDER, or leave it out")
+        raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")
     args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
     return args
 
 
 def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Return the options that were probably meant, or the command that has them."""
+    """Suggest the options that the user probably meant, or the command that has them."""
     hints = []
     for word in (one.partition("=")[0] for one in unknown if one.startswith("--")):
         elsewhere = [name for name, other in commands.items() if word in _options(other)]
@@ -79,12 +79,14 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def seeds_of(args: argparse.Namespace) -> int | list[int]:
-    """Return the number of seeds, or the seeds themselves."""
+    """Return the number of seeds, or the list of seeds."""
     given = args.seeds or "10"
     try:
         numbers = [int(part) for part in given.split(",")]
     except ValueError:
-        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {given!r}") from None
+        raise ParameterError(
+            f"--seeds must be a number of seeds, or seeds separated by commas, got {given!r}"
+        ) from None
     if "," not in given and numbers[0] < 1:
         raise ParameterError(f"--seeds must be at least 1, got {given}")
     return numbers if "," in given else numbers[0]
@@ -100,18 +102,20 @@ def tracked_clients_of(args: argparse.Namespace) -> int | list[int] | None:
     try:
         ids = [int(part) for part in given.split(",") if part.strip()]
     except ValueError:
-        raise ParameterError(f"--track-clients must be a number, or ids with commas, got {given!r}") from None
+        raise ParameterError(
+            f"--track-clients must be a number of clients, or ids separated by commas, got {given!r}"
+        ) from None
     return ids if "," in given else ids[0]
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for Ray that were given."""
+    """Return the options for Ray that the user has set."""
     named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
     return {name: value for name in named if (value := getattr(args, name)) is not None}
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the scenario keys that were set: dotted key -> value; None keeps the scenario's own."""
+    """Return the scenario keys that the user has set: dotted key -> value; None keeps the scenario's value."""
     overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
     overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
     overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
@@ -124,32 +128,57 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
     """Read scenario keys and their values, "KEY=VALUE, KEY=VALUE".
 
     Args:
-        text: The assignments. A value may hold commas itself, as a list does.
+        text: The assignments. A value may contain commas, for example in a list.
         option: Name of the option that holds them, for errors.
 
     Returns:
         Dotted key -> number, boolean, list or text.
 
     Raises:
-        ParameterError: An assignment lacks its key or its value.
+        ParameterError: An assignment has no key or no value.
 
     >>> read_assignments("wireless.max_latency_s=5, selectors.tifl.credits=40,30, api=message", "--set")
     {'wireless.max_latency_s': 5, 'selectors.tifl.credits': [40, 30], 'api': 'message'}
     """
     assignments = {}
-    # Only a comma before the next KEY= separates.
+    # A comma separates assignments only if KEY= follows.
     for one in re.split(r",\s*(?=[\w.-]+\s*=)", text):
         key, equals, value = one.partition("=")
         if not equals or not key.strip():
             raise ParameterError(f"{option} expects KEY=VALUE, as in training.learning_rate=0.05, got {one!r}")
         if not value.strip():
-            raise ParameterError(f"{option} {one} lacks a value. Give one, or leave it out to keep the scenario's")
+            raise ParameterError(
+                f"{option} {one} lacks a value. Give one, or leave the option out to keep the scenario's"
+            )
         assignments[key.strip()] = _toml_value(value.strip())
     return assignments
 
 
+def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read the values of a sweep from texts "KEY=A,B,C".
+
+    Returns:
+        Dotted key -> its values.
+
+    Raises:
+        ParameterError: A text has no key or no values, or a key occurs twice.
+
+    >>> read_sweep(["selectors.bsfl.alpha=0.3,1,3", "selectors.bsfl.solver=exact,alsa"])
+    {'selectors.bsfl.alpha': [0.3, 1, 3], 'selectors.bsfl.solver': ['exact', 'alsa']}
+    """
+    sweep: dict[str, list[Any]] = {}
+    for text in texts:
+        for key, value in read_assignments(text, "--sweep").items():
+            if key in sweep:
+                raise ParameterError(f"--sweep has {key} twice. List all its values once, as in {key}=1,2,3")
+            # TOML needs quotes around texts, so a list of texts without quotes is split here.
+            values = [_toml_value(one.strip()) for one in value.split(",")] if isinstance(value, str) else value
+            sweep[key] = values if isinstance(values, list) else [values]
+    return sweep
+
+
 def _toml_value(text: str) -> Any:
-    """Return a number, boolean or list as TOML reads it, else the text itself; a list needs no brackets."""
+    """Return a number, boolean or list as in TOML, or else the text itself; a list needs no brackets."""
     for written in (text, f"[{text}]"):
         with contextlib.suppress(tomllib.TOMLDecodeError):
             return tomllib.loads(f"value = {written}")["value"]
@@ -157,18 +186,18 @@ def _toml_value(text: str) -> Any:
 
 
 def resumed_folder(args: argparse.Namespace) -> str | None:
-    """Return the folder to resume; None if the command begins a run, or looks for the folder itself.
+    """Return the folder to resume; None if the command begins a run, or finds the folder itself.
 
     Raises:
-        ParameterError: An argument is given that the folder fixes already.
+        ParameterError: The user has set an argument that the folder already fixes.
     """
     if not isinstance(args.resume, str):
         return None
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} names the folder of a run, which knows its checkpoints. Leave out "
-            "--checkpoint-dir, or begin with the scenario and end with --resume"
+            f"--resume {args.resume} names the folder of a run, which has its checkpoints. Leave out "
+            "--checkpoint-dir, or name the scenario and end with --resume"
         )
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":
@@ -177,7 +206,7 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
         option = "set" if fixed[0] == "overrides" else fixed[0].replace("_", "-")
         what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
         raise ParameterError(
-            f"--resume {args.resume} resumes the run in that folder as it was begun. Leave out {what}; --rounds, "
-            "--data-dir and the options of the machine may be given"
+            f"--resume {args.resume} resumes the run in that folder with the settings it started with. Leave out "
+            f"{what}. You can still set --rounds, --data-dir and the options for the machine"
         )
     return args.resume

@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by the whole package: each error says what was expected and what came."""
+"""Checks of arguments for the whole package. Each error names the expected value and the received value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedsel_flwr.errors import ParameterError
 
 AUTO: Final = "auto"
-"""The value of a parameter whose seconds the selector estimates from the times it has observed."""
+"""Value of a time parameter that the selector estimates from the times that it has observed."""
 Seconds = float | Literal["auto"]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ def real(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return ``value`` as a finite float within the limits given.
+    """Return ``value`` as a finite float within these limits.
 
     >>> real("rate", 2, above=1.0, at_most=2.0)
     2.0
@@ -53,7 +53,7 @@ def real(
     given = [(words, limit, holds) for words, limit, holds in limits if limit is not None]
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
-        # An integer of 400 digits is no float.
+        # An integer of 400 digits cannot become a float.
         with suppress(OverflowError):
             number = float(value)
     if not math.isfinite(number) or not all(holds(number, limit) for _, limit, holds in given):
@@ -63,7 +63,7 @@ def real(
 
 
 def fraction(name: str, value: object) -> float:
-    """Return ``value`` as a float from 0 to 1, both included."""
+    """Return ``value`` as a float in [0, 1]."""
     return real(name, value, at_least=0.0, at_most=1.0)
 
 
@@ -71,11 +71,11 @@ def seconds(name: str, value: object) -> Seconds:
     """Return ``value`` as a number of seconds above 0, or "auto".
 
     Args:
-        name: The parameter, for the message.
+        name: Name of the parameter, for the message.
         value: The value to check.
 
     Raises:
-        ParameterError: It is neither.
+        ParameterError: The value is neither of the two.
 
     >>> seconds("min_latency", 2), seconds("min_latency", "auto")
     (2.0, 'auto')
@@ -100,14 +100,14 @@ def indices(name: str, value: Any) -> IntArray:
         )
     if array.min() < 0:
         raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
-    # Ascending indices, the common case, are unique without a sort.
+    # Ascending indices, the common case, are unique and need no sort.
     if not _ascends(array) and np.unique(array).size != array.size:
         raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
     return array.astype(np.int64)
 
 
 def ascending(name: str, value: Any) -> IntArray:
-    """Return ``value`` as :func:`indices` does, in ascending order.
+    """Return ``value`` as an array of unique client indices in ascending order (see :func:`indices`).
 
     >>> ascending("clients", [2, 0, 1])
     array([0, 1, 2])
@@ -142,22 +142,22 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
 
 
 def by_client(name: str, values: Any) -> Mapping[int, float]:
-    """Return numbers of at least 0 given per client, as an array by index or a mapping, as a mapping from index.
+    """Return a number of at least 0 per client as a mapping from index; ``values`` is a mapping or an array by index.
 
-    A mapping is kept as it is: it may be a view that is empty at first and grows with the fleet. :func:`lookup` checks
-    the numbers of newcomers.
+    A mapping is not copied, because it may be a view that is empty at first and grows with the number of clients.
+    :func:`lookup` checks the numbers of new clients.
     """
     items: Mapping[int, float] = values
     if not isinstance(values, Mapping):
         items = dict(enumerate(column(name, values, len(np.atleast_1d(values))).tolist()))
     for value in items.values():
-        real(f"every one of {name}", value, at_least=0.0)
+        real(f"each value of {name}", value, at_least=0.0)
     return items
 
 
 def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> FloatArray:
-    """Return the numbers of ``clients``, shape (n,); every one must have one."""
+    """Return the numbers of ``clients``, shape (n,); every client must have a number."""
     missing = [int(k) for k in clients if int(k) not in values]
     if missing:
-        raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}. Give one number per client")
-    return np.array([real(f"every one of {name}", values[int(k)], at_least=0.0) for k in clients])
+        raise ParameterError(f"{name} covers {len(values)} clients, but lacks {missing}. Give one number per client")
+    return np.array([real(f"each value of {name}", values[int(k)], at_least=0.0) for k in clients])

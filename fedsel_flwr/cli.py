@@ -1,6 +1,7 @@
-"""Command line of ``fedsel``: its commands list, run, compare and report, and their options.
+"""Command line of ``fedsel``: its commands and their options.
 
-What a command needs is imported when it runs, so that ``fedsel --help`` and errors in the arguments come at once.
+Each command imports the modules that it needs when it runs, so that ``fedsel --help`` and errors in the arguments
+appear at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -18,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of, tracked_clients_of
+from fedsel_flwr.arguments import (
+    overrides_of,
+    parse,
+    ray_options_of,
+    read_sweep,
+    resumed_folder,
+    seeds_of,
+    tracked_clients_of,
+)
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
@@ -28,77 +38,80 @@ if TYPE_CHECKING:
     from fedsel_flwr.simulations.scenario import Scenario
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
-EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_UNHEALTHY, EXIT_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 INTERRUPTED = "fedsel: interrupted"
 DEFAULT_SCENARIO = "digits"
-"""The scenario that runs if none is named."""
+"""Scenario that runs by default."""
 DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
-"""The selectors that are compared if none are named."""
+"""Selectors that are compared by default."""
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of the whole command, and those of its commands by name."""
+    """Return the parser of the whole command line, and the parsers of the commands by name."""
     parser = argparse.ArgumentParser(
         prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", allow_abbrev=False, help="show the scenarios and the selectors")
+    commands.add_parser("list", allow_abbrev=False, help="list the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("scenario", nargs="?", help="name or TOML file (default: digits)")
-    common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
-    common.add_argument("--rounds", type=int, help="number of rounds, instead of the scenario's")
+    common.add_argument("scenario", nargs="?", help="choose the scenario: a name or a TOML file (default: digits)")
+    common.add_argument(
+        "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
+    )
+    common.add_argument("--rounds", type=int, help="set the number of rounds (default: the scenario's)")
     common.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="override scenario keys, for example --set training.learning_rate=0.05,rounds=5 (may be repeated)",
+        help="set scenario keys, such as --set training.learning_rate=0.05,rounds=5 (may be repeated)",
     )  # fmt: skip
     common.add_argument(
         "--engine", choices=("ray", "vectorized"),
-        help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
-        "(default: the scenario's for run, vectorized for compare)",
+        help="train with Flower on Ray, or train all clients of a round together in this process (default: the "
+        "scenario's for run, vectorized for compare)",
     )  # fmt: skip
+    # Arguments that describe the scenario, without the options for the machine.
+    described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
-        "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
+        "--num-cpus", type=int, metavar="N", help="give Ray N cores (default: all; not allowed on a cluster)"
     )
     common.add_argument(
         "--num-gpus", type=int, metavar="N",
-        help="GPUs that Ray gets, shared out equally to the clients at work (default: what --client-gpus asks for)",
+        help="give Ray N GPUs, split equally between the clients that train at one time (default: what --client-gpus "
+        "needs)",
     )  # fmt: skip
-    common.add_argument("--client-cpus", type=float, metavar="X", help="cores that a client takes on Ray (default: 1)")
+    common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
     common.add_argument(
-        "--client-gpus", type=float, metavar="X", help="GPUs that a client takes on Ray, such as 0.25 (default: 0)"
+        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
-        help="head of a Ray cluster to join, auto, or local: Ray on this machine (default: $RAY_ADDRESS, else local)",
+        help="join the Ray cluster at HOST:PORT or auto, or start Ray here with local (default: $RAY_ADDRESS, else "
+        "local)",
     )  # fmt: skip
     common.add_argument(
         "--device",
         metavar="DEVICE",
-        help="where the vectorized engine trains, such as cuda (default: cpu)",
+        help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)",
     )
-    common.add_argument(
-        "--quiet", action="store_true", help="show no progress: only the table, and where the files are"
-    )
-    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
+    common.add_argument("--quiet", action="store_true", help="hide the progress: print only the results and the folder")
+    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
     common.add_argument(
         "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
-        help="go on in the folder of a run or comparison that was cut off, as it was begun; without FOLDER in the "
-        "newest one that was begun with the same arguments",
+        help="resume the run or comparison in FOLDER; without FOLDER, the newest one with the same arguments",
     )  # fmt: skip
     common.add_argument(
         "--trust", action="store_true",
-        help="with --resume FOLDER: load the code that its plan names, such as ./file.py:Class, which runs with your "
+        help="with --resume FOLDER: load the code that FOLDER names, such as ./file.py:Class; it runs with your "
         "rights",
     )  # fmt: skip
     common.add_argument(
         "--replay", action="store_true",
-        help="with --resume: play runs again that are damaged, or whose selector, model, data or scenario was changed "
-        "since; without it they are refused",
+        help="with --resume: repeat runs that are damaged, or whose selector, model, data or scenario has changed, "
+        "instead of refusing them",
     )  # fmt: skip
     common.add_argument(
         "--no-checkpoints", action="store_true",
-        help="write no checkpoints: an interrupted run cannot be resumed, only started again",
+        help="write no checkpoints: an interrupted run then starts again from round 1",
     )  # fmt: skip
     common.add_argument(
         "--track", metavar="TRACKER[:ADDRESS]",
@@ -107,67 +120,115 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     common.add_argument(
         "--track-clients", metavar="N|A,B,C",
-        help="with --track: number of clients with per-client metrics, or their ids with commas (default: 50)",
+        help="with --track: send per-client metrics of N clients, or of the clients with the ids A,B,C (default: 50)",
     )  # fmt: skip
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
-    run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
+    run.add_argument(
+        "--selector",
+        help="choose the selector: a name, package.module:Class or ./file.py:Class (default: the scenario's)",
+    )
     run.add_argument("--seed", type=int, help="instead of the scenario's")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="where checkpoints go, and stay when the run has finished (default: into the run's folder until then); "
-        "with --resume the run resumes from those there",
+        help="write checkpoints to DIR and keep them; with --resume, resume from them (default: in the run's folder "
+        "until it finishes)",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
     )
+    _add_small_commands(commands, described)
     compare.add_argument(
         "--selectors",
         action="append",
         metavar="A,B,C",
-        help=f"names, package.module:Class or ./file.py:Class, with commas, or all (default: {DEFAULT_SELECTORS})",
+        help="choose selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all (default: "
+        f"{DEFAULT_SELECTORS})",
     )
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 10)",
+        help="run each selector on N seeds, from the scenario's seed up, or on the seeds A,B,C (default: 10)",
+    )  # fmt: skip
+    compare.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=A,B,C",
+        help="try several values of a selector's parameter, each as a separate row, for example "
+        "selectors.bsfl.alpha=0.3,1,3 (may be repeated: every combination)",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
-        help="play N runs at a time, in processes that share the cores (default: 1; vectorized engine, on the CPU)",
+        help="do N runs at a time, in processes that share the cores (default: 1; only for the vectorized engine on "
+        "the CPU)",
     )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
-        help="the selector that the last sentence compares the others with, seed by seed (default: random, if it runs)",
+        help="compare the other selectors with NAME, seed by seed (default: random, if it is among them)",
     )  # fmt: skip
     compare.add_argument(
         "--rounds-on-flower", type=int, default=0, metavar="N",
-        help="first play N rounds of the first selector with Flower on Ray, and say whether both engines choose alike",
+        help="first run N rounds of the first selector with Flower on Ray, and check that both engines choose the "
+        "same clients",
     )  # fmt: skip
-    report = commands.add_parser("report", allow_abbrev=False, help="pool runs that are there: table, verdict, picture")
-    report.add_argument("folders", nargs="+", metavar="FOLDER", help="of a comparison, or of a run")
-    report.add_argument("--reference", metavar="NAME", help="as in compare")
-    report.add_argument("--out", metavar="DIR", help="where picture and summary go (default: the folder, if it is one)")
+    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
+    report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
+    report.add_argument("--reference", metavar="NAME", help="compare the other selectors with NAME, as in compare")
+    report.add_argument(
+        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if there is only one)"
+    )
     for each in (run, compare, report):
-        each.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
+        each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     return parser, commands.choices
 
 
+def _add_small_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
+) -> None:
+    """Add the commands that start no run (show, cite and doctor), and the option of list.
+
+    Args:
+        commands: The existing commands.
+        described: The arguments that describe a scenario.
+    """
+    show = commands.add_parser(
+        "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
+    )
+    cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
+    cite.add_argument(
+        "cited", nargs="*", metavar="SELECTOR",
+        help="cite the paper of a name, package.module:Class or ./file.py:Class (default: cite this package)",
+    )  # fmt: skip
+    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
+    doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
+    doctor.add_argument(
+        "--runs-dir",
+        default="runs",
+        metavar="DIR",
+        help="measure the free space for run folders in DIR (default: ./runs)",
+    )
+    doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
+    for each in (commands.choices["list"], show, doctor):
+        each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
+    """Run the command line.
+
+    Returns:
+        The exit status: 0, 1 if ``fedsel doctor`` finds a problem, 2 after an error, 130 after Ctrl-C.
+    """
     parser, commands = build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
-    # Until shutdown_on_signal handles signals, SIGTERM interrupts as Ctrl-C does.
+    # Until shutdown_on_signal handles signals, SIGTERM interrupts in the same way as Ctrl-C.
     if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _run_command(parse(parser, commands, argv))
         sys.stdout.flush()
-        # Everything is printed. Python's end takes a while with torch and Ray loaded, and an interrupt would now
+        # Everything has been printed. With torch and Ray loaded, Python takes time to exit, and an interrupt would now
         # only add a traceback.
         if owns_process:
             for each in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(each, signal.SIG_IGN)
         return status
-    # The reader has what it wants, as in "| head".
+    # The reader has closed the pipe, as in "| head".
     except BrokenPipeError:
         from fedsel_flwr.report.progress import discard_stdout
 
@@ -176,20 +237,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    # Sizes come from scenarios, or from plans that others made.
+    # Sizes come from scenarios, or from plans that other people made.
     except MemoryError as error:
-        print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
+        print(f"fedsel: error: there is not enough memory for this run: {error}", file=sys.stderr)
         return EXIT_ERROR
-    # Ctrl-C before shutdown_on_signal handles signals.
+    # Ctrl-C came before shutdown_on_signal handled signals.
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
 def _run_command(args: argparse.Namespace) -> int:
-    if args.command == "list":
-        _require("pydantic")
-        return _list()
+    if args.command in ("list", "show", "cite", "doctor"):
+        return {"list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor}[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
     _set_environment()
     if args.command == "report":
@@ -201,20 +261,57 @@ def _run_command(args: argparse.Namespace) -> int:
         return _compare(args, shutdown)
 
 
-def _list() -> int:
-    from fedsel_flwr.selectors.registry import description, names
-    from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+def _list(args: argparse.Namespace) -> int:
+    from fedsel_flwr.simulations.listing import list_facts, list_lines
 
-    print("scenarios")
-    for name in scenario_names():
-        print(f"  {name:<16}{load_scenario(name).description}")
-    print("selectors")
-    for name in names():
-        first, *more = description(name)
-        print(f"  {name:<16}{first}")
-        for line in more:
-            print(f"      {line}")
+    if args.json:
+        _print_json(list_facts())
+        return 0
+    for line in list_lines(shutil.get_terminal_size().columns):
+        print(line)
     return 0
+
+
+def _show_scenario(args: argparse.Namespace) -> int:
+    """Print a scenario with all its keys."""
+    _require("pydantic", "tomli_w")
+    from fedsel_flwr.simulations.scenario_files import load_scenario
+    from fedsel_flwr.simulations.scenario_text import scenario_facts, scenario_lines
+
+    overrides = {key: value for key, value in overrides_of(args).items() if value is not None}
+    scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides)
+    if args.json:
+        _print_json(scenario_facts(scenario))
+        return 0
+    for line in scenario_lines(scenario, overrides):
+        print(line)
+    return 0
+
+
+def _cite(args: argparse.Namespace) -> int:
+    """Print BibTeX entries, each once."""
+    from fedsel_flwr.selectors.citations import package_entry
+    from fedsel_flwr.selectors.registry import citations
+
+    found = [entry for name in args.cited for entry in citations(name)]
+    print("\n\n".join(dict.fromkeys(found)) or package_entry())
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    """Check the installation; return the exit status 1 if there is a problem."""
+    from dataclasses import asdict
+
+    from fedsel_flwr.simulations.doctor import examine, report_lines
+
+    _set_environment()
+    findings = list(examine(args.data_dir, args.runs_dir, args.start_ray))
+    healthy = all(finding.status != "problem" for finding in findings)
+    if args.json:
+        _print_json({"healthy": healthy, "findings": [asdict(finding) for finding in findings]})
+    else:
+        print("\n".join(report_lines(findings, shutil.get_terminal_size().columns)))
+    return 0 if healthy else EXIT_UNHEALTHY
 
 
 def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
@@ -222,7 +319,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     resumed = resumed_folder(args)
     if args.replay and args.resume is None:
         raise ParameterError(
-            "--replay needs --resume: it plays runs of a folder again that do not fit. Give both, or neither"
+            "--replay needs --resume, because it repeats runs of a folder. Give both, or leave --replay out"
         )
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
@@ -238,22 +335,22 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
         resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
     tracking = _tracking(args, plan.form.scenario)
-    # Errors in the data come before anything is written.
+    # The world is built here, so that errors in the data come before anything is written.
     world_of(plan.contenders[0].scenario(plan.form.scenario, plan.form.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(plan.form.scenario.name, args.runs_dir)).resolve()
-    # Before the log is opened: a refusal must not name rounds of another process.
+    # Locked before the log is opened, because a refusal must not name rounds of another process.
     held = lock_comparison(folder)
     if tracking is not None:
         tracking = tracking.in_folder(folder)
         if warning := tracking.prepare():
             _print_note(warning)
     adopt_orphans()
-    # Now, not when the first run ends: a signal during the import would find half a module to read the rounds with.
+    # Imported now, not when the first run ends. A signal during the import would find half a module for reading rounds.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f"; fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)} goes on"
+        further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -273,7 +370,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
                 resume=args.resume is not None,
                 replay=args.replay,
                 track=tracking,
-                # One display at a time: the run's bar moves while Ray starts.
+                # Only one display at a time is possible, and the run's bar already moves while Ray starts.
                 quiet=args.quiet or progress.is_live,
             )
     except RunError as error:
@@ -282,14 +379,14 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         if tracking is not None:
             tracking.end_service()
         end_descendants()
-        # The lock ends with this object.
+        # The lock is released with this object.
         del held
     _show(comparison, args.json)
     if tracking is not None and (lacking := incomplete_runs([folder, *sorted(folder.glob("*/"))])):
         name, reason = next(iter(lacking.items()))
         _print_note(
             f"{tracking.tracker} lacks rounds of {len(lacking)} of {len(comparison.runs)} runs ({name}: {reason}). "
-            f"Send them with fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
+            f"Send them with: fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
         )
     if not args.json:
         print(f"{folder}")
@@ -330,7 +427,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
+        raise ParameterError(f"--selectors must name at least one selector, and each only once, got {given!r}")
     seeds = seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
@@ -347,6 +444,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
+        sweep=read_sweep(getattr(args, "sweep", [])),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
         device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
@@ -354,7 +452,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
 
 
 def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
-    """Return the plan in a folder, with the command line's options for the machine."""
+    """Return the plan in a folder, with the command line's options for this machine."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
@@ -366,13 +464,13 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
 
 
 def _report(args: argparse.Namespace) -> int:
-    """Pool existing runs: print table and verdict, and write picture and files into a folder."""
+    """Pool existing runs: print the table and the verdict, and write pictures and files into a folder."""
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
     if target or not comparison.runs:
-        # Without a finished run this raises the error that says so.
+        # If no run has finished, this raises the error with this message.
         comparison.report(Path(target or "."))
     _show(comparison, args.json)
     if target and not args.json:
@@ -381,14 +479,14 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> Any:
-    """Return a silent console if progress is not wanted or standard output is for JSON; None for the default."""
+    """Return a silent console if the user wants no progress, or JSON on standard output; None for the default."""
     from rich.console import Console
 
     return Console(quiet=True) if args.json or args.quiet else None
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
-    """Print a comparison's table, troubles and verdict, or its figures as JSON."""
+    """Print a comparison's table, problems and verdict, or its figures as JSON."""
     from fedsel_flwr.report.summary import aggregate
     from fedsel_flwr.report.tables import render_table
 
@@ -401,17 +499,20 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
         target_window=min(summary.target_window for summary in summaries),
     )  # fmt: skip
-    for run in comparison.runs:
-        if run.result.diagnosis:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
+    for line in comparison.remarks():
+        print(line)
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:
-        print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
+        print(f"left out: {run.selector}, seed {run.scenario.seed}, interrupted after {len(run.history.rounds)} rounds")
     if comparison.agreement:
         print(comparison.agreement.sentence)
     if verdict:
         print(verdict.sentence)
+
+
+def _print_json(facts: object) -> None:
+    print(json.dumps(facts, indent=2, allow_nan=False, default=repr))
 
 
 def _print_note(line: str) -> None:
@@ -421,11 +522,13 @@ def _print_note(line: str) -> None:
 def _require(*packages: str) -> None:
     lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
-        raise RunError(f"{', '.join(lacking)} not installed. Install with pip install 'fedsel-flwr[sim]'")
+        raise RunError(
+            f"{', '.join(lacking)} not installed. Install the missing packages with pip install 'fedsel-flwr[sim]'"
+        )
 
 
 def _set_environment() -> None:
-    """Set the variables that Flower and Ray read when they are imported; those of the user stay."""
+    """Set the environment variables that Flower and Ray read on import, unless the user has set them."""
     for key, value in (
         ("FLWR_TELEMETRY_ENABLED", "0"),
         ("RAY_USAGE_STATS_ENABLED", "0"),

@@ -1,7 +1,6 @@
 """Errors: the exceptions that fedsel-flwr raises.
 
-Every message says the problem, then the cure. A client that fails is data, never an exception: the round's history
-holds it.
+Every message names the problem, then the cure. A failed client is not an exception but data in the round's history.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-# Paths of code that is not the user's: this package, Python's own library, and installed packages.
+# Paths of code that is not the user's: this package, Python's standard library, and installed packages.
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<frozen")
 
 
 class FedSelError(Exception):
-    """Base class of every error raised by this package."""
+    """Base class of all errors of this package."""
 
 
 class ParameterError(FedSelError, ValueError):
-    """An argument, a scenario key or a file holds a value that cannot be used."""
+    """Error for an argument, a scenario key or a file with a value that cannot be used."""
 
 
 class StateError(FedSelError, ValueError):
-    """A saved state does not fit the object it is loaded into."""
+    """Error for a saved state that does not fit the object that loads it."""
 
 
 class RunError(FedSelError, RuntimeError):
-    """A federated run cannot continue: too few clients, an unsuitable base strategy, a missing dependency."""
+    """Error for a run that cannot continue: too few clients, an unsuitable base strategy, a missing dependency."""
 
 
 def described(error: BaseException) -> str:
@@ -47,16 +46,16 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def refusing_faults(problem: str) -> Iterator[None]:
-    """Turn whatever the user's code raises within the block into a :class:`ParameterError`; our own errors pass.
+    """Convert exceptions of the user's code within the block to :class:`ParameterError`; our errors pass unchanged.
 
     Args:
-        problem: The message, to which the exception is added.
+        problem: The message; the exception is added to it.
 
-    >>> with refusing_faults("the model cannot be made"):
+    >>> with refusing_faults("the model cannot be created"):
     ...     {}["speed"]
     Traceback (most recent call last):
     ...
-    fedsel_flwr.errors.ParameterError: the model cannot be made: KeyError: 'speed'...
+    fedsel_flwr.errors.ParameterError: the model cannot be created: KeyError: 'speed'...
     """
     try:
         yield

@@ -1,32 +1,33 @@
-"""Flower's deprecated and private names: no other file of this package imports one.
+"""Deprecated and private names of Flower; no other file of this package imports such names.
 
-Public names are those in ``__all__`` of flwr.app, flwr.client, flwr.clientapp, flwr.common, flwr.server,
-flwr.server.strategy, flwr.serverapp, flwr.serverapp.strategy or flwr.simulation, and is not deprecated. Each name was
-found in flwr 1.22, 1.41, 1.42 and the nightly of 1.43; ``make flower-matrix`` says so again.
+A public name is in ``__all__`` of flwr.app, flwr.client, flwr.clientapp, flwr.common, flwr.server,
+flwr.server.strategy, flwr.serverapp, flwr.serverapp.strategy or flwr.simulation, and is not deprecated. We found each
+name below in flwr 1.22, 1.41, 1.42 and the nightly of 1.43. ``make flower-matrix`` checks this again.
 
 ``flwr.simulation.run_simulation``
     Deprecated ("use `flwr run`"). Ends with: not announced; its removal is proposed (flwr's pull request 7119).
-    Plan: `fedsel run` and `simulate` on Ray start the app of ``simulations.on_flower.app`` as `flwr run` does. A
-    strategy or a selector given as an object is then left to the vectorized engine.
+    Plan: `fedsel run` and `simulate` on Ray start the app of ``simulations.on_flower.app``, as `flwr run` does. Only
+    the vectorized engine then accepts a strategy or a selector as an object.
 ``flwr.server.compat.start_grid``
-    Private; drives a legacy ``Server`` that we made, for its number of threads. Ends with: not announced. Plan: without
-    it scenarios run in the Message API alone.
+    Private. Runs a legacy ``Server`` that we make in order to set its number of threads. Ends with: not announced.
+    Plan: without it, scenarios run only in the Message API.
 ``flwr.simulation.ray_transport.ray_actor.ClientAppActor``
-    Private; a retry of Ray's is switched off. Ends with: not announced. Plan: leave it out. Ray then says at the end
-    that an actor died, and nothing else changes.
+    Private. Used to switch off a retry of Ray. Ends with: not announced. Plan: leave it out. Ray then reports at the
+    end that an actor died, and nothing else changes.
 ``flwr.supercore.task_identity.TaskIdentity``
-    Private, and absent in 1.22; outside of a run no message can be made without it, which ``check_strategy`` does. Ends
-    with: not announced. Plan: have the conformance suite play its fleet in a simulation.
+    Private, and missing in 1.22. ``check_strategy`` makes messages outside of a run, which needs this class. Ends
+    with: not announced. Plan: run the fleet of the conformance suite in a simulation.
 ``flwr.server.client_proxy.ClientProxy``
-    In the signatures of the legacy ``Strategy``, but exported nowhere. Ends with: not announced, as the legacy API,
-    which flwr calls deprecated by 1.42. Plan: it goes when the legacy API goes.
+    In the signatures of the legacy ``Strategy``, but not exported anywhere. Ends with: not announced, like the legacy
+    API, which flwr 1.42 calls deprecated. Plan: remove it together with the legacy API.
 ``flwr.server.criterion.Criterion``
-    As ``ClientProxy``. Ends with: not announced. Plan: the same.
+    In the signatures of the legacy API, but not exported anywhere. Ends with: not announced. Plan: remove it together
+    with the legacy API.
 ``flwr.common.constant.ErrorCode``
     Private. Ends with: not announced. Plan: write its numbers out.
 
-Attributes that are read of public objects and are not documented: ``Message.metadata.ttl`` and ``message_id``, the
-class name ``InMemoryGrid``, ``Grid.get_nodes``, ``pull_interval`` of a grid, ``grid`` and ``node_id`` of a proxy.
+We also read undocumented attributes of public objects: ``Message.metadata.ttl`` and ``message_id``, the class name
+``InMemoryGrid``, ``Grid.get_nodes``, ``pull_interval`` of a grid, ``grid`` and ``node_id`` of a proxy.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def run_simulation(**options: Any) -> None:
     """Run Flower's simulation on Ray and wait for it.
 
     Args:
-        **options: Those of ``flwr.simulation.run_simulation``.
+        **options: Arguments of ``flwr.simulation.run_simulation``.
     """
     from flwr.simulation import run_simulation as flowers
 
@@ -65,7 +66,7 @@ def start_grid(**options: Any) -> None:
     """Run a legacy server's rounds over a grid.
 
     Args:
-        **options: Those of ``flwr.server.compat.start_grid``.
+        **options: Arguments of ``flwr.server.compat.start_grid``.
     """
     from flwr.server.compat import start_grid as flowers
 
@@ -74,18 +75,18 @@ def start_grid(**options: Any) -> None:
 
 def disable_actor_retries() -> None:
     """Switch off the retry of the message that ends Flower's actors."""
-    # An actor dies of this message; with a retry Ray sends it again, and warns that the actor is dead.
+    # The message ends the actor. With a retry, Ray would send it again, and warn that the actor is dead.
     from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 
-    # Ray has no public way to set this for a class that others have decorated.
+    # Ray has no public way to set this for a class that another package has decorated.
     with contextlib.suppress(AttributeError):
         ClientAppActor.__ray_metadata__.method_meta.max_task_retries["terminate"] = 0  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def task_identity(run_id: int, task_id: int, node_id: int) -> Iterator[None]:
-    """Set the identity of a Flower run for a block of code: outside of a run Flower makes no message."""
-    # Flower before TaskIdentity makes messages without it.
+    """Set the identity of a Flower run within a block, because Flower makes no messages outside of a run."""
+    # Versions of Flower without TaskIdentity make messages without it.
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:

@@ -1,4 +1,4 @@
-"""References to objects, "package.module:name" or "./file.py:name": the user's code in scenarios and commands."""
+"""References to the user's code in scenarios and commands: "package.module:name" or "./file.py:name"."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError, described
 
 OWN_FILES = "fedsel_own_"
-"""Prefix of the names of modules that are loaded from files."""
+"""Prefix for the names of modules that are loaded from files."""
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text refers to an object, rather than being a plain name.
+    """Return whether a text is a reference to an object, not a plain name.
 
     >>> is_reference("bsfl"), is_reference("./mine.py:Fastest")
     (False, True)
@@ -28,7 +28,7 @@ def is_reference(text: str) -> bool:
 
 
 def absolute_reference(text: str, folder: Path) -> str:
-    """Return a reference with its file's absolute path, relative to a folder; anything else unchanged.
+    """Return a reference with an absolute path, which was relative to a folder; other texts are returned unchanged.
 
     >>> absolute_reference("mine.py:Fastest", Path("/projects"))
     '/projects/mine.py:Fastest'
@@ -40,30 +40,30 @@ def absolute_reference(text: str, folder: Path) -> str:
 
 
 def load_reference(text: str, what: str) -> Any:
-    """Load the object that a text refers to; a file is read once per process.
+    """Load the object that a text refers to; each file is read once per process.
 
     Args:
-        text: "package.module:name", or "FILE.py:name" with a path, relative to the working directory; the name may
-            have dots.
-        what: The kind of object, for errors.
+        text: "package.module:name", or "FILE.py:name" with a path relative to the working directory. The name may
+            contain dots.
+        what: Kind of the object, for errors.
 
     Returns:
         The object.
 
     Raises:
-        ParameterError: The module or file cannot be imported or has no such name, or is of the standard library.
+        ParameterError: The module or file cannot be imported, has no such name, or belongs to the standard library.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
-        raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
-    # Before the import, which alone may act: importing antigravity opens a browser.
+        raise ParameterError(f"{what} {text!r} must have the form package.module:name or ./file.py:name")
+    # Checked before the import, because an import alone can have effects: importing antigravity opens a browser.
     if not place.endswith(".py") and _is_of_python(place):
         raise _of_python(text, what)
     try:
         module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
     except ParameterError as error:
         raise ParameterError(f"{what} {text!r}: {error}") from error
-    # The user's code may raise anything when it is imported; a script without a main guard exits.
+    # The user's code may raise any error on import, and a script without a main guard exits.
     except (Exception, SystemExit) as error:
         raise ParameterError(f"{what} {text!r}: importing {place} failed: {described(error)}") from error
     found: Any = module
@@ -82,23 +82,23 @@ def _is_of_python(module: str) -> bool:
 
 def _of_python(text: str, what: str) -> ParameterError:
     return ParameterError(
-        f"{what} {text!r} is of Python's standard library, which is never called. Name a class or function of your "
-        "own, in a package or as ./file.py:name"
+        f"{what} {text!r} is in Python's standard library, which is refused. Name your own class or function, in a "
+        "package or as ./file.py:name"
     )
 
 
 def _home(found: Any) -> str:
-    """Return the module that defines a class or function; for a partial, that of the function inside."""
+    """Return the module that defines a class or function; for a partial, the module of its function."""
     while isinstance(found, functools.partial):
         found = found.func
-    # Another object is the user's own, whatever its class.
+    # Any other object belongs to the user, whatever its class.
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         return ""
     return str(getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__)
 
 
 def _own_names(module: ModuleType) -> str:
-    """Return the public names that a module defines itself, without its imports."""
+    """Return the public names that a module defines, without its imports."""
     public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     return ", ".join(
         sorted(
@@ -110,7 +110,7 @@ def _own_names(module: ModuleType) -> str:
 
 
 def _import(place: str) -> ModuleType:
-    # An installed command, unlike ``python -m``, does not search the working directory.
+    # Unlike ``python -m``, an installed command does not search the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(place)
@@ -123,9 +123,9 @@ def _load_file(path: Path) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ParameterError(f"{str(path)!r} is no Python file")
+            raise ParameterError(f"{str(path)!r} is not a Python file")
         module = importlib.util.module_from_spec(spec)
-        # Before it runs, as import does: pickle and dataclasses look there.
+        # Registered before the code runs, as import does, because pickle and dataclasses look there.
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)

@@ -63,7 +63,7 @@ def test_numbers_by_client_are_looked_up_or_missed_by_name() -> None:
     values = by_client("weights", growing)
     growing[3] = 2.0  # a mapping may be a view that grows
     assert lookup("weights", values, np.array([3])) == [2.0]
-    with pytest.raises(ParameterError, match=r"weights covers 1 clients, but not \[4\]"):
+    with pytest.raises(ParameterError, match=r"weights covers 1 clients, but lacks \[4\]"):
         lookup("weights", values, np.array([3, 4]))
-    with pytest.raises(ParameterError, match="every one of weights must be a finite number of at least 0, got -1"):
+    with pytest.raises(ParameterError, match="each value of weights must be a finite number of at least 0, got -1"):
         by_client("weights", [1.0, -1.0])

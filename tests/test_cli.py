@@ -55,7 +55,10 @@ def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 # ---- without a run -------------------------------------------------------------------------------------------------
 
 
-def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_scenario_and_selector(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     assert main(["list"]) == 0
     out, err = capsys.readouterr()
     scenarios, selectors = out.removeprefix("scenarios\n").split("selectors\n")
@@ -124,13 +127,13 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else object())
 
     without("ray", "torch")
-    assert main(["list"]) == 0  # it needs no more than it loads
+    assert main(["list"]) == main(["cite", "bsfl"]) == 0  # they need no more than they load
     capsys.readouterr()
     message = fault_of(capsys, "run", "smoke")
     assert "torch, ray not installed" in message
     assert "pip install 'fedsel-flwr[sim]'" in message
     without("pydantic")
-    assert "pydantic not installed" in fault_of(capsys, "list")
+    assert "pydantic not installed" in fault_of(capsys, "show")
 
 
 def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +294,8 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     finally:
         command.kill()
     (said,) = command.stderr.splitlines()
-    told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?; fedsel run --resume \1 .*", said)
+    told = re.fullmatch(
+        r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1", said
+    )
     assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

@@ -114,8 +114,11 @@ for name in ("fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing", "fed
     importlib.import_module(name)
     lacks(name, *heavy, "pydantic")
 from fedsel_flwr.cli import DEFAULT_SELECTORS, main
-assert main(["list"]) == 0
-lacks("fedsel list", *heavy, "datasets")
+for argv in (["list"], ["list", "--json"], ["cite"], ["cite", "bsfl"]):
+    assert main(argv) == 0
+    lacks(f"fedsel {argv[0]}", *heavy, "datasets", "pydantic")
+assert main(["show", "smoke"]) == 0
+lacks("fedsel show", *heavy, "datasets")
 for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
     package = importlib.import_module(f"fedsel_flwr.{part}")
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"fedsel_flwr.{part}."):

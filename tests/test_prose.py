@@ -6,14 +6,9 @@ import pytest
 
 from tests import prose
 
-REACHED = {
-    "README": (0, 0),
-    "pages": (400, 400),
-    "first lines": (400, 400),
-    "docstrings": (400, 400),
-    "messages": (400, 400),
-}
-"""Kind of text -> at most so many sentences that are too long, and listed words. Lower them as the counts fall."""
+REACHED = {kind: (0, 0) for kind in prose.KINDS} | {"pages": (3, 0)}
+"""Kind of text -> how many sentences may be too long, and how many listed words there may be. docs/errors.md quotes two
+errors of other libraries."""
 PAGE = """\
 # A title
 

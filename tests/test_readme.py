@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.selectors import names
+from fedsel_flwr.simulations import load_scenario, simulate
 from tests.flwr_command import ANSI, LocalSuperLink
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, dead_anchors, links
 from tests.processes import environment
@@ -41,6 +42,15 @@ NOT_RUN = {
     ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",
     ("docs/command-line.md", "fedsel compare --resume"): "a folder of yours",
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
+    ("docs/installing.md", "python3 -m venv"): "installs",
+    ("docs/installing.md", 'pip install "fedsel-flwr[sim]"'): "installs",
+    ("docs/installing.md", "pip install build"): "installs",
+    ("docs/installing.md", "pip install dist/"): "installs",
+    ("docs/installing.md", 'pip install "fedsel-flwr[sim] @'): "installs",
+    ("docs/installing.md", "pip install -c constraints.txt . ./examples"): "installs",
+    ("docs/installing.md", "export PIP_FIND_LINKS"): "installs",
+    ("docs/installing.md", "pip download"): "downloads",
+    ("docs/installing.md", "pip install --no-index"): "installs",
     ("docs/observing.md", "pip install tensorboard"): "does not install",
     ("docs/observing.md", "from fedsel_flwr.simulations import compare"): "does not install",
     ("docs/observing.md", "from fedsel_flwr.callbacks import MLflow"): "does not install",
@@ -68,6 +78,10 @@ SAYS = {
     "resuming.py": r"^5 0\.\d{3}$",
     "fleet.py": r"on the same 3 seeds and partitions",
     "early.py": r"^\d+ rounds, 0\.8\d$",
+    "oort_loop.py": r"^rounds of a fast client: 20\.5, of a slow client: 5\.5$",
+    "traces.py": r"^devices\.csv: 60 rows\navailability\.csv: 780 rows$",
+    "plan.py": r"^Wait.+ 855 s\n(.|\n)*^Percent.+ \[4, .+ 419 s\n(.|\n)*^Cut.+ \[3, .+ 360 s$",
+    "priority.py": r"^1 \[0, 1, 2, 4, 8\]\n2 \[0, 1, 2, 6, 8\]\n3 \[0, 1, 2, 3, 5\]$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""
@@ -226,6 +240,25 @@ def test_the_selector_alone_comes_to_prefer_the_fast(warm: Warm, tmp_path: Path)
     assert sum(plays) == 5000
     assert sum(plays[:5]) > 1.5 * 5 * 250
     assert sum(plays[-5:]) < 5 * 250
+
+
+def test_a_client_takes_the_seconds_of_fedscale(
+    warm: Warm, folder_of: Callable[[Block], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedScale at 7ec441c, ``ClientMetadata.get_completion_time``, with batches of one example, which are all full."""
+    (program,) = [block for block in RUN if block.file == "traces.py"]
+    (command,) = [block for block in RUN if block.page == program.page and block.language == "sh"]
+    run_block(program, folder := folder_of(command), warm)
+    monkeypatch.chdir(folder)
+    steps, batch, kbit = 5, 1, 1e6 * 8 / 1024
+    scenario = load_scenario("fedscale.toml", {"selector": "random", "rounds": 5, "training.batch_size": batch})
+    rows = [row for row in simulate(scenario, engine="vectorized").history.clients if row.completed]
+    assert len(rows) > 20
+    for row in rows:
+        k = (int(row.client_id) + 1) % 40
+        computation, communication = 10.0 * k, 3000.0 + 500.0 * k
+        assert row.compute_s == pytest.approx(3 * batch * steps * computation / 1000)
+        assert row.download_s + row.upload_s == pytest.approx(2 * kbit / communication)
 
 
 def test_links_lead_somewhere_and_the_index_has_every_page() -> None:

@@ -33,8 +33,8 @@ def test_a_package_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("nofile.py:x", ["there is no file", "nofile.py"]),
         ("no.such.package:x", ["importing no.such.package failed", "No module named 'no'"]),
         ("broken.py:x", ["importing broken.py failed: ZeroDivisionError"]),
-        ("mine.py:", ["must read package.module:name or ./file.py:name"]),
-        (":x", ["must read package.module:name"]),
+        ("mine.py:", ["must have the form package.module:name or ./file.py:name"]),
+        (":x", ["must have the form package.module:name"]),
     ],
 )
 def test_what_is_not_there_is_said(text: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,10 +182,58 @@ def test_no_runs_large_files_or_pictures_without_their_command_are_tracked() -> 
     assert [path for path in files if path.stat().st_size > 500_000] == []
 
 
-def test_version_is_the_same_everywhere() -> None:
-    version = CONFIG["project"]["version"]
-    assert fedsel_flwr.__version__ == version
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+# ---- one version ---------------------------------------------------------------------------------------------------
+
+VERSION = CONFIG["project"]["version"]
+
+
+def version_said_in(folder: Path) -> str:
+    """The version that a copy of the package in this folder has, without the installed package behind it."""
+    program = f"import sys; sys.path.insert(0, {str(folder)!r}); import fedsel_flwr"
+    program += "; print(fedsel_flwr.__file__, fedsel_flwr.__version__)"
+    command = (sys.executable, "-I", "-S", "-c", program)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    file, version = done.stdout.split()
+    assert Path(file).is_relative_to(folder)
+    return version
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with the two files of the package that its version needs."""
+    (tmp_path / "fedsel_flwr").mkdir()
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(PACKAGE / name, tmp_path / "fedsel_flwr")
+    return tmp_path
+
+
+def test_the_version_stands_in_pyproject_only(copied: Path) -> None:
+    assert fedsel_flwr.__version__ == VERSION
+    assert VERSION not in (PACKAGE / "__init__.py").read_text()
+    (copied / "pyproject.toml").write_text('[project]\nname = "fedsel-flwr"\nversion = "7.8.9"\n')
+    assert version_said_in(copied) == "7.8.9"
+
+
+def test_the_version_of_an_installed_package_is_that_of_its_metadata(copied: Path) -> None:
+    (copied / "pyproject.toml").write_text('[project]\nname = "another-project"\nversion = "7.8.9"\n')
+    assert version_said_in(copied) == "unknown"
+    (metadata := copied / "fedsel_flwr-4.5.6.dist-info" / "METADATA").parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.4\nName: fedsel-flwr\nVersion: 4.5.6\n")
+    assert version_said_in(copied) == "4.5.6"
+
+
+def test_an_unknown_name_of_the_package_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'version'"):
+        fedsel_flwr.version  # noqa: B018
+
+
+def test_citation_and_changelog_have_the_version() -> None:
+    """The changelog's newest section is this version, or what is not released yet."""
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+    sections = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] in ("Unreleased", VERSION)
+    assert [one for one in sections[1:] if one == "Unreleased"] == []
 
 
 def test_constraints_pin_every_direct_dependency() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.cli import main
+from tests import errors_page
 
 OWN_CODE = """
 import numpy as np
@@ -93,7 +94,7 @@ HUGE = ["data.dataset=synthetic-regression", "data.synthetic_examples=1000000000
 
 USAGE: list[tuple[list[str], list[str]]] = [
     ([], ["arguments are required: COMMAND"]),
-    (["fly"], ["invalid choice: 'fly'", "'list', 'run', 'compare', 'report'"]),
+    (["fly"], ["invalid choice: 'fly'", "'list', 'run', 'compare', 'show', 'cite', 'doctor', 'report'"]),
     (["--vers"], ["arguments are required: COMMAND"]),
     (["list", "smoke"], ["unrecognized arguments: smoke"]),
     (["run", "smoke", "twice"], ["unrecognized arguments: twice"]),
@@ -120,13 +121,13 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--rounds", "-3"], ["rounds = -3", "greater than or equal to 1"]),
     (["run", "smoke", "--seed", "-1"], ["seed = -1", "greater than or equal to 0"]),
     ([*COMPARE, "--seeds", "many"], ["--seeds", "number", "'many'"]),
-    ([*COMPARE, "--seeds", "1,1"], ["none twice", "[1, 1]"]),
+    ([*COMPARE, "--seeds", "1,1"], ["without repeats", "[1, 1]"]),
     ([*COMPARE, "--seeds", ""], ["--seeds must not be empty"]),
     ([*COMPARE, "--seeds", "0"], ["--seeds", "0"]),
     ([*COMPARE, "--selectors", "bsfl,nosuch"], ["'nosuch'", "random"]),
     ([*COMPARE, "--selectors", "bsfl,bsfl"], ["--selectors", "'bsfl,bsfl'"]),
     ([*COMPARE, "--selectors", " , "], ["--selectors"]),
-    ([*COMPARE, "--reference", "oracle"], ["reference 'oracle'", "bsfl, cs-ucb, random"]),
+    ([*COMPARE, "--reference", "oracle"], ["got 'oracle'", "bsfl, cs-ucb, random"]),
     ([*COMPARE, "--selectors", "bsfl", "--reference", "bsfl"], ["reference 'bsfl'", "at least two"]),
     ([*COMPARE, "--rounds-on-flower", "-1"], ["rounds_on_flower", "-1"]),
     ([*COMPARE, "--rounds-on-flower", "2", "--engine", "ray"], ["rounds_on_flower", "ray"]),
@@ -144,7 +145,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--selector", "./leaves.py:X"], ["leaves.py failed: SystemExit: bye"]),
     ([*RUN, "--selector", "./mine.py:Bare"], ["the class Bare does not define _select"]),
     ([*RUN, "--selector", "./mine.py:Needs"], ["needs speed. Its parameters are clients_per_round, speed, seed"]),
-    ([*COMPARE, "--selectors", "./mine.py:Unlicensed,random"], ["cannot be made: RuntimeError: no licence (mine.py"]),
+    (
+        [*COMPARE, "--selectors", "./mine.py:Unlicensed,random"],
+        ["cannot be created: RuntimeError: no licence (mine.py"],
+    ),
     ([*COMPARE, "--selectors", "bsfl;random"], ["unknown selector 'bsfl;random'", "did you mean 'random'?"]),
     ([*COMPARE, "--selectors", "gpfl", "--set", "selectors.gpfl.rho=-1"], ["selector 'gpfl': rho", "at least 0"]),
     (_set("bogus=1"), ["unknown key 'bogus'", "llowed are"]),
@@ -164,7 +168,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set("training.learning_rat=1"), ["did you mean 'training.learning_rate'?"]),
     (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
     (_set("num_clients=100000000"), ["num_clients = 100000000", "less than or equal to 10000000"]),
-    (_set(*HUGE), ["there is not enough memory for this: Unable to allocate"]),
+    (_set(*HUGE), ["there is not enough memory for this run: Unable to allocate"]),
     (_set("training=1"), ["training = 1: expected a table"]),
     (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
     (_set("aggregation.warmup_rounds=10"), ["warmup_rounds = 10 leaves nothing to choose in rounds = 3"]),
@@ -175,44 +179,44 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set(TRACE, "availability.trace=asleep.csv"), ["line 2", "'up' or 'down'", "'1,0,sleeping'"]),
     (_set("data.dataset=./mine.py"), ["'./mine.py'", "./file.py:function"]),
     (_set("data.dataset=./mine.py:data_raises"), ["FileNotFoundError: no camera.csv (mine.py, line"]),
-    (_set("data.dataset=./mine.py:data_needs"), ["cannot be made: TypeError", "'path'"]),
+    (_set("data.dataset=./mine.py:data_needs"), ["cannot be created: TypeError", "'path'"]),
     (_set("data.dataset=./mine.py:data_of_three"), ["a pair (train, test), got tuple"]),
     (_set("data.dataset=./mine.py:data_lengths"), ["shape (n,)", "(100, 4) and (9,)"]),
     (_set("data.dataset=./mine.py:data_nan"), ["train must hold finite numbers, got NaN"]),
     (_set("data.dataset=./mine.py:data_text"), ["train must hold numbers", "labels of <U1"]),
     (_set("data.dataset=./mine.py:data_negative"), ["classes must be 0 … C - 1, got -1"]),
     (_set("data.dataset=./mine.py:data_other"), ["like train's, (4,)", "got (2,)"]),
-    (_set("model.name=./mine.py:model_raises"), ["cannot be made: OSError: no disk (mine.py, line"]),
+    (_set("model.name=./mine.py:model_raises"), ["cannot be created: OSError: no disk (mine.py, line"]),
     (_set("model.name=./mine.py:model_of_numpy"), ["must make a torch module, got ndarray"]),
-    (_set("model.name=./mine.py:model_too_small"), ["(2, 10), for 10 classes; the model gave (2, 3)"]),
+    (_set("model.name=./mine.py:model_too_small"), ["(2, 10) for two examples and 10 classes, got (2, 3)"]),
     (_set("model.name=./mine.py:model_too_wide"), ["cannot read examples of shape (1, 8, 8)", "65x10"]),
     (_set("model.name=./mine.py:model_needs"), ["needs width", "functools.partial"]),
     (_set("model.name=./mine.py:model_of_nothing"), ["parameters to train, but Flatten has none"]),
     (["report", "nosuch"], ["'nosuch' does not exist", "folder of a run"]),
     (["report", "taken"], ["'taken' is a file", "folder of a run"]),
     (["report", "nothing"], ["'nothing' holds no run", "scenario.toml"]),
-    (["report", "folder"], ["'folder' is no run: it has no run.json"]),
+    (["report", "folder"], ["'folder' is not a run: it has no run.json"]),
     (["run", "--resume", "nosuch"], ["'nosuch' does not exist", "folder of the run, or of the comparison"]),
     (["run", "--resume", "taken"], ["'taken' is a file", "folder of the run"]),
     (["run", "--resume", "nothing"], ["'nothing' holds nothing", "plan.json", "run.json"]),
     (["run", "--resume", ""], ["--resume must not be empty"]),
-    (["run", "--resume", "plan"], ["'plan/plan.json' is no plan: it lacks scenario, seeds, selectors"]),
-    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "give fedsel run --resume moved --trust"]),
+    (["run", "--resume", "plan"], ["'plan/plan.json' is not a plan: it lacks scenario, seeds, selectors"]),
+    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "enter: fedsel run --resume moved --trust"]),
     (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
-    ([*RUN, "--trust"], ["--trust is for code that a folder names", "--resume FOLDER"]),
-    ([*RUN, "--selector", "os:abort"], ["selector 'os:abort' is of Python's standard library", "./file.py:name"]),
-    (["compare", "--resume", "python"], ["'Mine' in 'python' was given in Python", "compare(..., resume=True)"]),
+    ([*RUN, "--trust"], ["--trust only applies to --resume", "--resume FOLDER"]),
+    ([*RUN, "--selector", "os:abort"], ["selector 'os:abort' is in Python's standard library", "./file.py:name"]),
+    (["compare", "--resume", "python"], ["'Mine' in 'python' was passed in Python", "compare(..., resume=True)"]),
     (["run", "smoke", "--resume", "begun"], ["--resume begun resumes the run", "the scenario 'smoke'", "--rounds"]),
     (["run", "--resume", "begun", "--selector", "bsfl"], ["--selector"]),
     (["run", "--resume", "begun", "--set", "seed=3"], ["--set"]),
     (["compare", "--resume", "begun", "--seeds", "3"], ["--seeds"]),
     (["run", "--resume", "begun", "--rounds", "0"], ["rounds = 0", "greater than or equal to 1"]),
     (["run", "--resume", "smoke", "--checkpoint-dir", "x"], ["--checkpoint-dir", "end with --resume"]),
-    ([*RUN, "--resume"], ["no run in 'runs' was begun with these arguments", "--resume runs/NAME"]),
+    ([*RUN, "--resume"], ["no run in 'runs' was started with these arguments", "--resume runs/NAME"]),
     ([*RUN, "--checkpoint-dir", "x", "--no-checkpoints"], ["--checkpoint-dir", "contradict each other"]),
     ([*RUN, "--checkpoint-dir", ""], ["--checkpoint-dir must not be empty"]),
     ([*RUN, "--runs-dir", "taken"], ["'taken'", "Not a directory"]),
-    ([*RUN, "--runs-dir", "/proc/runs"], ["No run folder can be created in '/proc/runs'"]),
+    ([*RUN, "--runs-dir", "/proc/runs"], ["no run folder can be created in '/proc/runs'"]),
     ([*RUN, "--runs-dir", ""], ["--runs-dir must not be empty"]),
 ]
 """Lines that are read, and then refused; words of the one line in which that is said."""
@@ -237,14 +241,22 @@ def _lacking(said: str, words: list[str]) -> list[str]:
     return [part for part in words if part not in said]
 
 
+def _check_page(argv: list[str], said: str, folder: Path) -> None:
+    given = " ".join(["fedsel", *(word or "''" for word in argv)])
+    errors_page.check("command line", f"`{given}`", said, folder)
+
+
 @pytest.mark.parametrize(("argv", "words"), USAGE, ids=[" ".join(argv) or "nothing" for argv, _ in USAGE])
-def test_a_line_that_cannot_be_read(argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_cannot_be_read(
+    argv: list[str], words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert err.startswith("usage: fedsel")
     assert _lacking(err.splitlines()[-1], words) == []
+    _check_page(argv, err.splitlines()[-1], own_folder)
 
 
 @pytest.mark.parametrize(("argv", "words"), FAULTS, ids=[" ".join(argv) for argv, _ in FAULTS])
@@ -257,6 +269,7 @@ def test_a_wrong_input_is_refused_in_one_line(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("fedsel: error: ")
     assert _lacking(err, words) == []
+    _check_page(argv, err, own_folder)
     assert {*own_folder.iterdir()} - before - {own_folder / "__pycache__"} == set()
 
 
@@ -264,15 +277,17 @@ def test_a_wrong_input_is_refused_in_one_line(
     ("selector", "words"),
     [
         ("Greedy", ["Greedy._select must return an array of different indices", "[0, 0, 99]"]),
-        ("Fragile", ["the run broke off: KeyError: 'speed' (mine.py, line", "flower.log holds the traceback"]),
+        ("Fragile", ["the run failed: KeyError: 'speed' (mine.py, line", "The traceback is in ", "flower.log"]),
     ],
 )
 def test_a_selector_that_fails_in_a_round(
     selector: str, words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*RUN, "--selector", f"./mine.py:{selector}"]) == 2
+    argv = [*RUN, "--selector", f"./mine.py:{selector}"]
+    assert main(argv) == 2
     _, err = capsys.readouterr()
     assert err.count("\n") == 1
     assert _lacking(err, words) == []
+    _check_page(argv, err, own_folder)
     (log,) = own_folder.glob("runs/*/flower.log")
     assert ("Traceback" in log.read_text()) == (selector == "Fragile")

@@ -1,6 +1,6 @@
-"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and their base class.
+"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and their base class, the recorder.
 
-A library that fails does not end the run. :func:`together` combines several callbacks into one.
+If a library fails, the run continues. :func:`together` combines several callbacks into one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_
 
 
 class Recorder(ABC):
-    """A callback for ``on_round``; also a context manager that closes at the end.
+    """Callback for ``on_round``. It is also a context manager, which closes the library's run at the end.
 
-    An exception in a round or at the end does not end the run. The first one is logged as a warning, and the callback
-    still receives later rounds.
+    An exception in a round or at the end does not end the run. The first exception is logged as a warning, and later
+    rounds are still passed on.
 
     Attributes:
         run_id: The tracker's identifier of the run, with which a later process can append to it; None without one.
@@ -65,7 +65,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def write(self, round: int, values: Figures) -> None:
-        """Write a round's figures; may raise whatever the library raises."""
+        """Write a round's figures; may raise any exception of the library."""
 
     def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
         """Write the figures of several rounds; override it for a library that takes them in one request."""
@@ -74,7 +74,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
-        """Close the library's run; may raise whatever the library raises."""
+        """Close the library's run; may raise any exception of the library."""
 
     def __enter__(self) -> Self:
         """Return the callback itself."""
@@ -83,14 +83,14 @@ class Recorder(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the library's run, as failed if an exception ended it."""
+        """Close the library's run; mark it as failed if an exception ended it."""
         self.close(failed=error is not None)
 
     @contextlib.contextmanager
     def _logging_errors(self, when: str) -> Iterator[None]:
         try:
             yield
-        # Any exception: a run of hours must not end because a tracking server is away.
+        # Any exception, because a run of hours must not end if a tracking server is unreachable.
         except Exception as error:
             if not self._failed:
                 logger.warning(
@@ -101,7 +101,7 @@ class Recorder(ABC):
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
-    """Return a round's finite figures under the names of :class:`~fedsel_flwr.rounds.records.RoundRecord`.
+    """Return a round's finite figures, with the names from :class:`~fedsel_flwr.rounds.records.RoundRecord`.
 
     >>> record = RoundRecord(round=1, num_available=9, num_selected=3, num_completed=2, round_s=0.5, simulated_s=0.5,
     ...                      energy_j=float("nan"), total_energy_j=float("nan"), accuracy=0.25)
@@ -131,8 +131,8 @@ def import_library(module: str, package: str) -> ModuleType:
     """Import a library's module.
 
     Args:
-        module: The module's name.
-        package: The package that holds it.
+        module: Name of the module.
+        package: Name of the package that contains it.
 
     Raises:
         RunError: The package is not installed.
@@ -146,7 +146,7 @@ def import_library(module: str, package: str) -> ModuleType:
 
 
 def together(*callbacks: OnRound) -> OnRound:
-    """Combine callbacks into one that calls them in the order given.
+    """Combine callbacks into one callback, which calls them in this order.
 
     >>> seen = []
     >>> together(seen.append, lambda record: seen.append(2 * record))(1)
@@ -162,15 +162,15 @@ def together(*callbacks: OnRound) -> OnRound:
 
 
 class TensorBoard(Recorder):
-    """Writes each round's figures as scalars, the round as their step.
+    """Callback that writes each round's figures to TensorBoard as scalars, with the round as the step.
 
-    TensorBoard's own writer is used: neither torch nor TensorFlow is needed. Each round is on disk when it has ended. A
-    resumed run writes to the same folder.
+    It uses TensorBoard's event writer, and needs neither torch nor TensorFlow. Each round is on disk when it has ended.
+    A resumed run writes to the same folder.
 
     Args:
-        folder: The log folder of the run.
-        prefix: Prefix of the tags of rounds; those of clients begin with ``client/``.
-        params: The run's parameters, for the tab HPARAMS; None: none.
+        folder: Log folder of the run.
+        prefix: Prefix of the tags of rounds. The tags of clients begin with ``client/``.
+        params: Parameters of the run, for the tab HPARAMS. If None, none.
 
     Raises:
         RunError: tensorboard is not installed.
@@ -194,16 +194,16 @@ class TensorBoard(Recorder):
             self._write_params(os.fspath(folder), params)
 
     def write(self, round: int, values: Figures) -> None:
-        """Add a scalar for each figure."""
+        """Write a scalar for each figure."""
         self.write_rounds([(round, values)])
 
     def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
-        """Add a scalar for each figure of each round."""
+        """Write a scalar for each figure of each round."""
         for round, values in rounds:
             for name, value in values.items():
                 tag = name if name.startswith("client/") else self._prefix + name
                 self._writer.add_scalar(tag, value, round)
-        # The writer buffers: a run that is cut off would lose its last rounds.
+        # The writer has a buffer. Without a flush, an interrupted run would lose its last rounds.
         self._writer.flush()
 
     def end(self, *, failed: bool) -> None:
@@ -251,20 +251,20 @@ def prepare_mlflow(experiment: str, tracking_uri: str | None) -> None:
 
 
 class MLflow(Recorder):
-    """Logs each round's figures as metrics of one MLflow run, the round as their step.
+    """Callback that logs each round's figures as metrics of one MLflow run, with the round as the step.
 
-    It uses its own MLflow client: MLflow's active run and global settings stay as they are, and rounds may come from
-    any thread.
+    It uses a separate MLflow client. MLflow's active run and global settings do not change, and any thread may report
+    rounds.
 
     Args:
-        experiment: Name of the experiment; made if there is none.
-        run_name: Name of the run; None: MLflow chooses one.
-        tracking_uri: Address of the tracking server or store, such as ``http://host:5000`` or ``sqlite:///runs.db``;
-            None: as MLflow is configured.
-        params: The run's parameters, such as selector and seed.
-        run_id: A run to append to, after a resume; None: a new one.
-        impatient: Whether to give up after ten seconds and one more try if the server does not answer, unless MLflow's
-            environment variables set other limits. By default MLflow retries for minutes, while the run waits.
+        experiment: Name of the experiment; created if it does not exist.
+        run_name: Name of the run. If None, MLflow chooses a name.
+        tracking_uri: Address of the tracking server or store, such as ``http://host:5000`` or ``sqlite:///runs.db``. If
+            None, MLflow's configuration decides.
+        params: Parameters of the run, such as selector and seed.
+        run_id: Identifier of the run to append to, after a resume. If None, a new run.
+        impatient: Whether a request gives up after ten seconds and one more try, unless MLflow's environment variables
+            set other limits. If False, MLflow retries for minutes, and the run waits.
 
     Attributes:
         run_id: MLflow's identifier of the run.
@@ -301,7 +301,7 @@ class MLflow(Recorder):
                 for first in range(0, len(given), 100):
                     self._client.log_batch(run_id, params=given[first : first + 100])
             else:
-                # The run was closed when the first part of it was cut off.
+                # The run was closed when its first part was interrupted.
                 self._client.update_run(run_id, status="RUNNING")
         self.run_id = str(run_id)
 
@@ -311,7 +311,7 @@ class MLflow(Recorder):
 
     def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
         """Log a metric for each figure of each round, in as few requests as MLflow allows."""
-        # MLflow counts in milliseconds.
+        # MLflow expects milliseconds.
         now = int(1000 * time.time())
         metrics = [self._metric(name, value, now, round) for round, values in rounds for name, value in values.items()]
         with _request_limits(self._impatient):
@@ -319,21 +319,21 @@ class MLflow(Recorder):
                 self._client.log_batch(self.run_id, metrics=metrics[first : first + METRICS_PER_REQUEST])
 
     def end(self, *, failed: bool) -> None:
-        """Set the run's status: finished, or failed."""
+        """Set the run's status to finished or failed."""
         with _request_limits(self._impatient):
             self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Recorder):
-    """Logs each round's figures to one run of Weights & Biases, the round as their step.
+    """Callback that logs each round's figures to one run of Weights & Biases, with the round as the step.
 
     Args:
         project: Name of the project.
-        **settings: Further arguments of ``wandb.init``, such as ``config``, ``name``, ``dir``, ``mode="offline"``, or
-            ``id`` and ``resume="allow"`` for a run that is resumed.
+        **settings: More arguments of ``wandb.init``, such as ``config``, ``name``, ``dir`` or ``mode="offline"``. For a
+            resumed run, use ``id`` and ``resume="allow"``.
 
     Attributes:
-        run: wandb's object of the run.
+        run: The run object of wandb.
         run_id: W&B's identifier of the run.
 
     Raises:
@@ -350,9 +350,9 @@ class WandB(Recorder):
         self.run_id = str(self.run.id)
 
     def write(self, round: int, values: Figures) -> None:
-        """Log a round's figures, the round as their step."""
+        """Log a round's figures, with the round as the step."""
         self.run.log(dict(values), step=round)
 
     def end(self, *, failed: bool) -> None:
-        """Finish the run; a failed one with exit code 1."""
+        """Finish the run; a failed run gets exit code 1."""
         self.run.finish(exit_code=int(failed))

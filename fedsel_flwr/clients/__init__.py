@@ -1,21 +1,21 @@
-"""Simulated clients: what they compute, how long it takes, and the energy it costs.
+"""Simulated clients: their computations, the time that these take, and the energy that they cost.
 
-Import the rooms directly. In the order in which a client's round goes through them:
+Import the rooms directly. The table has them in the order in which a client's round uses them:
 
-| room | what it does |
-| --- | --- |
-| `torch_client` | the Flower client, for both APIs (Flower and torch) |
-| `streams` | random streams by seed, purpose, partition and round |
-| `dropout` | draws the clients that crash or whose reply is lost |
-| `device` | delays of a round, the methods of every system model, true mean latencies, the device (NumPy only) |
-| `system` | Xia's cell as system model (NumPy only) |
-| `phones` | a fleet of phones as system model (NumPy only) |
-| `training_settings` | settings of local training (NumPy only) |
-| `answering` | answers about the received model, and their cost (torch) |
-| `objectives` | loss and quality; a model's parameters as arrays (torch) |
-| `training` | local SGD, evaluation, augmentation (torch) |
-| `threads` | one torch thread for each of several computations (torch) |
-| `metrics` | metrics of an update |
-| `telemetry` | Flower mod for real devices that reports the cost of training; energy meter |
-| `batched` | the local training of a whole round as one computation (torch) |
+=====================  ==============================================================================================
+``torch_client``       the Flower client, for both APIs (Flower and torch)
+``streams``            random streams by seed, purpose, partition and round
+``dropout``            draws the clients that crash or whose reply is lost
+``device``             delays of a round, methods of a system model, true mean latencies, the device (NumPy only)
+``system``             Xia's cell as system model (NumPy only)
+``phones``             a fleet of phones as system model (NumPy only)
+``training_settings``  settings of local training (NumPy only)
+``answering``          answers about the received model, and their cost (torch)
+``objectives``         loss and quality; a model's parameters as arrays (torch)
+``training``           local SGD, evaluation, augmentation (torch)
+``threads``            one torch thread for each of several computations (torch)
+``metrics``            metrics of an update
+``telemetry``          Flower mod for real devices that reports the cost of training; energy meter
+``batched``            the local training of a whole round as one computation (torch)
+=====================  ==============================================================================================
 """

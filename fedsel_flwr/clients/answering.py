@@ -1,28 +1,28 @@
-"""Answers of a simulated client about the model that it received, and the cost of answering.
+"""Answers of a simulated client about the received model, and the cost of these answers.
 
-A strategy asks in the train config (key ``needs``) or by a probe (key ``probe``), with names of columns and commas
-between them. A client answers those it can, each under the column's name, and passes over the others:
+A strategy asks in the train config (key ``needs``) or by a probe (key ``probe``), with names of columns separated by
+commas. A client answers the columns that it knows, each under the column's name, and ignores the others:
 
-| column | answer |
-| --- | --- |
-| ``loss`` | mean loss (cross-entropy, nats) on the client's training examples |
-| ``batch_loss`` | mean loss on one mini-batch of the training examples, of the size of a training batch |
-| ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
-| ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
-| ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
-| ``sketch`` | SimHash of the client's training data (LSH, NCCB), see :func:`sketch` |
+==================  ================================================================================================
+``loss``            mean loss (cross-entropy, nats) on the client's training examples
+``batch_loss``      mean loss on one mini-batch of the training examples, as large as a training batch
+``rms_loss``        root mean square of the losses of the single training examples (Oort)
+``local_accuracy``  fraction of the client's test examples that are classified correctly
+``gradient``        gradient of the mean loss on all training examples, parameter by parameter, flattened
+``sketch``          SimHash of the client's training data (LSH, NCCB), see :func:`sketch`
+==================  ================================================================================================
 
-In a regression the loss is the squared one, and ``local_accuracy`` is R², or 0 if R² is negative.
+In a regression the loss is the squared loss, and ``local_accuracy`` is R², or 0 if R² is negative.
 
 Dropout layers and augmentation are off. Neither weight decay nor a proximal term is part of loss and gradient. The
-mini-batch is drawn without replacement from the client's own stream of the round: a second question before a round gets
-the same mini-batch, and all engines draw alike.
+mini-batch is drawn without replacement from the client's own stream of the round. A second question before the same
+round therefore gets the same mini-batch, in all engines.
 
-Costs (ours): time is counted in forward passes. Training on the same examples takes three, as the backward pass costs
-about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` and ``sketch`` take one each, and ``gradient``
-takes three, which yield the losses as well. ``batch_loss`` takes the mini-batch's share of a pass, and nothing if the
-losses of all examples are computed anyway. Numbers travel with the update at no cost, and so does a sketch, which is as
-large as one; a gradient is as large as an update, and takes as long to send.
+Costs (ours): time is counted in forward passes. Training on the same examples takes three, because the backward pass
+costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` and ``sketch`` take one each. ``gradient``
+takes three passes, which also yield the losses. ``batch_loss`` takes the mini-batch's share of a pass, or nothing if
+the losses of all examples are computed anyway. Numbers travel with the update at no cost, and so does a sketch, which
+is as large as a number. A gradient is as large as an update, and takes as long to send.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedsel_flwr.clients.training import Targets, check_examples, device_of, eva
 from fedsel_flwr.errors import ParameterError
 
 SKETCH_BITS = 64
-"""Bits of a sketch."""
+"""Number of bits of a sketch."""
 ANSWERABLE = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""
 
@@ -55,7 +55,7 @@ def asked_columns(names: object) -> frozenset[str]:
     """Return the columns of a config that a simulated client can answer.
 
     Args:
-        names: Names with commas between them; None if the config has none.
+        names: Names separated by commas; None if the config has none.
 
     Returns:
         Columns of :data:`ANSWERABLE`.
@@ -77,7 +77,7 @@ def answer(
     seed: int = 0,
     batch: IntArray | None = None,
 ) -> dict[str, float | bytes]:
-    """Answer questions about a model, which stays as it is.
+    """Answer questions about a model without a change to it.
 
     Args:
         model: The received model.
@@ -85,8 +85,8 @@ def answer(
         train: The client's training examples, at least one.
         test: The client's test examples, at least one.
         objective: Loss and quality.
-        seed: Seed of the run, for the sketch: all clients must take the same.
-        batch: Rows of the training examples in the mini-batch (:func:`mini_batch`); None: all of them.
+        seed: Seed of the run, for the sketch. All clients must use the same seed.
+        batch: Rows of the training examples in the mini-batch (:func:`mini_batch`); None for all of them.
 
     Returns:
         Column -> number, or the bytes of a float32 array: a gradient of shape (number of parameters,), a sketch of
@@ -134,20 +134,20 @@ def mini_batch(seed: int, partition_id: int, round: int, count: int, batch_size:
 
 
 def local_accuracy(quality: float) -> float:
-    """Return the column's number for a quality: R² may be negative, the column holds [0, 1]; NaN stays."""
-    # not max(), which would turn NaN into 0
+    """Return the column's number for a quality: a negative R² becomes 0, because the column holds [0, 1]; NaN stays."""
+    # Not max(), which would turn NaN into 0.
     return 0.0 if quality < 0 else quality
 
 
 def forward_passes(asked: Collection[str], batch_share: float = 1.0) -> float:
-    """Count the forward passes that answering takes; training on the same examples takes three.
+    """Count the forward passes of an answer; training on the same examples takes three.
 
     Args:
         asked: Columns of :data:`ANSWERABLE`.
         batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
-        0 … 5.
+        A number from 0 to 5.
 
     Example:
         >>> forward_passes(["loss", "rms_loss"]), forward_passes(["gradient", "loss", "local_accuracy"])
@@ -167,11 +167,11 @@ def with_answering(delays: RoundDelays, asked: Collection[str], batch_share: flo
 
     Args:
         delays: Delays of the round without an answer.
-        asked: Columns of :data:`ANSWERABLE`; without any the delays stay to the last bit.
+        asked: Columns of :data:`ANSWERABLE`. Without any, the delays do not change at all.
         batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
-        The delays with longer computing, and, for a gradient, longer sending.
+        The delays with a longer computing time and, for a gradient, a longer upload.
     """
     return replace(
         delays,
@@ -183,16 +183,16 @@ def with_answering(delays: RoundDelays, asked: Collection[str], batch_share: flo
 def sketch(inputs: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32]:
     """Return the SimHash of some examples; only the hash leaves the client.
 
-    Each bit says on which side of a random plane through the origin the mean of the examples lies. The planes are drawn
-    from the seed of the run, so that all clients take the same. Two clients differ in a share theta / pi of the bits,
-    in expectation, where theta is the angle between their means.
+    Each bit is the side of a random plane through the origin on which the mean of the examples lies. The planes are
+    drawn from the seed of the run, so all clients use the same planes. In expectation, two clients differ in a share
+    theta / pi of the bits, where theta is the angle between their means.
 
     Args:
         inputs: The examples, shape (n, ...), n at least 1.
         seed: Seed of the run.
 
     Returns:
-        Shape (64,), each 0 or 1.
+        Bits of shape (64,), each 0 or 1.
 
     Raises:
         ParameterError: There are no examples.
@@ -224,12 +224,12 @@ def losses_and_gradient(
     """Return the loss of each example, and the gradient of their mean, with dropout off.
 
     Args:
-        model: The model; it stays as it is.
+        model: The model, which is not changed.
         inputs: The examples, shape (n, ...), n at least 1.
         labels: Their classes, shape (n,).
         with_gradient: Whether the gradient is computed; without it the gradient is empty.
-        batch_size: Examples at a time; it changes the result by rounding only.
-        objective: The objective of the loss; cross-entropy, in nats, if not given.
+        batch_size: Number of examples at a time; changes the result only by rounding.
+        objective: The objective of the loss; the default is cross-entropy, in nats.
 
     Returns:
         The losses, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
@@ -249,7 +249,7 @@ def losses_and_gradient(
             seen, wanted = (torch.tensor(part[rows], device=device) for part in (inputs, labels))
             each = objective.loss(model(seen), wanted, reduction="none")
             losses.append(each.detach().cpu().numpy().astype(np.float64))
-            # sums of the batches, divided once at the end: batches may differ in size
+            # Sums over the batches, divided once at the end, because batches may differ in size.
             if parameters:
                 for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):
                     sums += part

@@ -1,8 +1,8 @@
 """System model of clients: the delays of a round, the methods of every system model, and the device of a client.
 
-:class:`RoundDelays` and :class:`System` are what engines and clients know of a system model. :func:`mean_latencies` is
-what no selector knows: the true means, by which regret and genies are measured. The device of Xia's clients, with its
-computing rate and energy, follows.
+:class:`RoundDelays` and :class:`System` are the interface of a system model for engines and clients.
+:func:`mean_latencies` returns the true means, which no selector knows. Regret and genies are computed from these means.
+The device of Xia's clients, with its computing rate and energy, follows.
 
 References:
     [1] W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on
@@ -28,12 +28,12 @@ PROBE_BITS = 64
 
 @dataclass(frozen=True)
 class RoundDelays:
-    """Delays of one client in one round, before the deadline caps them.
+    """Delays of one client in one round, before the deadline limits them.
 
     Args:
-        download_s: Time to receive the model, s; infinite in a channel that carries nothing.
+        download_s: Time to receive the model, s; infinite if the channel carries nothing.
         compute_s: Time to train, s, by the model of the device.
-        upload_s: Time to send the update, s; infinite in a channel that carries nothing.
+        upload_s: Time to send the update, s; infinite if the channel carries nothing.
         computing_rate: Training speed in this round, samples/s.
     """
 
@@ -80,7 +80,7 @@ class System(Protocol):
 
 
 def check_partition(partition_id: int, num_clients: int) -> int:
-    """Return the partition of a client, and refuse one that the system model does not have."""
+    """Return the partition of a client, and refuse a partition that the system model does not have."""
     if not 0 <= partition_id < num_clients:
         raise ParameterError(
             f"partition_id must be at least 0 and below num_clients = {num_clients}, got {partition_id!r}. "
@@ -90,7 +90,7 @@ def check_partition(partition_id: int, num_clients: int) -> int:
 
 
 def computing_seconds(delays: RoundDelays, measured: float | None) -> float:
-    """Return the seconds of training: the measured ones if they are given, else the system model's.
+    """Return the seconds of training: the measured ones, else those of the system model.
 
     Raises:
         ParameterError: If the seconds are negative or not finite.
@@ -104,15 +104,15 @@ def computing_seconds(delays: RoundDelays, measured: float | None) -> float:
 def probe_delays(
     system: System, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS
 ) -> RoundDelays:
-    """Return the delays of an answer about the model: it is received, evaluated, and the answer is sent.
+    """Return the delays of an answer about the model: receive the model, evaluate it, send the answer.
 
-    Channels and computing rate are those of the round (block fading). A forward pass takes a third of training on the
-    same samples, as the backward pass costs about two forward passes (ours).
+    Channels and computing rate are those of the round (block fading). A forward pass takes a third of the time of
+    training on the same samples, because the backward pass costs about two forward passes (ours).
 
     Args:
         system: The system model.
-        delays: The client's delays in the round before which the question is asked.
-        forward_passes: Passes over the samples of a round that the answer takes.
+        delays: The client's delays in the round that follows the question.
+        forward_passes: Number of passes of the answer over the samples of a round.
         bits: Size of the answer, bit.
 
     Returns:
@@ -126,7 +126,7 @@ def probe_delays(
 
 
 POINTS = 4096
-"""Number of points of which means are taken; their error is about a thousandth of the spread."""
+"""Number of points for the means, whose error is about a thousandth of the spread."""
 PLASTIC = 1.2207440846057596
 """The root of x^4 = x + 1, which generalizes the golden ratio to three dimensions."""
 
@@ -168,8 +168,8 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTI
     Xia gives client k = 1, 2, …, K the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20], with K up to 20.
 
     Deviations:
-        Beyond 20 clients the span of the printed 20 is divided evenly, k' = 1 + 19 (k - 1) / (K - 1), or client 500
-        would be 170 times as fast as client 1.
+        For more than 20 clients, the span of the printed 20 is divided evenly: k' = 1 + 19 (k - 1) / (K - 1). Otherwise
+        client 500 would be 170 times as fast as client 1.
 
     Args:
         index: Partition id of the client, 0-based, below `num_clients`.
@@ -183,7 +183,7 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTI
         ParameterError: Unless 0 <= index < num_clients and step > 0.
 
     References:
-        [1], section V-A; the paper prints the lower bound twice, the second is the upper.
+        [1], section V-A. The paper prints the lower bound twice. The second one is the upper bound.
 
     Example:
         >>> computing_rate_bounds(0, 20), computing_rate_bounds(19, 20), computing_rate_bounds(499, 500)
@@ -195,7 +195,7 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTI
     if not 0 < step < float("inf"):
         raise ParameterError(f"step must be a finite number above 0, got {step!r}. Give a width in samples/s.")
     rank = 1.0 + int(index)  # k
-    # int(): K - 1 of a NumPy integer of few bits would overflow
+    # int(), because K - 1 of a NumPy integer of few bits would overflow.
     if num_clients > PRINTED_CLIENTS:
         rank = 1.0 + (PRINTED_CLIENTS - 1.0) * int(index) / (int(num_clients) - 1)  # k' = 1 + 19 (k-1) / (K-1)
     return (0.5 * rank + 0.5) * step, (0.5 * rank + 1.5) * step  # phi^LB, phi^UB in section V-A

@@ -16,15 +16,15 @@ REPLIED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class ClientDropout:
-    """Draws which clients drop out of a round, each client from its own streams.
+    """Draws the clients that drop out of a round, each client from its own random streams.
 
-    A client whose reply is lost has trained: its seconds and joules are in the history. A client that crashes has spent
-    nothing. The server cannot tell the two apart: it waits for either until ``max_latency_s``, and the selector sees a
-    failure.
+    A client whose reply is lost has trained, so its seconds and joules are in the history. A client that crashes has
+    spent nothing. The server cannot distinguish the two. It waits for both until ``max_latency_s``, and the selector
+    sees a failure.
 
     Args:
         seed: Seed of the run.
-        failure_probability: Probability that a client that trained does not answer, in [0, 1].
+        failure_probability: Probability that the reply of a client that trained is lost, in [0, 1].
         crash_probability: Probability that a client crashes before it trains, in [0, 1].
 
     Raises:
@@ -60,16 +60,17 @@ class ClientDropout:
             round: Absolute round.
 
         Returns:
-            For each :data:`REPLIED`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
-            :data:`~fedsel_flwr.rounds.replies.CRASHED` that its reply carries.
+            One outcome for each client: :data:`REPLIED`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
+            :data:`~fedsel_flwr.rounds.replies.CRASHED` in its reply.
         """
-        # both are drawn for everybody, each from its own stream: a change of one probability leaves the other draws
+        # Both are drawn for all clients, each from its own stream, so that a change of one probability does not change
+        # the other draws.
         crashed = self._drawn("crash", self.crash_probability, partition_ids, round)
         failed = self._drawn("failure", self.failure_probability, partition_ids, round)
         return [CRASHED if c else FAILED if f else REPLIED for c, f in zip(crashed, failed, strict=True)]
 
     def _drawn(self, purpose: str, probability: float, partition_ids: Sequence[int], round: int) -> list[bool]:
-        # most runs have no dropout, and seeding the streams takes longer than everything else here
+        # Most runs have no dropout, and seeding the streams takes longer than the rest of this function.
         if not probability:
             return [False] * len(partition_ids)
         return [bool(own.random() < probability) for own in streams(self.seed, purpose, partition_ids, round)]

@@ -1,6 +1,6 @@
-"""Metrics that a simulated client reports with its update: identity, times, energy, training loss.
+"""Metrics that a simulated client sends with its update: identity, times, energy, training loss.
 
-The system model is the only source of the energy: a meter would count everything that runs on the machine, all clients
+The system model is the only source of the energy. A meter would count all processes on the machine, and so all clients
 together.
 """
 
@@ -32,7 +32,7 @@ def fit_metrics(
         delays: The client's delays in the round.
         train_loss: Mean loss over the local steps.
         compute_s: Measured seconds of computing; None takes the system model's.
-        energy_score: PCZFL's score, reported if it is given.
+        energy_score: The client's energy score (PCZFL), reported if it is set.
 
     Returns:
         ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet capped),
@@ -61,7 +61,7 @@ def dropout_metrics(partition_id: int, outcome: int, spent: Mapping[str, Scalar]
         spent: The metrics that the reply would have had; None if the client has not trained.
 
     Returns:
-        What the client spent, for the history; without the training loss, which nobody can know.
+        The client's costs, for the history, without the training loss, which a server could not know.
     """
     known = {key: value for key, value in (spent or {}).items() if key != "train_loss"}
     return known | {"client_id": partition_id, SIMULATED_FAILURE: outcome}
@@ -79,14 +79,14 @@ def probe_costs(
     Args:
         system: Delays and energy.
         delays: The client's delays in the round.
-        asked: The columns that it answers; without any, one pass over the examples is made all the same.
+        asked: The columns that it answers. Without any, the client still makes one pass over the examples.
         compute_s: Measured seconds of computing; None takes the system model's.
         batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
         ``latency_s`` and ``energy_j``.
     """
-    # all numbers together are one answer, and so is a reply without any
+    # All numbers together are one answer, and so is a reply without any number.
     vectors = {"gradient", "sketch"} & set(asked)
     bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
     bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)

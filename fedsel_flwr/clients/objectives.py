@@ -1,8 +1,8 @@
 """Objectives: the loss that training minimises, and the quality that is reported as accuracy.
 
-An objective belongs to the kind of data: classes have cross-entropy and the fraction correct, numbers have the squared
-loss and R². Also a torch model's parameters as NumPy arrays, as Flower sends them (:func:`get_arrays`,
-:func:`set_arrays`).
+The kind of data decides the objective. Classes have cross-entropy and the fraction correct. Numbers have the squared
+loss and R². This room also converts a torch model's parameters to NumPy arrays, as Flower sends them
+(:func:`get_arrays`, :func:`set_arrays`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Objective:
 
     Args:
         loss: The loss that training minimises.
-        quality: A number of at most 1, larger is better, of the outputs and the targets of all examples; reported as
-            ``accuracy``, and compared with a scenario's ``target_accuracy``.
+        quality: Function of the outputs and the targets of all examples. It returns a number of at most 1, and larger
+            is better. The number is reported as ``accuracy``, and compared with a scenario's ``target_accuracy``.
     """
 
     loss: Loss
@@ -51,7 +51,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Re
 
 
 def fraction_correct(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Return the fraction of logits, shape (n, n_classes), that are largest at the class."""
+    """Return the fraction of logits, shape (n, n_classes), that are largest at the correct class."""
     return int((outputs.argmax(dim=1) == targets).sum()) / len(targets)
 
 
@@ -63,12 +63,13 @@ def squared_loss(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Red
 def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> float:
     """Return the share of the variance that the model explains, R² = 1 - sum of squared errors / sum of squares.
 
-    A perfect model has 1, one that always says the mean of these targets 0, a worse one less. If the targets have no
-    variance, as a single one has none, a perfect model has 1 and any other 0. If outputs are not finite, R² is NaN.
+    A perfect model has 1, a model that always returns the mean of these targets has 0, and a worse model has less. If
+    the targets have no variance, as with a single target, a perfect model has 1 and any other has 0. If outputs are not
+    finite, R² is NaN.
 
     Args:
-        outputs: Shape (n, 1).
-        targets: Shape (n,).
+        outputs: The outputs, shape (n, 1).
+        targets: The targets, shape (n,).
 
     Returns:
         R², at most 1.
@@ -77,7 +78,8 @@ def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         >>> round(r_squared(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])), 3)
         0.5
     """
-    # in double precision: in single, the squares of large targets would leave few digits of the variance
+    # In double precision, because in single precision the squares of large targets would leave few digits of the
+    # variance.
     expected = targets.double()
     error = float((outputs.squeeze(-1).double() - expected).square().sum())
     spread = float((expected - expected.mean()).square().sum())
@@ -91,7 +93,7 @@ CLASSIFICATION = Objective(cross_entropy, fraction_correct)
 REGRESSION = Objective(squared_loss, r_squared)
 """Numbers: squared loss and R²."""
 OBJECTIVES = {"classification": CLASSIFICATION, "regression": REGRESSION}
-"""Objectives by the task of a data set."""
+"""Objective by the task of a data set."""
 
 
 def get_arrays(model: nn.Module) -> list[npt.NDArray[Any]]:
@@ -110,11 +112,11 @@ def set_arrays(model: nn.Module, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Copy arrays into a model's parameters and buffers.
 
     Args:
-        model: The model that is changed.
+        model: The model to change.
         arrays: One array per entry of the model's state dictionary, in its order and of its shapes.
 
     Raises:
-        ParameterError: If the number of arrays, a shape or a type does not fit; the model stays as it was.
+        ParameterError: If the number of arrays, a shape or a type does not fit; the model has not changed.
     """
     state = model.state_dict()
     if len(arrays) != len(state):
@@ -122,7 +124,7 @@ def set_arrays(model: nn.Module, arrays: Sequence[npt.NDArray[Any]]) -> None:
             f"expected {len(state)} arrays, one per entry of the model's state; got {len(arrays)}. Give the arrays of "
             "this model."
         )
-    # All are checked before the first is loaded: the model must not hold half of another one.
+    # All arrays are checked before the first is loaded, so that the model never holds half of another one.
     new: dict[str, torch.Tensor] = {}
     for (key, tensor), array in zip(state.items(), arrays, strict=True):
         values = np.asarray(array)

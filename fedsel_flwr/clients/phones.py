@@ -43,20 +43,24 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneModel:
-    """Phones that differ in processor and Wi-Fi, and a little from round to round.
+    """A fleet of phones that differ in processor and Wi-Fi, and slightly from round to round.
 
-    A client's seconds per example and its two throughputs are its own medians, drawn once, times a factor of the round
-    whose median is 1; all six are log-normal and independent. Time to train: seconds per example x `examples` of the
-    client. Transfers: the payload over the throughput.
+    Each client has its own median of the seconds per example and of its two throughputs, drawn once. In each round,
+    each of these is multiplied by a factor with the median 1. The three medians and the three factors are log-normal
+    and independent. Time to train: seconds per example x `examples` of the client. Transfers: the payload divided by
+    the throughput.
 
-    Deviations: the measurements leave open what a latency of [2] holds (one example is assumed), the unit of [1] (kB/s
-    is assumed, as FLASH's code divides; its comment says kb/s), whether fast phones have fast networks (no), and the
-    law within a client (log-normal with the measured coefficient of variation). Probe and energy are ours.
+    Deviations:
+        * The measurements do not define the examples in a latency of [2]. One example is assumed.
+        * The unit of [1] is unclear. kB/s is assumed, because FLASH's code divides that way. Its comment says kb/s.
+        * The measurements do not relate fast phones to fast networks. Independence is assumed.
+        * The distribution within a client is open. It is log-normal with the measured coefficient of variation.
+        * Probe and energy are ours.
 
     Args:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
         seed: Seed of the run, at least 0.
-        examples: Examples that each client works through in a round, shape (num_clients,), see
+        examples: Number of examples that each client processes in a round, shape (num_clients,), see
             :func:`~fedsel_flwr.clients.training_settings.examples_per_round`.
         payload_bits: Size of the model, as sent and as returned, bit.
         seconds_per_example: Median over the phones of the time to train on an example, s.
@@ -70,8 +74,8 @@ class PhoneModel:
         compute_power_w: Power while computing, W.
         radio_power_w: Power while receiving or sending, W.
         max_latency_s: Deadline of a round, s.
-        devices: Your own devices in place of the drawn ones: seconds per example, downlink and uplink in bytes/s of
-            each client, shape (num_clients, 3). None draws them from the medians above.
+        devices: Your own devices instead of drawn ones, shape (num_clients, 3): seconds per example, downlink and
+            uplink in bytes/s of each client. None draws them from the medians above.
 
     Raises:
         ParameterError: If a value is outside its range; the message names the field.
@@ -139,7 +143,7 @@ class PhoneModel:
             round: Absolute round.
 
         Returns:
-            The parts of the client's latency; the caller caps their sum at `max_latency_s`.
+            The parts of the client's latency. The caller limits their sum to `max_latency_s`.
 
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
@@ -147,7 +151,7 @@ class PhoneModel:
         return self.draws([partition_id], round)[0]
 
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, to the last bit, in a fraction of the time.
+        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
 
         Args:
             partition_ids: The clients' partitions, each in [0, num_clients).
@@ -171,17 +175,17 @@ class PhoneModel:
         """Return each phone's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3), see
+            points: Points spread evenly over the unit cube, shape (n, 3), see
                 :func:`fedsel_flwr.clients.device.quasirandom_points`.
 
         Returns:
-            Shape (num_clients,).
+            Mean latencies, shape (num_clients,).
         """
-        # here, as a run needs no SciPy
+        # Imported here, because a run needs no SciPy.
         from scipy.special import ndtri
 
         network_sd = _log_sd(self.network_round_cv)
-        # minus, as a throughput divides
+        # Minus, because a throughput is a divisor.
         now = np.exp(ndtri(points) * [_log_sd(self.compute_round_cv), -network_sd, -network_sd])
         means = np.empty(self.num_clients)
         for k, own in enumerate(self._own_draws(range(self.num_clients))):
@@ -191,7 +195,7 @@ class PhoneModel:
         return means
 
     def _own_draws(self, partition_ids: Sequence[int]) -> list[list[float]]:
-        """Return the standard normal draws of the clients' own medians; zeros if ``devices`` has the medians."""
+        """Return the standard normal draws of the clients' own medians; zeros if ``devices`` sets the medians."""
         if self.devices is not None:
             return [[0.0, 0.0, 0.0]] * len(partition_ids)
         return [own.standard_normal(3).tolist() for own in streams(self.seed, "phone", partition_ids)]
@@ -212,7 +216,7 @@ class PhoneModel:
         )
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """Return the energy a client spends in a round: power x seconds of its radio and of its processor.
+        """Return the energy that a client spends in a round: power x seconds of its radio and of its processor.
 
         The energy is modelled, not measured. A phone receives, trains, sends, and stops at the deadline.
 
@@ -234,5 +238,5 @@ class PhoneModel:
 
 
 def _log_sd(variation: float) -> float:
-    """Return the standard deviation of the logarithm of a log-normal law with this coefficient of variation."""
+    """Return the standard deviation of the logarithm of a log-normal variable with this coefficient of variation."""
     return math.sqrt(math.log1p(variation**2))

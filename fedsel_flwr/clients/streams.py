@@ -1,14 +1,18 @@
-"""Random streams that depend on what is drawn, for whom and when, and on nothing else.
+"""Random streams by seed, purpose, partition and round, and by nothing else.
 
-A draw is named by (seed, purpose, partition, round). The order in which clients register, the engine that runs them,
-and a restart in the middle therefore change no draw.
+A stream has the name (seed, purpose, partition, round). Therefore no draw depends on the order in which clients
+register, on the engine, or on a restart.
 
-A round takes four to seven streams for each of its clients. NumPy's own cost 12 microseconds each, those of
-:func:`streams`, which computes the seeds of all partitions at once, 2. Measured in processor time with one thread,
-NumPy's would make a round of the scenario "digits" with 500 clients 31 % longer (86 ms for 66 ms), one of "phones" with
-10 clients 11 %, and the training of 1,000 of a million clients on 120 images each 6 % (914 ms for 865 ms). NumPy
-promises that the numbers of a :class:`numpy.random.SeedSequence` never change. The second half of this room is its
-algorithm, word for word, on arrays in place of numbers.
+A round takes four to seven streams for each of its clients. NumPy's own streams cost 12 microseconds each.
+:func:`streams` computes the seeds of all partitions at once, and costs 2 microseconds per stream. We measured how much
+more processor time NumPy's streams would take, with one thread:
+
+* 31 % in a round of the scenario "digits" with 500 clients (86 ms instead of 66 ms),
+* 11 % in a round of "phones" with 10 clients,
+* 6 % in the training of 1,000 of a million clients on 120 images each (914 ms instead of 865 ms).
+
+NumPy promises that the numbers of a :class:`numpy.random.SeedSequence` never change. The second half of this room is
+its algorithm, word for word, on arrays instead of numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 
 PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
-    # part of every recorded result: add at the end, never renumber or reuse
+    # These numbers are part of every recorded result: add new ones at the end, and never renumber or reuse one.
     {
         "placement": 0,
         "latency": 1,
@@ -56,9 +60,9 @@ def stream(seed: int, purpose: str, partition_id: int, round: int = 0) -> np.ran
 
     Args:
         seed: Seed of the run, in [0, 2**128).
-        purpose: What is drawn, one of `PURPOSES`.
-        partition_id: Whose draw it is: the partition's id, never its place in a roster; in [0, 2**32).
-        round: Absolute round, in [0, 2**32); 0 for what is drawn once.
+        purpose: Purpose of the draw, one of `PURPOSES`.
+        partition_id: Id of the partition that draws, in [0, 2**32); never its place in a roster.
+        round: Absolute round, in [0, 2**32); 0 for draws that are made once.
 
     Returns:
         A fresh generator; equal arguments give equal draws.
@@ -73,18 +77,18 @@ def stream(seed: int, purpose: str, partition_id: int, round: int = 0) -> np.ran
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
     key = (number, _whole("partition_id", partition_id, bits=32), _whole("round", round, bits=32))
     sequence = np.random.SeedSequence(entropy=entropy, spawn_key=key)
-    # not default_rng: its bit generator may change with NumPy
+    # Not default_rng, because its bit generator may change with NumPy.
     return np.random.Generator(np.random.PCG64(sequence))
 
 
 def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 0) -> list[np.random.Generator]:
-    """Return :func:`stream` of several partitions, in a fifth of the time and less.
+    """Return :func:`stream` of several partitions, in at most a fifth of the time.
 
     Args:
         seed: Seed of the run, in [0, 2**128).
-        purpose: What is drawn, one of `PURPOSES`.
-        partition_ids: Whose draws they are, each in [0, 2**32).
-        round: Absolute round, in [0, 2**32); 0 for what is drawn once.
+        purpose: Purpose of the draws, one of `PURPOSES`.
+        partition_ids: Ids of the partitions that draw, each in [0, 2**32).
+        round: Absolute round, in [0, 2**32); 0 for draws that are made once.
 
     Returns:
         A fresh generator for each partition; the draws are those of the single streams.
@@ -96,13 +100,13 @@ def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 
         >>> [round(float(generator.random()), 6) for generator in streams(1, "placement", [0, 1])]
         [0.378652, 0.212788]
     """
-    # below two, NumPy's own is faster
+    # For one partition, NumPy's own stream is faster.
     if len(partition_ids) == 1:
         return [stream(seed, purpose, partition_ids[0], round)]
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
     ids = np.array([_whole("partition_id", k, bits=32) for k in partition_ids], dtype=np.int64)
     words = seed_states(entropy, number, ids, _whole("round", round, bits=32))
-    # NumPy accepts any seed sequence, its annotations only its own
+    # NumPy accepts any seed sequence, but its annotations allow only its own class.
     return [np.random.Generator(np.random.PCG64(KnownState(own))) for own in words]  # type: ignore[arg-type]
 
 
@@ -117,7 +121,7 @@ def _number(purpose: str) -> int:
 
 
 def _whole(name: str, value: int, *, bits: int) -> int:
-    # Larger numbers would take more words than SeedSequence sets aside, and two names could share a stream.
+    # Larger numbers would take more words than SeedSequence reserves, and two names could share a stream.
     try:
         number = index(value)
     except TypeError:
@@ -130,11 +134,11 @@ def _whole(name: str, value: int, *, bits: int) -> int:
 
 
 POOL, MASK = 4, 0xFFFFFFFF
-"""Words that a seed sequence keeps, and a mask of 32 bits. Words stand in 64 bits, so that the mask cuts products."""
+"""Number of words in a seed sequence's pool, and a mask of 32 bits. Words have 64 bits, and the mask cuts products."""
 
 
 def _constants(first: int, factor: int, count: int) -> list[int]:
-    """Return the constants of NumPy's hashmix: the n-th call takes the n-th and the one after."""
+    """Return the constants of NumPy's hashmix: the n-th call uses the n-th constant and the next one."""
     return [first * pow(factor, n, 1 << 32) & MASK for n in range(count + 1)]
 
 
@@ -144,31 +148,31 @@ LEFT, RIGHT, SHIFT = 0xCA01F9DD, 0x4973F715, 16
 
 
 class KnownState(ISeedSequence):
-    """Seed sequence of a known state.
+    """Seed sequence with a known state.
 
     Args:
-        state: The words that it generates, uint64, shape (4,).
+        state: The words that it returns, uint64, shape (4,).
     """
 
     def __init__(self, state: npt.NDArray[np.uint64]) -> None:
         self._state = state
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
-        """Return the words. PCG64 asks for four of uint64, and nothing else asks."""
+        """Return the words. Only PCG64 asks for them, and it asks for four words of uint64."""
         return self._state
 
 
 def seed_states(seed: int, purpose: int, partition_ids: IntArray, round: int) -> npt.NDArray[np.uint64]:
-    """Return what ``SeedSequence(seed, spawn_key=(purpose, k, round))`` generates for each partition k.
+    """Return the words of ``SeedSequence(seed, spawn_key=(purpose, k, round))`` for each partition k.
 
     Args:
-        seed: In [0, 2**128).
-        purpose: In [0, 2**32).
-        partition_ids: The k, in [0, 2**32), shape (n,).
-        round: In [0, 2**32).
+        seed: The seed, in [0, 2**128).
+        purpose: The number of the purpose, in [0, 2**32).
+        partition_ids: The partitions k, in [0, 2**32), shape (n,).
+        round: The round, in [0, 2**32).
 
     Returns:
-        ``generate_state(4, numpy.uint64)`` of each, shape (n, 4).
+        ``generate_state(4, numpy.uint64)`` of each sequence, shape (n, 4).
 
     Example:
         >>> int(seed_states(1, 2, np.array([5]), 3)[0, 0])
@@ -186,7 +190,7 @@ def seed_states(seed: int, purpose: int, partition_ids: IntArray, round: int) ->
 
 @lru_cache(maxsize=64)
 def _pool(seed: int, purpose: int) -> tuple[int, ...]:
-    """Return the pool after the words that all partitions have in common: the seed's four, and the purpose."""
+    """Return the pool after the words that all partitions share: the seed's four, and the purpose."""
     calls = pairwise(MIXING)
     pool = [_hashed(seed >> 32 * i & MASK, *next(calls)) for i in range(POOL)]
     for source in range(POOL):
@@ -197,13 +201,13 @@ def _pool(seed: int, purpose: int) -> tuple[int, ...]:
 
 
 def _hashed(value: Any, before: Any, after: Any) -> Any:
-    """NumPy's hashmix."""
+    """Return NumPy's hashmix of a value."""
     value = (value ^ before) * after & MASK
     return value ^ value >> SHIFT
 
 
 def _mixed(left: Any, right: Any) -> Any:
-    """NumPy's mix."""
+    """Return NumPy's mix of two values."""
     value = LEFT * left - RIGHT * right & MASK
     return value ^ value >> SHIFT
 

@@ -46,20 +46,23 @@ _NOT_NEGATIVE = ("cycles_per_sample", "effective_capacitance")
 
 @dataclass(frozen=True, kw_only=True)
 class SystemModel:
-    """A cell of clients whose channels fade and whose devices speed up and slow down from round to round.
+    """A cell of clients with fading channels, and devices whose speed changes from round to round.
 
-    Payloads and samples are constants of the scenario, never derived from the trained model: a VGG-11 over 15 kHz
-    would take 40 minutes.
+    Payloads and samples are constants of the scenario, and are never derived from the trained model. A VGG-11 over 15
+    kHz would take 40 minutes.
 
-    Deviations: one fading draw per client, round and direction stands for the paper's average over a round's coherence
-    times (text above (33)); K above 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
+    Deviations:
+        * One fading draw per client, round and direction stands for the paper's average over a round's coherence times
+          (text above (33)).
+        * For K above 20, see :func:`computing_rate_bounds`.
+        * The probe and the energy are ours.
 
     Args:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
         seed: Seed of the run, at least 0.
         downlink: Channel from the access point to a client.
         uplink: Channel from a client to the access point.
-        radius_km: Radius of the disc over which the clients stand, km.
+        radius_km: Radius of the disc that holds the clients, km.
         payload_down_bits: Size of the model that is sent to a client, bit.
         payload_up_bits: Size of the update that a client sends, bit.
         samples_per_round: Samples that a client trains on in a round.
@@ -139,7 +142,7 @@ class SystemModel:
             round: Absolute round.
 
         Returns:
-            The parts of the client's latency; the caller caps their sum at `max_latency_s`.
+            The parts of the client's latency. The caller limits their sum to `max_latency_s`.
 
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
@@ -147,7 +150,7 @@ class SystemModel:
         return self.draws([partition_id], round)[0]
 
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, to the last bit, in a fraction of the time.
+        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
 
         Args:
             partition_ids: The clients' partitions, each in [0, num_clients).
@@ -181,13 +184,13 @@ class SystemModel:
         """Return each client's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3), see
+            points: Points spread evenly over the unit cube, shape (n, 3), see
                 :func:`fedsel_flwr.clients.device.quasirandom_points`.
 
         Returns:
-            Shape (num_clients,).
+            Mean latencies, shape (num_clients,).
         """
-        # Rayleigh fading: the power is Exp(1), here by its inverse distribution function
+        # Rayleigh fading: the power is Exp(1), here drawn with its inverse distribution function.
         gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])
         means = np.empty(self.num_clients)
         for k, distance in enumerate(self._distances_km(range(self.num_clients))):
@@ -199,10 +202,10 @@ class SystemModel:
         return means
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """Return the energy a client spends in a round: its radio while sending, and its processor.
+        """Return the energy that a client spends in a round: its radio while it sends, and its processor.
 
-        The energy is modelled, not measured. The client stops sending at the deadline. Receiving is the access point's
-        cost.
+        The energy is modelled, not measured. The client stops sending at the deadline. The access point pays for the
+        downlink.
 
         Args:
             delays: The client's delays in this round.
@@ -217,7 +220,7 @@ class SystemModel:
         busy = computing_seconds(delays, compute_s)
         airtime = min(max(self.max_latency_s - delays.download_s - busy, 0.0), delays.upload_s)
         frequency_hz = delays.computing_rate * self.cycles_per_sample
-        # cycles_per_sample x samples_per_round if the time is the model's
+        # cycles_per_sample x samples_per_round, if the time is the model's.
         cycles = frequency_hz * busy
         radio = float(self.uplink.transmit_energy(airtime))
         return radio + cpu_energy(cycles, frequency_hz, self.effective_capacitance)

@@ -1,8 +1,8 @@
 """Telemetry of a client: a Flower mod that reports the cost of training, ``ClientApp(mods=[telemetry])``.
 
-The mod measures and adds to the reply, and never costs an update: what it cannot measure it leaves out. It imports
-neither NumPy nor Flower, as Flower starts a process for each message. :class:`EnergyMeter` measures by RAPL and NVML,
-through the library zeus.
+The mod adds its measurements to the reply, and leaves out values that it cannot measure. A failed measurement never
+loses an update. The mod imports neither NumPy nor Flower, because Flower starts a process for each message.
+:class:`EnergyMeter` measures by RAPL and NVML, through the library zeus.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LEGACY = "fitres.metrics"
 def telemetry(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Report the cost of training with the update, in the formats of both APIs.
 
-    ``compute_s`` is the time from the message's arrival in the mod to the reply of the app, seconds by the clock on the
-    wall: reading the data, training, and the mods that follow in the list. It excludes the start of the process and the
-    transfer of the models. ``energy_j`` is what :class:`EnergyMeter` measured meanwhile, joules; it is absent without
-    zeus or without a readable meter.
+    ``compute_s`` is the wall-clock time from the message's arrival in the mod to the reply of the app, seconds. It
+    covers reading the data, training, and the mods that follow in the list. It excludes the start of the process and
+    the transfer of the models. ``energy_j`` is the measurement of :class:`EnergyMeter` over the same time, joules. It
+    is absent without zeus or without a readable meter.
 
-    Both stand in the reply's one ``MetricRecord``, in the legacy API among the metrics that ``fit`` returned. What the
-    app reports itself under these names stays. Errors, replies without that one record, and whatever is no training
-    (probes are not) pass unchanged.
+    Both are in the reply's only ``MetricRecord``, in the legacy API among the metrics that ``fit`` returned. Values
+    that the app itself reports under these names stay. Errors, replies without exactly one such record, and replies
+    other than to training (such as to probes) pass unchanged.
 
     Args:
         message: Message from the server.
@@ -54,17 +54,18 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
         measured["energy_j"] = meter.joules
     try:
         _add(measured, reply)
-    # an app may return anything, and Flower says what is wrong with it
+    # An app may return anything, and Flower itself reports the error in it.
     except Exception as error:
         logger.warning("telemetry cannot be added to the reply: %s", error)
     return reply
 
 
 class EnergyMeter:
-    """Meter of the joules that the processors of this machine draw while a block runs.
+    """Meter of the joules that the processors of this machine use while a block runs.
 
-    Everything that runs meanwhile is counted. Without a readable meter the result is None, and the client reports no
-    ``energy_j``. A meter that fails is named in the log, and the result is None; the block runs in any case.
+    The meter counts all processes that run at the same time. Without a readable meter the result is None, and the
+    client reports no ``energy_j``. If a meter fails, the log names it, and the result is None. The block runs in any
+    case.
 
     Attributes:
         joules: Energy of the last block: processors, memory and GPUs that have a meter; None if none has.
@@ -89,11 +90,11 @@ class EnergyMeter:
                 "energy cannot be measured without zeus. Install it: pip install 'fedsel-flwr[meter]'."
             ) from error
         self.joules: float | None = None
-        # None without a meter on this machine, and after a failure
+        # None without a meter on this machine, and after a failure.
         self._monitor: Any = None
         try:
             self._monitor = ZeusMonitor()
-        # whatever a driver raises: no permission, no device
+        # A driver may raise any error: no permission, no device.
         except Exception as error:
             logger.warning("no energy meter on this machine: %s", error)
 
@@ -138,12 +139,12 @@ def _meter() -> EnergyMeter | nullcontext[None]:
 
 
 def _add(measured: dict[str, float], reply: Message) -> None:
-    """Replace the record of metrics by one that has the measurements too."""
+    """Replace the record of metrics by one that also has the measurements."""
     if reply.has_error():
         return
     content = reply.content
     names = [LEGACY] if LEGACY in content.config_records else list(content.metric_records)
     if len(names) == 1:
-        # of either kind; what the app reports under these names comes last and stays
+        # The record may be of either kind. Values that the app reports under these names come last, so they stay.
         record: Any = content[names[0]]
         content[names[0]] = type(record)({**measured, **record})

@@ -1,4 +1,4 @@
-"""Threads of which each uses torch alone: several small computations at a time in place of one on several threads."""
+"""Threads on which torch runs single-threaded: several small computations at a time, one per thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IDLE: ContextVar[int] = ContextVar("threads that torch had before a block of us
 
 @contextmanager
 def single_threaded_pool(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Start threads on which torch uses that one thread; after the block torch uses as many as before.
+    """Start threads on each of which torch uses one thread; after the block torch uses as many as before.
 
     Args:
         count: Number of threads.
@@ -35,7 +35,7 @@ def single_threaded_pool(count: int) -> Iterator[ThreadPoolExecutor]:
         with pool:
             yield pool
     finally:
-        # set_num_threads in a thread of the pool is also what later threads begin with
+        # set_num_threads in a thread of the pool also sets the initial value of later threads.
         torch.set_num_threads(before)
 
 
@@ -50,7 +50,8 @@ def using_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(count)
     idle = _IDLE.set(before if count == 1 else 1)
     try:
-        # BLAS too: its threads spin for a while after each product, on the core that another process wants
+        # BLAS too, because its threads keep a core busy for a while after each product, and another process needs that
+        # core.
         with threadpool_limits(count):
             yield
     finally:
@@ -61,12 +62,13 @@ def using_threads(count: int) -> Iterator[None]:
 def map_on_threads(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Module, Part], Answer]) -> list[Answer]:
     """Evaluate a model on each part, on several threads if :func:`using_threads` leaves torch only one of them.
 
-    A part is evaluated by one thread either way, so that the answers are the same to the last bit.
+    One thread evaluates a part in either case, so the answers are the same to the last bit.
 
     Args:
-        model: The model; it stays as it is. Each thread has a copy; a model that cannot be copied stays on this thread.
+        model: The model, which is not changed. Each thread has a copy. A model that cannot be copied stays on this
+            thread.
         parts: The parts, such as the first rows of batches.
-        ask: Called with the model, or a copy of it, and a part.
+        ask: Function of the model, or a copy of it, and a part.
 
     Returns:
         The answers, in the order of the parts.
@@ -80,7 +82,7 @@ def map_on_threads(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Mo
         return share(model, range(len(parts)))
     try:
         copies = [copy.deepcopy(model) for _ in range(threads)]
-    # a user's model may keep what cannot be copied, such as a non-leaf tensor; copying raises many kinds
+    # A user's model may hold objects that cannot be copied, such as a non-leaf tensor, and copying may raise any error.
     except Exception:
         return share(model, range(len(parts)))
     shares = np.array_split(np.arange(len(parts)), threads)

@@ -1,6 +1,6 @@
 """Flower client that trains a torch model and reports the cost of the round, for both of Flower's APIs.
 
-:class:`TorchClient` is the client of the legacy API; :func:`make_message_app` lets it answer the records of the Message
+:class:`TorchClient` is the client of the legacy API. :func:`make_message_app` lets it answer the records of the Message
 API.
 """
 
@@ -35,26 +35,26 @@ Delay = Literal["virtual", "sleep"]
 
 
 class TorchClient(NumPyClient):
-    """Simulated client that trains on its examples; its channel and processor are those of the system model.
+    """Simulated client that trains on its examples; the system model simulates its channel and its processor.
 
-    The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends. ``needs`` in it
-    names columns that the client is to report with its update, see :mod:`fedsel_flwr.clients.answering`.
+    The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends. Its key
+    ``needs`` names columns that the client reports with its update, see :mod:`fedsel_flwr.clients.answering`.
 
     Args:
         partition_id: The client's partition, which it reports as its identity.
-        model: Scratch model, whose parameters are overwritten.
+        model: Scratch model. Its parameters are overwritten.
         inputs: The client's examples, shape (n, ...).
         labels: Their classes, or numbers to predict, shape (n,).
         test_inputs: The client's own test examples, shape (k, ...); None takes ``inputs``.
         test_labels: Their classes or numbers, shape (k,).
-        energy_score: PCZFL's score in [0, 1], reported if it is given.
-        settings: How to train.
+        energy_score: The client's energy score (PCZFL) in [0, 1], reported if it is set.
+        settings: The settings of training.
         system: Delays and energy.
-        latency_mode: "measured" takes the training time of this machine; "model" that of the system model, which
-            makes runs reproducible.
-        delay: "virtual" only reports the delays; "sleep" makes the call last as long as it reports.
+        latency_mode: "measured" takes the training time of this machine. With "model" the time is that of the system
+            model, which makes runs reproducible.
+        delay: "virtual" only reports the delays. With "sleep" the call really takes as long as it reports.
         objective: Loss and quality.
-        dropout: Draws the rounds in which the client crashes or its reply is lost; None: it never drops out.
+        dropout: Draws the rounds in which the client crashes or its reply is lost. None means that it never drops out.
 
     References:
         Metrics: ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet
@@ -101,8 +101,8 @@ class TorchClient(NumPyClient):
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train from the received model; return the arrays, the number of examples and the metrics.
 
-        What ``needs`` asks for is answered before training, and its time and energy are part of the round's. A client
-        that drops out returns the received model, and its metrics say that this reply never arrives.
+        The columns in ``needs`` are answered before training, and their time and energy are part of the round's. A
+        client that drops out returns the received model, with metrics that declare that this reply never arrives.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
         outcome = REPLIED if self._dropout is None else self._dropout.outcomes([self._partition_id], round)[0]
@@ -113,7 +113,7 @@ class TorchClient(NumPyClient):
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
         answers, loss = {}, math.nan
-        # nobody sees the model of a lost reply: it is trained only if its time is measured
+        # The model of a lost reply is not used, so it is trained only if its time is measured.
         if outcome == REPLIED or self._latency_mode == "measured":
             answers = self._answers(asked, round)
             loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
@@ -131,9 +131,9 @@ class TorchClient(NumPyClient):
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
         """Measure the received model on the client's own test examples.
 
-        For a probe (``probe`` in the config, with ``round``) the metrics hold what was asked for, see
-        :mod:`fedsel_flwr.clients.answering`, and what answering cost. A probe for a mini-batch's loss alone is not
-        charged for the test examples, which nobody asked about.
+        For a probe (``probe`` in the config, with ``round``), the metrics hold the requested columns, see
+        :mod:`fedsel_flwr.clients.answering`, and the cost of the answer. A probe for only a mini-batch's loss is not
+        charged for the test examples, because the probe did not ask about them.
         """
         set_arrays(self._model, parameters)
         start = time.perf_counter()
@@ -141,10 +141,10 @@ class TorchClient(NumPyClient):
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
             asked, round = asked_columns(config["probe"]), _round(config)
-            # the test examples above were evaluated for Flower, not for this question
+            # Flower asked for the evaluation of the test examples above, and the probe did not.
             if asked == {"batch_loss"}:
                 start = time.perf_counter()
-            # the accuracy is known from above, and a second evaluation would be measured too
+            # The accuracy is already known from above, and the time of a second evaluation would be measured too.
             metrics |= self._answers(asked - {"local_accuracy"}, round)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
@@ -154,7 +154,7 @@ class TorchClient(NumPyClient):
         return loss, len(self._test[1]), metrics
 
     def _answers(self, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
-        """Answer questions about the model that the scratch model holds."""
+        """Answer questions about the model in the scratch model."""
         seed, batch = self._system.seed, None
         if "batch_loss" in asked:
             batch = mini_batch(seed, self._partition_id, round, len(self._train[1]), self._settings.batch_size)
@@ -168,7 +168,7 @@ class TorchClient(NumPyClient):
 
 def _round(config: dict[str, Scalar]) -> int:
     round = config.get("round")
-    # True is an int in Python
+    # True is an int in Python.
     if isinstance(round, bool) or not isinstance(round, int):
         raise ParameterError(
             f"the config must carry the absolute round as an integer (key round), got {round!r}. Send it with "
@@ -184,10 +184,10 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
         client_of: Returns the client of a node.
 
     Returns:
-        The app. It reads the record ``arrays`` and the keys ``server-round`` or ``round``, ``needs``, and for a probe
-        ``probe``, of the record ``config``. It answers with the records ``arrays`` and ``metrics``; Flower's weight is
-        ``num-examples``. A vector that was asked for travels in a separate ``ArrayRecord``: record and array have
-        the column's name, and the array is float32 of shape (n,).
+        The app. It reads the record ``arrays`` and these keys of the record ``config``: ``server-round`` or ``round``,
+        ``needs``, and for a probe ``probe``. It answers with the records ``arrays`` and ``metrics``. Flower's weight is
+        ``num-examples``. Each requested vector is in a separate ``ArrayRecord``. Record and array have the column's
+        name, and the array is float32 of shape (n,).
     """
     app = ClientApp()
 
@@ -195,7 +195,7 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         arrays = _arrays(message)
         trained, num_examples, metrics = client_of(context).fit(arrays.to_numpy_ndarrays(), _config(message))
-        # under the names of the received record, which the strategy's averaging compares
+        # Under the names of the received record, because the strategy's averaging compares the names.
         renamed = ArrayRecord(trained)
         named = ArrayRecord(dict(zip(arrays.keys(), renamed.values(), strict=True)))
         return _answer(message, {"num-examples": num_examples, **metrics}, named)

@@ -1,10 +1,10 @@
 """Local training of a client by stochastic gradient descent, and evaluation, with torch.
 
-Also the augmentation "crop-flip" of small images (:func:`crop_flip`). It pads an image by four pixels on each side,
-crops it to the former size at a random place, and mirrors it from left to right with probability 1/2. The padding is
-zero in the inputs as they are given: the mean pixel in the package's normalized image sets, black elsewhere. The views
-of the images are drawn in one place (:func:`draw_views`) and passed in as numbers, so that clients that train one by
-one and in batches see the same.
+The room also has the augmentation "crop-flip" of small images (:func:`crop_flip`). It pads an image by four pixels on
+each side and crops it to the former size at a random place. Then it mirrors the image from left to right with
+probability 1/2. The padding is zero in the given inputs: the mean pixel in the package's normalized image sets, black
+elsewhere. One function draws the views of all images (:func:`draw_views`), and the views are passed in as numbers. So
+clients see the same views in training one by one and in batches.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Classes, or numbers to predict."""
 
 PADDING = 4
-"""Pixels of padding on each side."""
+"""Number of pixels of padding on each side."""
 SHIFTS = 2 * PADDING + 1
-"""Number of places of the crop along each axis."""
+"""Number of positions of the crop along each axis."""
 VIEWS = 2 * SHIFTS**2
 """Number of views of an image."""
 
@@ -55,14 +55,14 @@ def train(
         model: The received model, changed in place.
         inputs: The client's examples, shape (n, …), n at least 1.
         labels: Their classes, or numbers to predict, shape (n,).
-        settings: How to train.
-        generator: Draws first the seed of the dropout, then for each pass a new order of the data and, if images are
-            augmented, a view of each, in that order. torch's global random state stays as it is.
-        objective: The objective, whose loss the steps minimise; cross-entropy if not given.
+        settings: The settings of training.
+        generator: Draws the seed of the dropout, then for each pass a new order of the data. If images are augmented, a
+            view of each image follows in each pass. torch's global random state does not change.
+        objective: The objective whose loss the steps minimise; the default is cross-entropy.
 
     Returns:
-        The mean over the steps taken of the batch's mean loss before the step (cross-entropy: in nats), without the
-        proximal term. Not finite if the training diverged.
+        The mean over the steps of the batch's mean loss before the step (cross-entropy: in nats), without the proximal
+        term. Not finite if the training diverged.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each, or no images to augment.
@@ -85,7 +85,7 @@ def train(
     was_training = model.training
     model.train()
     device = device_of(model)
-    # torch's dropout draws from the global generator, which is the user's
+    # torch's dropout draws from the global generator, which belongs to the user.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _seed_dropout(int(generator.integers(2**63)), device)
         for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
@@ -94,14 +94,14 @@ def train(
                 seen = crop_flip(seen, torch.tensor(views, device=device))
             loss = objective.loss(model(seen), torch.tensor(labels[rows], device=device))
             loss.backward()  # type: ignore[no-untyped-call]
-            # not strict: without a proximal term nothing was kept of the received model
+            # Not strict, because without a proximal term no received parameters are stored.
             for parameter, start in zip(parameters, received, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
             sgd.step()  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
     model.train(was_training)
-    # fsum does not depend on the order of its summands; of numbers that are not finite it may raise
+    # fsum does not depend on the order of its summands, but may raise if some are not finite.
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
 
 
@@ -112,14 +112,14 @@ def evaluate(
     batch_size: int = 256,
     objective: Objective = CLASSIFICATION,
 ) -> tuple[float, float]:
-    """Evaluate a model on examples, with dropout off; the model stays as it is.
+    """Evaluate a model on examples, with dropout off; the model is not changed.
 
     Args:
         model: The model.
         inputs: The examples, shape (n, …), n at least 1.
         labels: Their classes, or numbers to predict, shape (n,).
-        batch_size: Examples at a time, at least 1; it changes the result by rounding only.
-        objective: Loss and quality; cross-entropy and the fraction classified correctly if not given.
+        batch_size: Number of examples at a time, at least 1; changes the result only by rounding.
+        objective: Loss and quality; the default is cross-entropy and the fraction classified correctly.
 
     Returns:
         The mean loss (cross-entropy: in nats), and the quality.
@@ -138,7 +138,7 @@ def evaluate(
             outputs = model(examples[start : start + batch_size])
             loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
             parts.append(outputs)
-        # of all examples at once: R² is not a mean over batches
+        # Of all examples at once, because R² is not a mean over batches.
         quality = objective.quality(torch.cat(parts), targets)
     model.train(was_training)
     return loss / len(labels), quality
@@ -147,11 +147,11 @@ def evaluate(
 def torch_predict(
     model: nn.Module, batch_size: int = 256
 ) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[np.float32]], npt.NDArray[np.float64]]:
-    """Return a torch model as the function ``predict(arrays, inputs) -> logits`` with which the server evaluates.
+    """Return a torch model as the function ``predict(arrays, inputs) -> logits`` for evaluation on the server.
 
     Args:
-        model: Scratch model, whose parameters are overwritten at each call.
-        batch_size: Examples at a time.
+        model: Scratch model. Its parameters are overwritten at each call.
+        batch_size: Number of examples at a time.
 
     Returns:
         A function from arrays (in the order of the model's state dictionary) and inputs, shape (n, ...), to logits,
@@ -166,11 +166,11 @@ def torch_predict(
 
 
 def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
-    """Return a model's outputs on examples, shape (n, ...), with dropout off; the model stays as it is."""
+    """Return a model's outputs on examples, shape (n, ...), with dropout off; the model is not changed."""
     was_training, examples = model.training, read_only_tensor(inputs)
 
     def ask(own: nn.Module, first: int) -> torch.Tensor:
-        # here, as gradients are switched off for a thread, not for all
+        # Inside this function, because gradients are switched off per thread.
         with torch.no_grad():
             answer: torch.Tensor = own(examples[first : first + batch_size])
         return answer
@@ -189,8 +189,8 @@ def draw_views(generator: np.random.Generator, count: int) -> IntArray:
         count: Number of images.
 
     Returns:
-        Numbers in [0, `VIEWS`), shape (count,): twice (the crop's row times `SHIFTS` plus its column), plus one if
-        mirrored.
+        One number in [0, `VIEWS`) per image, shape (count,): twice (the crop's row times `SHIFTS` plus its column),
+        plus one if mirrored.
     """
     return generator.integers(VIEWS, size=count)
 
@@ -199,15 +199,15 @@ def crop_flip(images: torch.Tensor, views: torch.Tensor) -> torch.Tensor:
     """Crop and mirror images.
 
     Args:
-        images: Shape (n, channels, height, width); they stay as they are.
-        views: What :func:`draw_views` drew for each, shape (n,), on the images' device.
+        images: The images, shape (n, channels, height, width), which are not changed.
+        views: The view of each image from :func:`draw_views`, shape (n,), on the images' device.
 
     Returns:
         New images of the same shape.
 
     Example:
         >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-        >>> in_place = 2 * (PADDING * SHIFTS + PADDING)  # the crop lies where the image was
+        >>> in_place = 2 * (PADDING * SHIFTS + PADDING)  # the crop at the image's own place
         >>> crop_flip(image, torch.tensor([in_place + 1])).tolist()  # only mirrored
         [[[[2.0, 1.0], [4.0, 3.0]]]]
         >>> crop_flip(image, torch.tensor([in_place + 2])).tolist()  # one column further to the right
@@ -215,7 +215,7 @@ def crop_flip(images: torch.Tensor, views: torch.Tensor) -> torch.Tensor:
     """
     height, width = images.shape[-2:]
     place, mirrored = views // 2, views % 2 == 1
-    # unfold is a view: of the many windows only those that are indexed below are copied
+    # unfold returns a view, so only the windows that are indexed below are copied.
     windows = functional.pad(images, (PADDING,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     each = torch.arange(len(images), device=images.device)
     cropped = windows[each, :, place // SHIFTS, place % SHIFTS]
@@ -226,8 +226,8 @@ def check_images(settings: TrainingSettings, ndim: int) -> None:
     """Refuse to augment examples that are not images.
 
     Args:
-        settings: How a client trains.
-        ndim: Number of axes of the inputs, the examples' own axis included.
+        settings: The settings of a client's training.
+        ndim: Number of axes of the inputs, including the axis of the examples.
 
     Raises:
         ParameterError: If the settings augment, and the inputs are not of shape (n, channels, height, width).
@@ -245,7 +245,7 @@ def _batches(
     """Yield rows and views of one batch after the other, pass after pass, each in a new order, without end."""
     while True:
         order = generator.permutation(count)
-        # after the order, as `Schedule` draws it: the batched backends must see the same
+        # After the order, as in `Schedule`, because the batched backends must draw the same views.
         views = None if settings.augmentation == "none" else draw_views(generator, count)
         for start in range(0, count, settings.batch_size):
             part = slice(start, start + settings.batch_size)
@@ -255,11 +255,11 @@ def _batches(
 class _SGD:
     """``torch.optim.SGD`` on the CPU, operation by operation.
 
-    torch's own optimizers import its compiler when the first one is made, which takes a client's process longer than
-    its first rounds.
+    torch's first optimizer of a process imports torch's compiler. In a client's process this import takes longer than
+    the client's first rounds.
 
     Args:
-        parameters: The model's parameters, whose gradients are cleared.
+        parameters: The model's parameters. Their gradients are cleared.
         settings: Step length, momentum and weight decay.
     """
 
@@ -305,15 +305,15 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def read_only_tensor(array: npt.NDArray[Any] | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return an array as a tensor that nobody writes to; nothing is copied that is on the device already."""
+    """Return an array as a read-only tensor; nothing is copied that is already on the device."""
     with warnings.catch_warnings():
-        # torch warns of arrays that may not be written to, which is exactly what is wanted here
+        # torch warns about read-only arrays, but here they are intended.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(array, device=device)
 
 
 def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-    """Refuse no examples, and examples without one label for each."""
+    """Refuse missing examples, and examples without one label for each."""
     if len(labels) < 1 or len(inputs) != len(labels):
         raise ParameterError(
             f"expected at least one example and one label for each; got {len(inputs)} examples, {len(labels)} labels. "

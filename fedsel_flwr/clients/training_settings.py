@@ -1,4 +1,4 @@
-"""Settings of a client's training; this room loads no torch, so that scenario files can be read without it."""
+"""Settings of a client's training; this room loads no torch, so that scenario files can be read without torch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class TrainingSettings:
 
     Args:
         learning_rate: The step length, above 0.
-        batch_size: Examples per step, at least 1; the last batch of a pass may be smaller.
-        local_epochs: Passes over the client's data, at least 1.
-        local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
-            passes.
+        batch_size: Number of examples per step, at least 1. The last batch of a pass may be smaller.
+        local_epochs: Number of passes over the client's data, at least 1.
+        local_steps: Number of steps instead of passes, at least 1, with as many passes over the data as needed. None
+            takes whole passes.
         momentum: Momentum of the gradient, in [0, 1).
-        weight_decay: Factor of the weights that are added to the gradient, at least 0.
+        weight_decay: Factor of the weights in the term that is added to the gradient, at least 0.
         proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
-        augmentation: "none", or "crop-flip": each time an image is seen, it is padded by four pixels on each side,
-            cropped to its size at a random place and mirrored with probability 1/2. For images only.
-        halved_at: Absolute rounds, ascending; from each of them on the step length is halved (:meth:`at`).
+        augmentation: "none" or "crop-flip". The value "crop-flip" changes an image each time that it is used. The image
+            is padded by four pixels on each side, cropped to its size at a random place and mirrored with probability
+            1/2. For images only.
+        halved_at: Absolute rounds, ascending. The step length is halved from each of these rounds on (:meth:`at`).
 
     Raises:
         ParameterError: If a value is out of its range.
@@ -63,7 +64,7 @@ class TrainingSettings:
         return replace(self, learning_rate=self.learning_rate / 2**times, halved_at=()) if self.halved_at else self
 
     def steps(self, size: int) -> int:
-        """Count the steps that a client with ``size`` examples takes in a round.
+        """Count the steps of a client with ``size`` examples in a round.
 
         >>> TrainingSettings(learning_rate=0.1, batch_size=4, local_epochs=2).steps(9)
         6
@@ -76,10 +77,10 @@ class TrainingSettings:
             if (count := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, count, 1))
         real("learning_rate", self.learning_rate, above=0.0)
-        rounds = tuple(whole("every one of halved_at", first, 1) for first in self.halved_at)
+        rounds = tuple(whole("each value of halved_at", first, 1) for first in self.halved_at)
         if list(rounds) != sorted(set(rounds)):
             raise ParameterError(
-                f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, each once."
+                f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, and name each only once."
             )
         object.__setattr__(self, "halved_at", rounds)
         for name in ("momentum", "weight_decay", "proximal_mu"):
@@ -92,14 +93,14 @@ class TrainingSettings:
 
 
 def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArray:
-    """Count the examples that clients work through in a round, with repeated passes.
+    """Count the examples that clients process in a round, with repeated passes.
 
     Args:
-        settings: How a client trains.
-        sizes: Examples of each client, at least 1, shape (n,).
+        settings: The settings of a client's training.
+        sizes: Number of examples of each client, at least 1, shape (n,).
 
     Returns:
-        Shape (n,). With `local_steps`, the last batch of each pass is as small as it is in training.
+        Numbers of shape (n,). With `local_steps`, the last batch of each pass is as small as in training.
 
     Example:
         >>> steps = TrainingSettings(learning_rate=0.1, batch_size=4, local_steps=5)
@@ -108,6 +109,6 @@ def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArra
     """
     if settings.local_steps is None:
         return np.asarray(sizes * settings.local_epochs, dtype=np.float64)
-    # negated twice: the quotient is rounded up
+    # Negated twice, so that the quotient is rounded up.
     passes, rest = np.divmod(settings.local_steps, -(-sizes // settings.batch_size))
     return np.asarray(passes * sizes + rest * settings.batch_size, dtype=np.float64)

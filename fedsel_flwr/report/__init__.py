@@ -1,18 +1,20 @@
 """Reports of runs: run folder, progress display, summaries, verdict, tables and pictures.
 
-In the order in which a run passes through them:
+Modules, in the order in which a run uses them:
 
 ==============  =====================================================================================================
-``progress``    display on the terminal while runs proceed; notices while Ray starts (needs rich)
+``progress``    progress display on the terminal; notices while Ray starts (needs rich)
 ``run_folder``  the folder of a run: scenario, journal or Parquet files, model (pyarrow, safetensors on first use)
 ``summary``     the figures of a run (accuracy, time and energy to the target, Jain index); their spread over seeds
 ``paired``      ratios and differences to a reference on the same seeds, intervals, tests, Holm's correction (SciPy)
-``verdict``     the word for each selector: sooner, later, no difference, not settled; the profile over targets
+``sweeps``      labels of a selector's settings, and notes on how many settings were tried
+``verdict``     verdict on each selector: sooner, later, no difference, not settled; the profile over targets
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
-``plots``       the comparison as PNG, by simulated seconds and by rounds (matplotlib on first use)
+``panels``      the panels of the pictures: accuracy, ratios, targets, selections (matplotlib on first use)
+``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds
 ==============  =====================================================================================================
 
-Importing this package loads NumPy only; import the rooms by name.
+Importing this package loads only NumPy. Import the modules by name.
 """
 
 from __future__ import annotations

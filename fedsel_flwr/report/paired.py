@@ -1,20 +1,20 @@
-"""Paired effects: how much a selector differs from a reference that ran on the same seeds.
+"""Paired effects: differences between a selector and a reference that ran on the same seeds.
 
-The same seed gives every selector the same data, phones and channels. Times, joules and rounds multiply: a slow network
-makes every selector slower by about the same factor. They are therefore compared as ratios. With d_1 ... d_n the logs
-of the ratios to the reference, one per seed, the ratio and its interval are
+The same seed gives every selector the same data, phones and channels. Times, joules and rounds are multiplicative: a
+slow network makes every selector slower by about the same factor. Therefore they are compared as ratios. Let d_1 ...
+d_n be the logs of the ratios to the reference, one per seed. The ratio and its interval are
 
-    exp(mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n),
+    exp(mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n).
 
-Student's interval, which holds for normal d. Accuracies, Jain's index and numbers of clients are compared as
-differences, with the same formula without the logs. Every spread is that of the selector's own differences. An interval
-whose spread is moderated towards those of the other selectors (as limma does) is narrower, but it covers too rarely
-for a selector that varies more than the others: docs/statistics.md has the table.
+This is Student's interval, which assumes normal d. Accuracies, Jain's index and numbers of clients are compared as
+differences, with the same formula without logs. The spread of a selector uses only this selector's differences. A
+spread that is moderated towards the other selectors, as in limma, gives narrower intervals. However, such intervals
+cover the truth too rarely if a selector varies more than the others. The table is in docs/statistics.md.
 
-A run that never reached the target has an infinite time and no ratio. Leaving its pair out would favour the selector
-that failed. The pairs are then compared by the exact sign test. A run without the target loses against a time up to its
-own end. Of a later time nothing is known: the run may have been stopped earlier because its rounds were shorter. Such a
-pair is a tie, and so are two runs without the target.
+A run that never reached the target has an infinite time and no ratio. If its pair were left out, the selector that
+failed would benefit. In this case the exact sign test compares the pairs. A run that did not reach the target loses
+against any time up to its own end. Against a later time the pair is a tie, because the run may have stopped earlier
+only because its rounds were shorter. Two runs that did not reach the target are a tie too.
 
 References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. W. J. Dixon and A. M. Mood, "The Statistical
 Sign Test", Journal of the American Statistical Association 41, 1946. S. Holm, "A Simple Sequentially Rejective Multiple
@@ -40,14 +40,14 @@ RATIOS = frozenset({
     "time_to_target_s", "energy_to_target_j", "rounds_to_target", "seconds_per_round", "joules_per_round", "energy_j",
     "simulated_s", "megabytes_down", "megabytes_up",
 })  # fmt: skip
-"""Figures of a run that are compared as ratios; all others are compared as differences."""
+"""Figures of a run that are compared as ratios. All other figures are compared as differences."""
 Values = Mapping[str, Mapping[int, float]]
 """Selector -> seed -> value of one figure; infinity if the target was never reached, NaN if the value is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedEffect:
-    """Ratio of a selector to the reference in one figure, or their difference, over the seeds that both ran.
+    """Effect of a selector on one figure: its ratio to the reference, or their difference, over their common seeds.
 
     Attributes:
         selector: Name of the selector.
@@ -56,17 +56,17 @@ class PairedEffect:
         is_ratio: Whether the figure is compared as a ratio.
         estimate: Geometric mean of the ratios, or mean of the differences; NaN if a pair lacks a value.
         low: Lower end of the interval; NaN if a pair lacks a value, or with fewer than two pairs.
-        high: Upper end.
-        deviation: Sample standard deviation of the logs of the ratios, or of the differences; NaN as ``low``.
-        p: Two-sided, not corrected: of the paired t-test, or of the sign test if a run never reached the target; NaN
-            with fewer than two pairs, or if a value is unknown.
-        pairs: Seeds that both ran.
-        reached: Of these, the seeds on which the selector has a finite value.
-        reference_reached: Of these, the seeds on which the reference has one.
-        sooner: Pairs in which the selector's value is smaller, by more than the margin.
-        later: Pairs in which it is larger.
-        reference_mean: Mean of the reference over the pairs; NaN if one lacks a value.
-        values: The ratios or differences, one per pair; NaN if one of the two has no finite value.
+        high: Upper end of the interval; NaN as for ``low``.
+        deviation: Sample standard deviation of the logs of the ratios, or of the differences; NaN as for ``low``.
+        p: Two-sided p-value before correction. It comes from the paired t-test, or from the sign test if a run never
+            reached the target. NaN with fewer than two pairs, or if a value is unknown.
+        pairs: Number of seeds that both ran.
+        reached: Number of these seeds on which the selector has a finite value.
+        reference_reached: Number of these seeds on which the reference has a finite value.
+        sooner: Number of pairs in which the selector's value is smaller by more than the margin.
+        later: Number of pairs in which the selector's value is larger by more than the margin.
+        reference_mean: Mean of the reference over the pairs; NaN if a pair lacks a value.
+        values: The ratios or differences, one per pair; NaN if one of the two runs has no finite value.
     """
 
     selector: str
@@ -88,7 +88,7 @@ class PairedEffect:
 
     @property
     def censored(self) -> bool:
-        """Whether a run of one of the two never reached the target."""
+        """Whether any run of the selector or the reference never reached the target."""
         return min(self.reached, self.reference_reached) < self.pairs
 
     @property
@@ -98,7 +98,7 @@ class PairedEffect:
         return self.low > equal or self.high < equal
 
     def is_within(self, margin: float) -> bool:
-        """Whether the whole interval of a ratio lies within [1 / margin, margin]."""
+        """Return whether the whole interval of a ratio is within [1 / margin, margin]."""
         return self.low >= 1 / margin and self.high <= margin
 
 
@@ -137,14 +137,14 @@ def paired_effects(
     Args:
         values: The figure of each run (:func:`collect`).
         reference: Name of the selector to compare with.
-        figure: Its name, which says whether ratios or differences are taken (:data:`RATIOS`).
-        ends: What each run had spent when it ended, in the unit of the figure: an infinite value is larger than all up
-            to it. None: an infinite value is larger than all.
+        figure: Name of the figure. It determines whether ratios or differences are used (:data:`RATIOS`).
+        ends: Time or energy of each run at its end, in the unit of the figure. An infinite value is larger than all
+            values up to this end. If None, an infinite value is larger than all values.
         margin: Ratios of a pair between 1 / margin and margin count as ties in the sign test.
-        confidence: Of the interval, in (0, 1).
+        confidence: Confidence of the interval, in (0, 1).
 
     Returns:
-        One effect for each other selector, in the order of ``values``.
+        One effect for each selector except the reference, in the order of ``values``.
 
     Raises:
         ParameterError: The reference has no run, or a selector shares no seed with it.
@@ -169,11 +169,11 @@ def student_interval(differences: FloatArray, confidence: float = CONFIDENCE) ->
     """Return Student's interval of the mean of normal differences.
 
     Args:
-        differences: Shape (n,), n at least 2.
-        confidence: Of the interval, in (0, 1).
+        differences: The differences, shape (n,), n at least 2.
+        confidence: Confidence of the interval, in (0, 1).
 
     Returns:
-        The ends.
+        The lower and the upper end.
 
     Examples:
         >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
@@ -189,14 +189,14 @@ def student_p(differences: FloatArray) -> float:
     """Return the two-sided p-value of the paired t-test; 0 for equal differences, 1 if they are all 0.
 
     Args:
-        differences: Shape (n,), n at least 2.
+        differences: The differences, shape (n,), n at least 2.
 
     Examples:
         >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
         0.0742
     """
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    # Equal differences have no spread, and t would be infinite or 0/0.
+    # If the differences are equal, their spread is 0, and t would be infinite or 0/0.
     if error == 0:
         return float(differences[0] == 0)
     return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
@@ -206,8 +206,8 @@ def sign_test(sooner: int, later: int) -> float:
     """Return the exact two-sided p-value of the sign test; ties are left out.
 
     Args:
-        sooner: Pairs in which the selector's value is smaller.
-        later: Pairs in which it is larger.
+        sooner: Number of pairs in which the selector's value is smaller.
+        later: Number of pairs in which the selector's value is larger.
 
     Examples:
         >>> sign_test(6, 0), sign_test(4, 1), sign_test(0, 0)
@@ -219,11 +219,11 @@ def sign_test(sooner: int, later: int) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple comparisons (Holm), in the given order.
+    """Correct p-values for multiple comparisons by Holm's method; the order of the values stays the same.
 
-    The values in ascending order are multiplied by n, n - 1, ... 1, each at least as large as the one before. The
-    probability of any wrong rejection is then at most the level. An unknown value (NaN) counts as 1, and is counted in
-    n: a selector that cannot be judged was compared all the same.
+    The values in ascending order are multiplied by n, n - 1, ... 1, and each result is at least as large as the one
+    before. The probability of any wrong rejection is then at most the level. An unknown value (NaN) counts as 1, and
+    counts in n, because that selector was compared too.
 
     Examples:
         >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
@@ -260,11 +260,11 @@ def _effect(
     both = np.isfinite(mine) & np.isfinite(theirs)
     if is_ratio:
         both &= (mine > 0) & (theirs > 0)
-    # On the scale on which effects add: infinities and zeros are NaN first, as they would raise warnings.
+    # Effects add on this scale. Infinities and zeros are set to NaN first, because they would raise warnings.
     effects = np.where(both, mine, np.nan), np.where(both, theirs, np.nan)
     scaled = np.log(effects[0]) - np.log(effects[1]) if is_ratio else effects[0] - effects[1]
     gap = margin if is_ratio else 1.0
-    # An infinite value is above the other's if that is no later than the end of the run.
+    # An infinite value is larger than the other value if that is not later than the end of the run.
     sooner = int((np.where(np.isinf(theirs), mine <= their_ends, mine * gap < theirs) & np.isfinite(mine)).sum())
     later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
     low = high = deviation = p = math.nan

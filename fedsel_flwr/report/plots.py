@@ -1,7 +1,7 @@
-"""Pictures of a comparison, as PNG files: by simulated seconds, and by rounds.
+"""Pictures of a comparison, as PNG, PDF or SVG files: by simulated seconds, and by rounds.
 
-The first shows accuracy, time ratios to a reference, and how often each client was selected. The second
-shows accuracy, the number of clients selected so far, and the clients' selection fractions.
+The picture by seconds shows accuracy, time ratios to a reference, and the clients' selection counts. The picture by
+rounds shows accuracy, the number of clients selected so far, and the clients' selection fractions.
 """
 
 from __future__ import annotations
@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.panels import (
+    GREY,
+    draw_accuracy,
+    draw_counts,
+    draw_profile,
+    draw_ratios,
+    label_panel,
+    limit_to_percent,
+    line_style,
+)
 from fedsel_flwr.report.run_folder import atomic_write, load_optional
 from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target, moving_average
-from fedsel_flwr.report.verdict import MARGIN, Verdict
+from fedsel_flwr.report.verdict import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,17 +36,14 @@ if TYPE_CHECKING:
 
     from fedsel_flwr.rounds.history import History
 
-    FloatArray = NDArray[np.float64]
-    Style = Mapping[str, Any]
-
-# Okabe and Ito's palette, which people with colour-vision deficiency can tell apart. Yellow is left out: on white it is
-# too faint.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# The first seven selectors are solid lines, the next seven dashed, then dotted.
-DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
-GREY = "#595959"
 MOST_BANDS = 4
-"""Selectors up to which the range of the fractions is drawn; more bands would hide each other."""
+"""Largest number of selectors for which the range of the fractions is drawn. More bands would hide each other."""
+FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+"""Format (suffix of the file) -> metadata. There is no date, so that the same runs give the same file."""
+PANELS = {"accuracy": 6, "ratios": 4, "targets": 4, "selections": 4}
+"""Panels of :func:`plot_comparison`, from left to right -> their relative widths."""
+NEED_VERDICT = ("ratios", "targets")
+"""Panels that show ratios to a reference."""
 
 
 def plot_comparison(
@@ -47,75 +55,100 @@ def plot_comparison(
     title: str = "",
     verdict: Verdict | None = None,
     target_rounds: int = TARGET_ROUNDS,
+    panel: str | None = None,
 ) -> Path:
-    """Draw one PNG that compares selectors by simulated seconds.
+    """Draw a picture that compares selectors by simulated seconds.
 
-    Left: test accuracy (mean of as many measured rounds as for the target) against simulated seconds. The line is the
-    mean over the seeds, each carried forward from its last round; the band is one standard deviation. The target is
-    dashed. Middle, with a verdict: the ratio of the time to the target to that of the reference, a point a seed, with
-    mean and interval; and the ratio by target, with its interval as a band. Right: how often each client was selected,
-    the most selected first, mean and band over the seeds at each rank.
+    It has these panels, from left to right. The second and the third need a verdict.
+
+    ``accuracy``
+        Test accuracy against simulated seconds, smoothed over ``target_rounds`` measured rounds. The line is the mean
+        over the seeds, and each seed keeps its last value after its end. The band is one standard deviation, limited to
+        0 and 100 %. The dashed line is the target.
+    ``ratios``
+        Ratio of the time to the target, compared with the reference: one point per seed, with mean and interval.
+    ``targets``
+        The same ratio by target accuracy, with its interval as a band.
+    ``selections``
+        Selection counts of the clients in descending order, with mean and band over the seeds at each rank.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists. Its suffix sets the format: .png, .pdf or .svg.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        verdict: Of these runs; None draws no ratios.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        verdict: Verdict on these runs. If None, no ratios are drawn.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
+        panel: The only panel to draw. If None, all panels.
 
     Returns:
         ``path``.
 
     Raises:
-        ParameterError: There is no run, or ``target_accuracy`` is not a fraction.
+        ParameterError: There is no run, ``target_accuracy`` is not a fraction, the suffix or the panel is unknown, or
+            the panel needs a verdict.
         RunError: matplotlib is not installed.
     """
     check_target(target_accuracy)
+    _format_of(path)
     if not any(runs.values()):
         raise ParameterError("plot_comparison got no run. Give at least one history of one selector.")
-    figure = _new_figure(18 if verdict else 10)
-    left, *middle, right = figure.subplots(1, 4 if verdict else 2, width_ratios=(6, 4, 4, 4) if verdict else (3, 2))
+    if panel is not None and one_of("panel", panel, tuple(PANELS)) in NEED_VERDICT and verdict is None:
+        raise ParameterError(
+            f"panel {panel!r} needs a reference and another selector. Compare at least two selectors, one of them "
+            "'random' or named by reference="
+        )
+    shown = [name for name in PANELS if verdict or name not in NEED_VERDICT] if panel is None else [panel]
+    widths = [PANELS[name] for name in shown]
+    figure = _new_figure(sum(widths) if len(shown) > 1 else 7)
+    axes = dict(zip(shown, figure.subplots(1, len(shown), width_ratios=widths, squeeze=False)[0], strict=True))
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     styles = {selector: line_style(index, len(drawn)) for index, selector in enumerate(drawn)}
+    goal = f"{100 * target_accuracy:g} %"
+    if own := axes.get("accuracy"):
+        for selector, histories in drawn.items():
+            draw_accuracy(own, selector, histories, styles[selector], target_rounds)
+        own.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1, label=f"target {goal}")
+        own.set_xlim(left=0)
+        limit_to_percent(own)
+        what = f"Accuracy, mean of {target_rounds} rounds{_describe_seeds(drawn)}"
+        label_panel(own, what, "simulated time (s)", "test accuracy (%)")
+    if verdict and (own := axes.get("ratios")):
+        draw_ratios(own, verdict, styles)
+        what = f"Time to {goal}, ratio to {verdict.reference}"
+        label_panel(own, what, "ratio with 95 % interval, a point a seed; grey: within 5 %", "")
+    if verdict and (own := axes.get("targets")):
+        draw_profile(own, verdict, styles)
+        what = f"Time ratio to {verdict.reference} by target" if panel else "The same by target"
+        label_panel(own, what, "target accuracy (%)", "time ratio")
+    if own := axes.get("selections"):
+        _draw_selections(own, drawn, styles, num_clients)
+    return _save_figure(figure, axes[shown[0]], title, path, dpi=200)
+
+
+def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
+    """Describe the line and the band, as the end of a panel's title; empty for one seed."""
+    seeds = sorted({len(histories) for histories in drawn.values()})
+    return f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
+
+
+def _draw_selections(
+    axes: Axes, drawn: Mapping[str, Sequence[History]], styles: Mapping[str, Mapping[str, Any]], num_clients: int
+) -> None:
+    """Draw the clients' selection counts of each selector, in descending order."""
     shapes: list[bytes] = []
     for selector, histories in drawn.items():
         style = styles[selector]
-        draw_accuracy(left, selector, histories, style, target_rounds)
         counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
         shapes.append(counts.mean(axis=0).tobytes())
-        # Selectors with equal counts would hide each other (round-robin and its like): the lower lines are wider.
+        # Selectors with equal counts, such as round-robin, would hide each other, so the lower lines are wider.
         wider = {"linewidth": style["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}
-        _draw_counts(right, counts, style | wider)
-    if verdict:
-        draw_ratios(middle[0], verdict, styles)
-        draw_profile(middle[1], verdict, styles)
-        what = f"Time to {100 * target_accuracy:g} %, ratio to {verdict.reference}"
-        _label_panel(middle[0], what, "ratio with 95 % interval, a point a seed; grey: within 5 %", "")
-        _label_panel(middle[1], "The same by target", "target accuracy (%)", "time ratio")
-    _label_outer_panels(left, right, drawn, num_clients, target_accuracy, target_rounds)
-    return _save_figure(figure, left, title, path, dpi=200)
-
-
-def _label_outer_panels(
-    left: Axes,
-    right: Axes,
-    drawn: Mapping[str, Sequence[History]],
-    num_clients: int,
-    target_accuracy: float,
-    target_rounds: int,
-) -> None:
-    seeds = sorted({len(histories) for histories in drawn.values()})
-    of_seeds = f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
-    target = f"target {100 * target_accuracy:g} %"
-    left.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1, label=target)
-    left.set_xlim(left=0)
-    right.set_xlim(0, num_clients)
-    right.set_ylim(bottom=0)
-    right.yaxis.set_major_locator(load_optional("matplotlib.ticker").MaxNLocator(integer=True))
-    _label_panel(left, f"Accuracy, mean of {target_rounds} rounds{of_seeds}", "simulated time (s)", "test accuracy (%)")
-    _label_panel(right, "How often each client was selected", "clients, most selected first", "times selected")
+        draw_counts(axes, selector, counts, {**style, **wider})
+    axes.set_xlim(0, num_clients)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(load_optional("matplotlib.ticker").MaxNLocator(integer=True))
+    label_panel(axes, "How often each client was selected", "clients, most selected first", "times selected")
 
 
 def plot_rounds(
@@ -128,37 +161,40 @@ def plot_rounds(
     lost: Mapping[str, Sequence[ArrayLike]] | None = None,
     target_rounds: int = TARGET_ROUNDS,
 ) -> Path:
-    """Draw one PNG that compares selectors by rounds, as :func:`plot_comparison` does by seconds.
+    """Draw a picture that compares selectors by rounds, as :func:`plot_comparison` does by seconds.
 
-    Left: test accuracy, mean of ``target_rounds`` measured rounds. Middle: clients selected at least once. Right: the
-    selection fractions of all clients of the first seed: the median and, for up to four selectors, the range from the
-    least to the most selected client. A fourth panel shows the waiting time lost compared with known means of the
-    clients. All but the fractions are means over the seeds, up to the last round that all seeds have.
+    Left: test accuracy, the mean of ``target_rounds`` measured rounds. Middle: the number of clients selected at least
+    once. Right: the selection fractions of the clients on the first seed. The line is the median. For up to four
+    selectors, a band shows the range from the least to the most selected client.
+
+    A fourth panel shows the waiting time lost, compared with known mean latencies of the clients. All panels except the
+    fractions show means over the seeds, up to the last round that all seeds have.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists. Its suffix sets the format: .png, .pdf or .svg.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        lost: Selector -> Xia's theta of each of its runs, seconds lost a round so far, by rounds; None draws no such
-            panel.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        lost: Selector -> Xia's theta of each of its runs, that is, the seconds lost per round so far, by rounds. If
+            None, there is no fourth panel.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
 
     Raises:
-        ParameterError: There is no run.
+        ParameterError: There is no run, or the suffix is unknown.
         RunError: matplotlib is not installed.
     """
+    _format_of(path)
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     if not drawn:
         raise ParameterError("plot_rounds got no run. Give at least one history of one selector.")
     figure = _new_figure(18 if lost else 14)
     left, middle, right, *last = figure.subplots(1, 4 if lost else 3)
     banded = len(drawn) <= MOST_BANDS
-    # The axis of the fractions leaves out the first fifth of the rounds, in which they are near 1.
+    # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
     for index, (selector, histories) in enumerate(drawn.items()):
         style = line_style(index, len(drawn))
@@ -177,29 +213,30 @@ def plot_rounds(
             each = [np.asarray(one, dtype=np.float64)[: len(rounds)] for one in (lost or {})[selector]]
             axes.plot(rounds, np.mean(each, axis=0), **style)
             axes.axhline(0, color=GREY, linewidth=1, zorder=1)
-            _label_panel(axes, "Lost against knowing the means (theta)", "round", "seconds a round so far")
+            label_panel(axes, "Lost against knowing the means (theta)", "round", "seconds a round so far")
     left.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.axhline(num_clients, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.set_ylim(bottom=0)
     right.set_ylim(0, 1.1 * highest or 1.0)
     for axes in (left, middle, right, *last):
         axes.set_xlim(left=1)
-    _label_panel(left, f"Accuracy, mean of {target_rounds} rounds", "round", "test accuracy (%)")
-    _label_panel(middle, "Clients selected at least once", "round", "clients")
+    limit_to_percent(left)
+    label_panel(left, f"Accuracy, mean of {target_rounds} rounds", "round", "test accuracy (%)")
+    label_panel(middle, "Clients selected at least once", "round", "clients")
     spread = ": median, least to most" if banded else " of the median client"
-    _label_panel(right, f"Selection fractions{spread}", "round", "share of the rounds so far")
+    label_panel(right, f"Selection fractions{spread}", "round", "share of the rounds so far")
     return _save_figure(figure, left, title, path, dpi=150)
 
 
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
-    """Return the share of the rounds so far in which each client was selected.
+    """Return, for each client, the share of the rounds so far in which it was selected.
 
     Args:
-        history: The run.
-        num_clients: Number of clients of the federation, those never selected included.
+        history: History of the run.
+        num_clients: Number of clients of the federation, including clients that were never selected.
 
     Returns:
-        Shape (rounds, num_clients); a row a round, by the clients' rows.
+        Shares of shape (rounds, num_clients): one row per round, with the clients in the order of their rows.
     """
     chosen = np.zeros((len(history.rounds), num_clients))
     place = {record.round: i for i, record in enumerate(history.rounds)}
@@ -216,159 +253,48 @@ def _accuracy(history: History, window: int) -> NDArray[np.float64]:
     return np.asarray(means[np.searchsorted(measured, np.arange(len(values)), side="right")])
 
 
-def draw_accuracy(
-    axes: Axes, selector: str, histories: Sequence[History], style: Style, window: int = TARGET_ROUNDS
-) -> None:
-    """Draw smoothed accuracy against simulated seconds: mean over the seeds, and one standard deviation around it."""
-    runs = [[(r.simulated_s, 100 * r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
-    series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
-    # With a seed that was never measured there is no mean over all seeds: only the legend shows the selector.
-    if not all(len(s) for s in series):
-        axes.plot([], [], label=selector, **style)
-        return
-    grid = np.unique(np.concatenate([s[:, 0] for s in series]))
-    # The mean starts when every seed has a value.
-    grid = grid[grid >= max(s[0, 0] for s in series)]
-    curves = np.stack([carry_forward(s[:, 0], moving_average(s[:, 1], window), grid) for s in series])
-    mean = curves.mean(axis=0)
-    axes.plot(grid, mean, drawstyle="steps-post", label=selector, **style)
-    # A dot marks the end of the last seed.
-    end = {"marker": "o", "markersize": 4.5, "color": style["color"], "zorder": style["zorder"]}
-    axes.plot(grid[-1:], mean[-1:], **end)
-    _draw_band(axes, grid, curves, style)
-
-
-def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratios to the reference: a point a seed, below them mean and interval."""
-    # The scale is logarithmic: half the time and twice the time lie equally far from 1.
-    _prepare_ratio_axis(axes, "x")
-    for row, one in enumerate(verdict.selectors):
-        effect, colour = one.time, styles[one.selector]["color"]
-        known = [value for value in effect.values if np.isfinite(value)]
-        axes.plot(known, [row - 0.16] * len(known), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
-        if np.isfinite(effect.low):
-            axes.plot([effect.low, effect.high], [row + 0.12] * 2, color=colour, linewidth=2.4)
-            axes.plot([effect.estimate], [row + 0.12], "D", color=colour, markersize=7)
-        elif effect.censored:
-            # Some seeds never reached the target: the mean of the others would favour this selector, so it gets counts.
-            text = f"{effect.reached} of {effect.pairs} reach it"
-            axes.annotate(text, (0.02, row + 0.12), xycoords=("axes fraction", "data"), color=colour, fontsize=9)
-    axes.set_yticks(range(len(verdict.selectors)), [one.selector for one in verdict.selectors])
-    axes.set_ylim(len(verdict.selectors) - 0.5, -0.5)
-
-
-def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratio by target, its interval as a band; a target that a run never reached has none."""
-    _prepare_ratio_axis(axes, "y")
-    targets = 100 * np.array(list(verdict.profile))
-    for i, one in enumerate(verdict.selectors):
-        style = styles[one.selector]
-        effects = [found[i] for found in verdict.profile.values()]
-        low, middle, high = (np.array([getattr(e, name) for e in effects]) for name in ("low", "estimate", "high"))
-        axes.plot(targets, middle, marker="o", markersize=3.5, **style)
-        axes.fill_between(targets, low, high, color=style["color"], alpha=0.12, linewidth=0)
-    for target, effects in zip(targets, verdict.profile.values(), strict=True):
-        if any(effect.censored for effect in effects):
-            # A ratio of the seeds that reached it would favour the selector that failed on the others.
-            place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-            axes.annotate("not on all seeds", (target, 0.02), color=GREY, fontsize=8, rotation=90, **place)
-    axes.set_xticks(targets, [f"{target:g}" for target in targets])
-    # Not by margins: targets without a ratio have no point.
-    edge = 0.06 * (targets.max() - targets.min()) or 1.0
-    axes.set_xlim(targets.min() - edge, targets.max() + edge)
-
-
-def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
-    """Give an axis a logarithmic scale with plain numbers, a line at 1 and the margin of no difference in grey."""
-    ticker = load_optional("matplotlib.ticker")
-    vertical = axis == "x"
-    (axes.axvline if vertical else axes.axhline)(1, color=GREY, linewidth=1, zorder=1)
-    (axes.axvspan if vertical else axes.axhspan)(1 / MARGIN, MARGIN, color=GREY, alpha=0.12, linewidth=0, zorder=0)
-    own = axes.xaxis if vertical else axes.yaxis
-    axes.set(**{f"{axis}scale": "log"})
-    own.set_major_locator(ticker.LogLocator(base=10, subs=(0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)))
-    own.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    own.set_minor_formatter(ticker.NullFormatter())
-
-
-def _draw_counts(axes: Axes, counts: NDArray[Any], style: Style) -> None:
-    """Draw how often clients were selected, the most selected first: mean and band over the seeds."""
-    edges = np.arange(counts.shape[1] + 1)
-    axes.stairs(counts.mean(axis=0), edges, baseline=None, **style)
-    # fill_between has a value at each edge, stairs between them: the last count stands twice.
-    _draw_band(axes, edges, np.append(counts, counts[:, -1:], axis=1), style)
-
-
-def _draw_band(axes: Axes, x: NDArray[Any], curves: NDArray[Any], style: Style) -> None:
-    """Draw a band of one standard deviation around the mean of the curves, if there are several."""
-    if len(curves) > 1:
-        mean, deviation = curves.mean(axis=0), curves.std(axis=0, ddof=1)
-        edges = (mean - deviation, mean + deviation)
-        axes.fill_between(x, *edges, step="post", color=style["color"], alpha=0.15, linewidth=0)
-
-
-def carry_forward(times: ArrayLike, values: ArrayLike, grid: ArrayLike) -> FloatArray:
-    """Resample a series of measurements: at each time the last value measured so far.
-
-    Args:
-        times: When the values were measured, ascending, shape (n,), in seconds.
-        values: The measurements, shape (n,); NaN where nothing was measured.
-        grid: Times at which to read, shape (m,), in seconds.
-
-    Returns:
-        Shape (m,): at each time of ``grid`` the last value measured at or before it; NaN before the first.
-
-    Examples:
-        >>> carry_forward([1.0, 3.0], [0.5, 0.7], [0.0, 1.0, 2.9, 3.0, 9.0]).tolist()
-        [nan, 0.5, 0.5, 0.7, 0.7]
-    """
-    t, v = np.asarray(times, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    measured = ~np.isnan(v)
-    t, v = t[measured], np.concatenate([[np.nan], v[measured]])
-    result: FloatArray = v[np.searchsorted(t, np.asarray(grid, dtype=np.float64), side="right")]
-    return result
-
-
-def line_style(index: int, total: int) -> dict[str, Any]:
-    """Return the line style of selector number ``index`` of ``total``, the same in all panels."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
-        "linewidth": 1.6 if total <= len(COLOURS) else 1.2,
-        # The first selector lies on top.
-        "zorder": 3 - index / total,
-    }
-
-
 def _new_figure(width: float) -> Figure:
     """Return an empty figure of this width in inches."""
     figure: Figure = load_optional("matplotlib.figure").Figure(
         figsize=(width, 4.6), layout="constrained", facecolor="white"
     )
-    # Not through pyplot: it would keep every figure in global state, and might look for a screen.
+    # Not with pyplot, because it would keep every figure in global state, and might look for a screen.
     load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
 
 
-def _label_panel(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """Give a panel its title, labels and grid."""
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E5E5E5", linewidth=0.8)
-    axes.set_axisbelow(True)
+def _format_of(path: str | os.PathLike[str]) -> str:
+    """Return the format of a picture, by the suffix of its file.
+
+    Raises:
+        ParameterError: The suffix is unknown. The error names the known suffixes.
+    """
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        *first, last = (f".{name}" for name in FORMATS)
+        raise ParameterError(
+            f"the name of a picture must end in {', '.join(first)} or {last}, got {os.fspath(path)!r}. Choose one of "
+            "these formats"
+        )
+    return suffix
 
 
 def _save_figure(figure: Figure, named: Axes, title: str, path: str | os.PathLike[str], dpi: int) -> Path:
-    """Add the title and, below the panels, the legend of the panel ``named``; write the PNG and return its path."""
+    """Add the title, and below the panels the legend of the panel ``named``; write the file and return its path."""
     handles, labels = named.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
+    if labels:
+        # Width of an entry at this font size, in inches: about .075 per letter, and .75 for its line and spacing.
+        columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels))))
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": max(1, min(6, columns, len(labels)))}
+        figure.legend(handles, labels, frameon=False, fontsize=10, **place)
     if title:
         figure.suptitle(title, fontsize=13)
-    # A dollar sign in a selector's label is no formula, and matplotlib raises on a wrong formula.
+    # A dollar sign in a selector's label does not start a formula, and matplotlib raises an error for a wrong formula.
     for text in figure.findobj(load_optional("matplotlib.text").Text):
         text.set_parse_math(False)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=dpi)
+    kind = _format_of(path)
+    # Publishers refuse Type 3 fonts, matplotlib's default in PDF. Without a fixed salt, names in SVG would be random.
+    settings = {"pdf.fonttype": 42, "svg.hashsalt": "fedsel"}
+    with load_optional("matplotlib").rc_context(settings), atomic_write(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=dpi, metadata=FORMATS[kind])
     return Path(path)

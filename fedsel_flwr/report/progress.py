@@ -1,7 +1,6 @@
-"""Progress of runs: a live display on a terminal, plain lines in a pipe.
+"""Progress of runs: a live display on a terminal, or plain lines in a pipe.
 
-A reader of standard output may leave before the program ends, as ``| head`` does. The run then continues without
-output.
+A reader of standard output may end before the program does, as with ``| head``. The run then continues without output.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
 
 
 LINES_PER_RUN = 10
-"""Lines that a run prints outside a terminal, about."""
+"""Approximate number of lines that a run prints outside a terminal."""
 
 
 class Progress:
-    """Display of the progress of one run after another.
+    """Progress display of runs, one after another.
 
-    On a terminal the current run has a bar, and its last line stays when the next run starts. Elsewhere each run prints
-    about ten plain lines, among them always those of the first and the last round.
+    On a terminal the current run has a bar, and its last line stays when the next run starts. Otherwise each run prints
+    about ten plain lines, always including the first and the last round.
 
     Args:
-        console: Where to print; standard output by default.
+        console: Console to print on; standard output by default.
 
     Example::
 
@@ -50,7 +49,7 @@ class Progress:
         self._live: LiveProgress | None = None
         if self._console.is_interactive:
             self._live = LiveProgress(
-                # Moves while the first round is waited for, as Ray takes some seconds to start.
+                # Moves during the wait for the first round, because Ray takes some seconds to start.
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -58,7 +57,7 @@ class Progress:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 expand=True,
-                # rich removes the bar at the end: `_end_run` prints the run's last line in its place, which stays.
+                # rich removes the bar at the end, and `_end_run` then prints the run's last line, which stays.
                 transient=True,
             )
         self._label: str | None = None
@@ -79,7 +78,7 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """End the display; the last line of the last run stays, even after an error."""
+        """End the display. The last line of the last run stays, even after an error."""
         self._end_run()
         if self._live:
             self._live.stop()
@@ -88,8 +87,8 @@ class Progress:
         """Begin the next run.
 
         Args:
-            label: What to call it, for example ``"bsfl, seed 0"``.
-            rounds: Number of rounds that are planned.
+            label: Name of the run, for example ``"bsfl, seed 0"``.
+            rounds: Planned number of rounds.
         """
         self._end_run()
         self._label, self._rounds = label, rounds
@@ -102,7 +101,7 @@ class Progress:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a live display, which must be the terminal's only one."""
+        """Whether there is a live display. A terminal can have only one."""
         return self._live is not None
 
     def update(self, record: RoundRecord, failures: int) -> None:
@@ -110,10 +109,10 @@ class Progress:
 
         Args:
             record: The round.
-            failures: Failed clients since the run began.
+            failures: Number of failed clients since the run began.
 
         Raises:
-            RunError: If no run was started.
+            RunError: No run was started.
         """
         if self._label is None:
             raise RunError("Progress.update was called before start_run. Call start_run first.")
@@ -134,7 +133,7 @@ class Progress:
 
     def _end_run(self) -> None:
         if self._live:
-            # Before the line is printed: rich would draw the bar below it once more.
+            # Removed before the line is printed, because rich would draw the bar below it again.
             for task in self._live.task_ids:
                 self._live.remove_task(task)
             self._live.refresh()
@@ -154,7 +153,8 @@ def _number(value: float, unit: str) -> str:
 def discard_stdout() -> None:
     """Send standard output to the null device.
 
-    Python flushes standard output when it exits. Without a reader that would raise once more, after all error handling.
+    Python flushes standard output when it exits. Without a reader, this would raise another error after all error
+    handling.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
@@ -162,9 +162,10 @@ def discard_stdout() -> None:
 
 
 class PipeSafeConsole(Console):
-    """Console that stops printing when its reader is gone; rich's own ends the program then."""
+    """Console that stops printing if its reader is gone. The console of rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         """Stop printing and let the run continue."""
         self.quiet = True
-        discard_stdout()
+        if not self.stderr:
+            discard_stdout()

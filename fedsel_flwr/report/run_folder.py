@@ -1,8 +1,8 @@
-"""The folder of a run: scenario, history and model on disk, each file written completely or not at all.
+"""Folder of a run: scenario, history and model on disk. Each file is written completely or not at all.
 
-A finished run holds its resolved scenario (TOML), its history (two Parquet files) and its model (safetensors). An
-interrupted run has a journal in place of the Parquet files: one line of JSON for each finished round. A line that the
-process was writing when it died is ignored; the rounds before it are complete.
+A finished run has its resolved scenario (TOML), its history (two Parquet files) and its model (safetensors). Instead of
+the Parquet files, an interrupted run has a journal, with one line of JSON for each finished round. If the process died
+while it was writing a line, that line is ignored; the rounds before it are complete.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ SCENARIO = "scenario.toml"
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 JOURNAL = "journal.jsonl"
-"""The rounds of a run that has not ended (:class:`~fedsel_flwr.rounds.journal.Journal`)."""
+"""Rounds of a run that has not finished (:class:`~fedsel_flwr.rounds.journal.Journal`)."""
 MODEL = "model.safetensors"
 MODEL_AFTER_ROUND = "model-after-round-{}.safetensors"
-"""The model of a run that an error ended."""
+"""Model of a run that ended with an error."""
 ROWS_PER_BATCH = 2**12
-"""Rows of a Parquet file that are in memory at one time."""
+"""Number of rows of a Parquet file that are in memory at a time."""
 
 
 def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs", now: datetime | None = None) -> Path:
     """Create a new, empty folder ``<root>/<scenario>-<YYYYmmdd-HHMMSS>``.
 
     Args:
-        scenario_name: Name of the scenario; any character but a letter, digit, ``.``, ``_`` or ``-`` becomes ``-``.
-        root: Folder that holds all runs; created if needed.
+        scenario_name: Name of the scenario. Letters, digits, ``.``, ``_`` and ``-`` are kept; all other characters
+            become ``-``.
+        root: Folder of all runs; created if needed.
         now: The time in the name; the local time by default.
 
     Returns:
-        The new folder. A second one in the same second ends in ``-2``, and so on.
+        The new folder. The name of a second folder in the same second ends in ``-2``, and so on.
 
     Raises:
         ParameterError: ``scenario_name`` has no letter or digit, or no folder can be created in ``root``.
@@ -65,13 +66,13 @@ def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs",
     count = 1
     while True:
         folder = Path(root) / (base if count == 1 else f"{base}-{count}")
-        # mkdir itself decides, not a look beforehand: two runs may start in the same second.
+        # mkdir decides, not a check before it, because two runs may start in the same second.
         try:
             folder.mkdir(parents=True)
         except OSError as error:
             if not (isinstance(error, FileExistsError) and Path(root).is_dir()):
                 raise ParameterError(
-                    f"No run folder can be created in {os.fspath(root)!r}: {error}. Choose another folder."
+                    f"no run folder can be created in {os.fspath(root)!r}: {error}. Choose another folder."
                 ) from error
             count += 1
         else:
@@ -91,7 +92,7 @@ def write_scenario(folder: str | os.PathLike[str], text: str) -> Path:
         text: The scenario as TOML.
 
     Returns:
-        The file, ``scenario.toml``.
+        Path of the file, ``scenario.toml``.
     """
     path = Path(folder) / SCENARIO
     with atomic_write(path) as temporary:
@@ -100,17 +101,18 @@ def write_scenario(folder: str | os.PathLike[str], text: str) -> Path:
 
 
 def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Path, Path]:
-    """Write a history as two Parquet files, one column per field of the records, typed as the field is.
+    """Write a history as two Parquet files, with one column per field of the records, in the type of the field.
 
     Args:
         folder: The run folder, or a folder inside it for one of several runs.
         history: The history.
 
     Returns:
-        ``rounds.parquet``, a row per round, and ``clients.parquet``, a row per selected client and round.
+        Paths of ``rounds.parquet``, with a row per round, and ``clients.parquet``, with a row per selected client and
+        round.
 
     Raises:
-        RunError: If pyarrow is not installed.
+        RunError: pyarrow is not installed.
     """
     from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
 
@@ -121,23 +123,23 @@ def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Pat
 
 
 def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Write columns of one length as a Parquet file; raise :class:`RunError` if pyarrow is not installed."""
+    """Write columns of equal length as a Parquet file; raise :class:`RunError` if pyarrow is not installed."""
     with atomic_write(path) as temporary:
         table = load_optional("pyarrow").table(dict(columns))
         load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
 
 
 def read_table(path: Path) -> dict[str, NDArray[Any]]:
-    """Read what :func:`write_table` wrote; raise :class:`ParameterError` if the file is damaged."""
+    """Read a file of :func:`write_table`; raise :class:`ParameterError` if it is damaged."""
     try:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is no Parquet table: {error}. Run the scenario again.") from error
+        raise ParameterError(f"{path} is not a Parquet table: {error}. Run the scenario again.") from error
     return {name: np.asarray(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
 
 
 def read_history(folder: str | os.PathLike[str]) -> History:
-    """Read what ``write_history`` wrote, or the journal of an interrupted run.
+    """Read the files of ``write_history``, or the journal of an interrupted run.
 
     Args:
         folder: The folder of the run.
@@ -147,11 +149,11 @@ def read_history(folder: str | os.PathLike[str]) -> History:
 
     Raises:
         ParameterError: A file is missing, is not Parquet or has other columns.
-        RunError: If pyarrow is not installed.
+        RunError: pyarrow is not installed.
     """
     from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
-    # Both, as a full disk may lack the second one: the journal then still holds every round.
+    # Both files are needed. After a full disk the second one may be missing, but the journal still has every round.
     complete = all((Path(folder) / name).exists() for name in (ROUNDS, CLIENTS))
     if not complete and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
@@ -169,7 +171,7 @@ def read_journal(folder: Path) -> History:
         The history, in memory, without an incomplete last line.
 
     Raises:
-        ParameterError: There is no journal, or a line before the last is damaged.
+        ParameterError: There is no journal, or a line before the last line is damaged.
     """
     from fedsel_flwr.rounds.history import History
     from fedsel_flwr.rounds.journal import read_lines
@@ -190,24 +192,24 @@ def write_model(
     name: str = MODEL,
     before: Callable[[bytes], None] | None = None,
 ) -> Path:
-    """Write a model's arrays under the names "00", "01", …, which keep their order.
+    """Write a model's arrays with the names "00", "01", …, which keep their order.
 
     Args:
         folder: The run folder.
         arrays: Parameters in the model's order, any shapes.
-        name: Of the file.
-        before: Called with the file's content before the file appears.
+        name: Name of the file.
+        before: Function called with the file's content before the file appears.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        ParameterError: An array is of a type that the format cannot hold.
-        RunError: If safetensors is not installed.
+        ParameterError: The format cannot hold the type of an array.
+        RunError: safetensors is not installed.
     """
     save = load_optional("safetensors.numpy").save
     path = Path(folder) / name
-    # safetensors sorts by name: with leading zeros the order of names is that of the arrays.
+    # safetensors sorts by name, and with leading zeros this is the order of the arrays.
     digits = max(2, len(str(len(arrays) - 1)))
     tensors = {f"{i:0{digits}d}": np.asarray(array, order="C") for i, array in enumerate(arrays)}
     for key, tensor in tensors.items():
@@ -219,25 +221,25 @@ def write_model(
     with atomic_write(path) as temporary:
         content = save(tensors)
         temporary.write_bytes(content)
-        # Here, and not after the block: the record of a model must be on disk before the model itself.
+        # Called here, not after the block, because the record of a model must be on disk before the model.
         if before is not None:
             before(content)
     return path
 
 
 def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArray[Any]]:
-    """Read what ``write_model`` wrote.
+    """Read a model that ``write_model`` wrote.
 
     Args:
-        folder: The folder given to ``write_model``.
-        name: Of the file.
+        folder: The folder that was passed to ``write_model``.
+        name: Name of the file.
 
     Returns:
-        The arrays in the order in which they were given.
+        The arrays in their original order.
 
     Raises:
         ParameterError: The file is missing, damaged or has other names.
-        RunError: If safetensors is not installed.
+        RunError: safetensors is not installed.
     """
     module = load_optional("safetensors")
     load = load_optional("safetensors.numpy").load
@@ -245,7 +247,7 @@ def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArra
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, module.SafetensorError) as error:
-        raise ParameterError(f"{path} is no readable model: {error}. Give the folder of a finished run.") from error
+        raise ParameterError(f"{path} is not a readable model: {error}. Give the folder of a finished run.") from error
     if not all(name.isdecimal() for name in tensors):
         raise ParameterError(
             f"{path} names its arrays {sorted(tensors)}, not 00, 01, …. Give a file that write_model wrote."
@@ -257,7 +259,7 @@ def _write_records(path: Path, record: type, rows: Sequence[Any]) -> None:
     schema, rest = _schema(record), iter(rows)
     pa, parquet = load_optional("pyarrow"), load_optional("pyarrow.parquet")
     with atomic_write(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        # In batches: a long history lies on disk, and its records never fit in memory as a whole.
+        # Written in batches, because a long history is on disk, and its records may not fit in memory together.
         while part := list(islice(rest, ROWS_PER_BATCH)):
             writer.write_table(pa.table({n: [getattr(row, n) for row in part] for n in schema.names}, schema=schema))
 
@@ -267,8 +269,8 @@ def _read_records(path: Path, record: type) -> list[Any]:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     # pyarrow's ArrowInvalid is a ValueError.
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is no readable history: {error}. Give the folder of a run.") from error
-    # Fields with a default came later: the files of an older version lack some of them.
+        raise ParameterError(f"{path} is not a readable history: {error}. Give the folder of a run.") from error
+    # Fields with a default were added later, so files of an older version may lack them.
     known = {field.name for field in fields(record) if field.default is MISSING} | {*table.schema.names}
     schema = _schema(record, known)
     if not table.schema.equals(schema):
@@ -295,12 +297,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         path: The file to create or replace; its folder is created if needed.
 
     Yields:
-        A path to write to. The file there replaces ``path`` when the block ends, and is removed if the block raises.
+        A temporary path to write to. When the block ends, this file replaces ``path``. If the block raises, it is
+        removed.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A new folder next to the target, as os.replace is atomic only within one file system. Ctrl-C removes folders with
-    # this prefix (``UNFINISHED`` in simulations/shutdown.py).
+    # A new folder next to the target, because os.replace is atomic only within one file system. Ctrl-C removes folders
+    # with this prefix (``UNFINISHED`` in simulations/shutdown.py).
     folder = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     temporary = folder / target.name
     try:
@@ -312,16 +315,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def load_optional(module: str) -> ModuleType:
-    """Import a module that a bare installation lacks.
+    """Import a module that a minimal installation does not have.
 
     Args:
-        module: Its full name.
+        module: Full name of the module.
 
     Returns:
         The module.
 
     Raises:
-        RunError: If it is not installed.
+        RunError: The module is not installed.
     """
     try:
         return importlib.import_module(module)

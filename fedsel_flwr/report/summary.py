@@ -17,43 +17,46 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History, RoundRecord
 
 TARGET_ROUNDS = 15
-"""Measured rounds whose mean accuracy must reach the target, by default."""
+"""Default number of measured rounds whose mean accuracy must reach the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """Figures of one run: one selector, one seed.
+    """Figures of one run, that is, of one selector on one seed.
 
     Attributes:
         selector: Name of the selector.
         seed: Seed of the run.
         accuracy: Last measured test accuracy, a fraction; NaN if it was never measured.
         time_to_target_s: Simulated seconds until the target was reached (:func:`find_target_round`); infinity if never.
-        energy_to_target_j: Energy until then, in joules; infinity if never.
+        energy_to_target_j: Energy until the target was reached, in joules; infinity if never.
         energy_j: Energy of the whole run, in joules.
         jain: Jain index of the clients' selection counts; NaN if no client was selected.
         failed_clients: Selections without a usable update.
         simulated_s: Simulated length of the whole run, in seconds.
         loss: Last measured test loss; NaN if it was never measured.
         accuracy_last10: Mean test accuracy of the last ten measured rounds (GPFL's Table II).
-        deviation_last10: Largest distance of one of them from it.
-        accuracy_15: The same mean up to 15 % of the rounds.
-        accuracy_50: The same mean up to half of the rounds.
+        deviation_last10: Largest distance between one of these ten accuracies and their mean.
+        accuracy_15: Mean test accuracy of the last ten measured rounds in the first 15 % of the rounds.
+        accuracy_50: Mean test accuracy of the last ten measured rounds in the first half of the rounds.
         rounds_to_target: Rounds until the target was reached; infinity if never.
         rounds_to_all: Rounds until every client had been selected (GPFL's Fig. 4); infinity if some never were.
-        score_energy: PCZFL's dimensionless energy, the sum of 1 - score over the selected clients that reported
-            one; NaN if none did.
-        asked_per_round: Mean number of clients that a round asked to train; NaN if there was no round.
-        seconds_per_round: Mean simulated seconds of the rounds until the target was reached; NaN if it never was. Times
-            ``rounds_to_target`` it is ``time_to_target_s``.
-        joules_per_round: Mean joules of the same rounds, likewise.
-        megabytes_down: Megabytes (10^6 bytes) of models sent to clients until the target was reached: one model for
-            each client that was asked to train or probed; infinity if never, NaN if the size of a model is unknown.
-        megabytes_up: Megabytes of updates that arrived in time until then, likewise.
-        worst_tenth: Mean accuracy of the final model for the tenth of the clients for which it is lowest; NaN if it was
-            not measured. A client counts with its test examples, or with the test set weighted by its classes
+        score_energy: PCZFL's dimensionless energy: the sum of 1 - score over the selected clients that reported a
+            score; NaN if no client did.
+        asked_per_round: Mean number of clients per round that were asked to train; NaN if there was no round.
+        seconds_per_round: Mean simulated seconds of the rounds until the target was reached; NaN if it never was.
+            ``time_to_target_s`` is the product of this and ``rounds_to_target``.
+        joules_per_round: Mean joules of the rounds until the target was reached; NaN if it never was.
+        megabytes_down: Megabytes (10^6 bytes) of models sent to clients until the target was reached. Each client that
+            was asked to train, or probed, counts one model. Infinity if the target was never reached, NaN if the size
+            of a model is unknown.
+        megabytes_up: Megabytes of updates that arrived in time until the target was reached; infinity and NaN as for
+            ``megabytes_down``.
+        worst_tenth: Mean accuracy of the final model for the tenth of the clients with the lowest accuracy; NaN if it
+            was not measured. A client is measured on its test examples, or on the test set weighted by its classes
             (:func:`~fedsel_flwr.simulations.results.client_accuracies`).
-        target_window: Measured rounds whose mean counted for the target; fewer than asked for in a shorter run.
+        target_window: Number of measured rounds whose mean counted for the target, smaller than ``target_rounds`` if
+            the run was too short.
     """
 
     selector: str
@@ -87,13 +90,13 @@ class Spread:
     """Mean and sample standard deviation of one figure over seeds.
 
     Attributes:
-        mean: Mean over the seeds that have a finite value; NaN if none has. Also NaN if a value is infinite, as a mean
-            over the runs that reached the target would favour the selector that failed on the others.
-        deviation: Sample standard deviation (divisor n - 1) over the same seeds; NaN for fewer than two, and as the
-            mean.
+        mean: Mean over the seeds with a finite value; NaN if there is none. Also NaN if a value is infinite. In that
+            case, a mean over the other runs would favour a selector that failed to reach the target.
+        deviation: Sample standard deviation (divisor n - 1) over the same seeds; NaN for fewer than two seeds, or if
+            the mean is NaN.
         count: Number of seeds with a finite value.
         total: Number of seeds.
-        never: Number of seeds with an infinite value: the target was not reached.
+        never: Number of seeds with an infinite value, because the target was not reached.
     """
 
     mean: float
@@ -105,7 +108,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectorRow:
-    """Figures of one selector: each figure of ``RunSummary`` is an attribute, a ``Spread`` over the seeds.
+    """Figures of one selector over the seeds. Each figure of ``RunSummary`` is an attribute with a ``Spread``.
 
     Attributes:
         selector: Name of the selector.
@@ -129,7 +132,7 @@ class SelectorRow:
 
 
 FIGURES = tuple(field.name for field in fields(RunSummary) if field.name not in ("selector", "seed", "target_window"))
-"""The figures of a run that are averaged over seeds."""
+"""Figures of a run that are averaged over seeds."""
 
 
 def jain_index(counts: ArrayLike) -> float:
@@ -142,7 +145,7 @@ def jain_index(counts: ArrayLike) -> float:
         (sum x)^2 / (n sum x^2); NaN if there are no clients or all amounts are 0.
 
     Raises:
-        ParameterError: If ``counts`` is not a vector of finite, non-negative numbers.
+        ParameterError: ``counts`` is not a vector of finite, non-negative numbers.
 
     References:
         R. Jain, D. Chiu, W. Hawe. "A Quantitative Measure of Fairness and Discrimination for Resource Allocation in
@@ -162,16 +165,16 @@ def jain_index(counts: ArrayLike) -> float:
 
 
 def moving_average(accuracies: ArrayLike, window: int = TARGET_ROUNDS) -> NDArray[np.float64]:
-    """Average each measured accuracy with those before it, at most ``window`` together.
+    """Average each measured accuracy with the accuracies before it, at most ``window`` together.
 
-    Accuracy fluctuates from round to round; without the average one lucky round would count as the target reached.
+    Accuracy fluctuates from round to round. Without the average, one lucky round would count as reaching the target.
 
     Args:
         accuracies: Measured accuracies in order, finite, shape (n,).
-        window: Number of accuracies that are averaged; the first ones are averaged with all before them.
+        window: Number of accuracies that are averaged. The first ones are averaged with all accuracies before them.
 
     Returns:
-        Shape (n,).
+        The averages, shape (n,).
 
     Examples:
         >>> moving_average([0.2, 0.4, 0.6, 0.6, 0.7, 0.7], window=5).round(2).tolist()
@@ -184,22 +187,22 @@ def moving_average(accuracies: ArrayLike, window: int = TARGET_ROUNDS) -> NDArra
 def find_target_rounds(
     rounds: Sequence[RoundRecord], targets: Sequence[float], window: int = TARGET_ROUNDS
 ) -> list[RoundRecord | None]:
-    """Find for each target the first round at which the mean of the last ``window`` measured accuracies reaches it.
+    """Find the first round at which the mean of the last ``window`` measured accuracies reaches each target.
 
-    Only full windows count. A run with fewer measured rounds is judged by the mean of all of them.
+    Only full windows count. For a run with fewer measured rounds, the mean of all of them counts.
 
     Args:
         rounds: The rounds of a run, in order.
-        targets: Accuracies to be reached, fractions in (0, 1].
+        targets: Target accuracies, fractions in (0, 1].
         window: Number of measured rounds in the mean.
 
     Returns:
-        For each target the round; None if there is none.
+        For each target, the round; None if there is no such round.
     """
     measured = [record for record in rounds if math.isfinite(record.accuracy)]
     full = min(window, len(measured))
     means = moving_average([record.accuracy for record in measured], full)
-    # The first full window ends at the place full - 1.
+    # The first full window ends at index full - 1.
     pairs = list(zip(measured, means, strict=True))[max(0, full - 1) :]
     return [next((record for record, mean in pairs if mean >= target), None) for target in targets]
 
@@ -218,17 +221,18 @@ def summarize(
     """Summarize one run.
 
     Args:
-        history: What happened in the run.
+        history: History of the run.
         selector: Name of the selector, for the table.
         seed: Seed of the run.
-        num_clients: Number of clients of the federation, those never selected included.
-        target_accuracy: Test accuracy to be reached, a fraction in (0, 1].
-        target_rounds: Measured rounds whose mean accuracy must reach it (:func:`find_target_rounds`).
-        model_bytes: Bytes of a model on its way to a client, and of an update on its way back; NaN if unknown.
-        client_accuracies: Accuracy of the final model for each client, NaN if it is unknown.
+        num_clients: Number of clients of the federation, including clients that were never selected.
+        target_accuracy: Target test accuracy, a fraction in (0, 1].
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target
+            (:func:`find_target_rounds`).
+        model_bytes: Bytes of a model sent to a client, and of an update sent back; NaN if unknown.
+        client_accuracies: Accuracy of the final model for each client; NaN if unknown.
 
     Returns:
-        The summary; a run without rounds has no accuracy (NaN), 0 joules and 0 seconds.
+        The summary. A run without rounds has no accuracy (NaN), 0 joules and 0 seconds.
 
     Raises:
         ParameterError: ``target_accuracy`` is not a fraction.
@@ -293,7 +297,7 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
 
 
 def _worst_tenth(accuracies: ArrayLike) -> float:
-    """Return the mean of the lowest tenth of the finite accuracies, at least of one; NaN if there is none."""
+    """Return the mean of the lowest tenth of the finite accuracies, at least of one; NaN if there are none."""
     values = np.asarray(accuracies, dtype=np.float64)
     known = np.sort(values[np.isfinite(values)])
     return float(known[: math.ceil(len(known) / 10)].mean()) if known.size else math.nan
@@ -306,13 +310,13 @@ def _last_ten(rounds: Sequence[RoundRecord]) -> NDArray[np.float64]:
 
 def _mean_until(rounds: Sequence[RoundRecord], share: float) -> float:
     """Return the mean accuracy of the last ten measured rounds within the first ``share`` of all rounds."""
-    # Rounded first: a product of floats may lie just above a whole number, and its ceiling one round too far.
+    # Rounded first, because a product of floats may be just above a whole number, and its ceiling one round too high.
     last10 = _last_ten(rounds[: math.ceil(round(share * len(rounds), 9))])
     return float(last10.mean()) if last10.size else math.nan
 
 
 def _rounds_to_all(history: History, num_clients: int) -> float:
-    """Return the round after which every client had been selected; infinity if some never were."""
+    """Return the round after which every client had been selected; infinity if some clients never were."""
     seen: set[int] = set()
     for row in history.clients:
         seen.add(row.client)
@@ -328,7 +332,7 @@ def check_target(target_accuracy: float) -> None:
         target_accuracy: The value to check.
 
     Raises:
-        ParameterError: It is not in (0, 1].
+        ParameterError: The value is not in (0, 1].
     """
     if not 0 < target_accuracy <= 1:
         raise ParameterError(
@@ -337,7 +341,7 @@ def check_target(target_accuracy: float) -> None:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    """Return mean and standard deviation; infinity is a target never reached, NaN no value."""
+    """Return mean and standard deviation; infinity means that the target was never reached, NaN that it is unknown."""
     finite = np.asarray([v for v in values if math.isfinite(v)], dtype=np.float64)
     never = sum(math.isinf(v) for v in values)
     return Spread(
@@ -350,7 +354,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def decimals_of(value: float) -> int:
-    """Return the decimals that leave three significant digits, and at least one decimal below 1,000.
+    """Return the number of decimals for three significant digits, with at least one decimal below 1,000.
 
     Args:
         value: A finite number.
@@ -362,6 +366,6 @@ def decimals_of(value: float) -> int:
         >>> [decimals_of(x) for x in (1234.5, 123.4, 12.3, 1.23, 0.0123)]
         [0, 1, 1, 2, 4]
     """
-    # From 100 to 999 three significant digits leave no decimal; one is kept there all the same.
+    # From 100 to 999, three significant digits need no decimal, but one is kept.
     exponent = math.floor(math.log10(abs(value))) if value else 0
     return 1 if exponent == 2 else max(0, 2 - exponent)

@@ -1,4 +1,4 @@
-"""Tables of a comparison: on the terminal, as data frames, as LaTeX; one row per selector."""
+"""Tables of a comparison, with one row per selector: on the terminal, as data frames, as LaTeX."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fedsel_flwr.report.summary import (
     check_target,
     decimals_of,
 )
+from fedsel_flwr.report.sweeps import describe_settings
 from fedsel_flwr.report.verdict import SelectorVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 
 FIRST_PART = 4
-"""Columns of figures that stand in the first of two tables on a narrow terminal."""
+"""Number of columns in the first of two tables on a narrow terminal."""
 DIFFERENCES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
-"""The figures whose differences to the reference :func:`summary_frame` has."""
+"""Figures for which :func:`summary_frame` has the difference to the reference."""
 
 
 def render_table(
@@ -46,18 +47,19 @@ def render_table(
     target_rounds: int = TARGET_ROUNDS,
     target_window: int = TARGET_ROUNDS,
 ) -> None:
-    """Print the comparison of selectors: the figures of each, then the ratios to the reference if there is a verdict.
+    """Print the comparison of selectors: their figures, and the ratios to the reference if there is a verdict.
 
-    A figure with several seeds reads ``mean ±sample standard deviation``. A target that was not always reached reads
-    ``k of n reach it``, one that no run reached ``never``, and any other figure that no run has ``-``.
+    A figure over several seeds is printed as ``mean ±sample standard deviation``. If not all runs reached the target,
+    the cell is ``k of n reach it``, and if no run reached it, ``never``. Any other figure that no run has is ``-``.
 
     Args:
-        rows: What ``aggregate`` returned.
+        rows: Rows that ``aggregate`` returned.
         target_accuracy: The target that time and energy refer to, a fraction in (0, 1].
-        console: Where to print; standard output by default. In a pipe the text is plain and no line is wrapped.
-        verdict: Ratios to a reference, and their words.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
-        target_window: The smallest number of rounds in that mean, if a run has fewer measured rounds.
+        console: Console to print on; standard output by default. In a pipe the text is plain, and lines are not
+            wrapped.
+        verdict: Ratios to a reference, and the verdict on each selector.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
+        target_window: The smallest number of rounds in this mean, if a run has fewer measured rounds.
 
     Raises:
         ParameterError: ``target_accuracy`` is not a fraction.
@@ -76,35 +78,42 @@ def render_table(
     tables = build(" ", [slice(None)])
     natural = max(Measurement.get(out, out.options.update(width=1000), table).maximum for table in tables)
     if natural > out.width:
-        # A pipe has no width; rich assumes 80 columns there and would wrap the lines that a program wants to read.
+        # A pipe has no width. rich would assume 80 columns, and wrap lines that a program needs to read.
         if console is None and not out.is_terminal:
             out = PipeSafeConsole(width=natural)
         else:
             tables = build("\n", [slice(FIRST_PART), slice(FIRST_PART, None)])
     for table in tables:
         out.print(table)
-    out.print(_describe_target(target_accuracy, target_rounds, target_window), markup=False, highlight=False)
+    notes = [_describe_target(target_accuracy, target_rounds, target_window)]
+    notes.append(describe_settings(row.selector for row in rows))
+    for note in filter(None, notes):
+        out.print(note, markup=False, highlight=False)
 
 
 def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
-    """Return a data frame with a row a run and a column for each field of :class:`~fedsel_flwr.report.RunSummary`."""
+    """Return a data frame with a row per run, and a column per field of :class:`~fedsel_flwr.report.RunSummary`."""
     return load_optional("pandas").DataFrame([asdict(summary) for summary in summaries])
 
 
 def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> pd.DataFrame:
-    """Return a data frame with a row a selector.
+    """Return a data frame with a row per selector.
+
+    Each figure has three columns: its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds
+    with a value (``…_seeds``). A verdict adds these columns:
+
+    - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
+      ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
+    - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
+    - ``verdict``, the p-value ``time_p`` after Holm's correction, and ``seeds_to_settle``, the number of seeds that
+      would settle the question.
 
     Args:
-        summaries: One a run.
-        verdict: Of these runs; None if there is no reference.
+        summaries: The summary of each run.
+        verdict: Verdict on these runs; None if there is no reference.
 
     Returns:
-        For each figure its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds that have a
-        value (``…_seeds``). With a verdict also the ratios to the reference and the ends of their 95 % intervals
-        (``time_ratio``, ``time_ratio_low``, ``time_ratio_high``, and so on for ``seconds_per_round``, ``rounds``,
-        ``energy`` and ``joules_per_round``), Holm's p-value (``time_p``), the differences of :data:`DIFFERENCES`
-        (``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...), the ``verdict``, and the number of seeds
-        that would settle it (``seeds_to_settle``).
+        The data frame.
     """
     compared = {one.selector: _flat_verdict(one) for one in (verdict.selectors if verdict else ())}
     rows = []
@@ -115,13 +124,13 @@ def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> p
         if verdict:
             flat |= compared.get(row.selector, {"verdict": "reference"})
         rows.append(flat)
-    # pandas orders the columns by the first row, and the reference lacks the ratios: the longest row comes first.
+    # pandas orders columns by the first row, and the reference lacks the ratios, so the longest row comes first.
     frame = load_optional("pandas").DataFrame(sorted(rows, key=len, reverse=True))
     return frame.set_index("selector").loc[[row["selector"] for row in rows]].reset_index()
 
 
 def _flat_verdict(one: SelectorVerdict) -> dict[str, Any]:
-    """Return the verdict on a selector as columns of :func:`summary_frame`."""
+    """Return the verdict on a selector, as columns of :func:`summary_frame`."""
     flat: dict[str, Any] = {"verdict": one.word, "time_p": one.p, "seeds_to_settle": one.seeds}
     for name in ("time", "seconds_per_round", "rounds", "energy", "joules_per_round"):
         effect: PairedEffect = getattr(one, name)
@@ -136,8 +145,8 @@ def latex_table(summaries: Sequence[RunSummary], verdict: Verdict | None, target
     """Return a LaTeX table (package booktabs): mean and standard deviation, time ratio and verdict.
 
     Args:
-        summaries: One a run.
-        verdict: Of these runs; None if there is no reference.
+        summaries: The summary of each run.
+        verdict: Verdict on these runs; None if there is no reference.
         target_accuracy: The target that time and energy refer to.
 
     Returns:
@@ -171,15 +180,16 @@ def latex_table(summaries: Sequence[RunSummary], verdict: Verdict | None, target
 
 
 def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
-    """Format one figure: "mean ±deviation (k of n)", without deviation for one seed, without counts if all have it.
+    """Format one figure as "mean ±deviation (k of n)".
 
-    A figure that is infinite on some seeds, as the target was not reached, has no mean: "k of n reach it".
+    The deviation is left out for a single seed, and the counts if all seeds have a value. If the target was not reached
+    on some seeds, the figure is infinite there and has no mean. The result is then "k of n reach it".
 
     Args:
         spread: The figure.
         scale: Factor, such as 100 for percent.
-        decimals: Number of decimals; None leaves three significant digits.
-        none: Text for a figure that is infinite on every seed; "-" stands for an unknown one.
+        decimals: Number of decimals. If None, the number for three significant digits.
+        none: Text for a figure that is infinite on every seed. "-" stands for an unknown figure.
     """
     if not spread.count:
         return none if spread.never else "-"
@@ -194,9 +204,10 @@ def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = No
 
 
 def format_ratio(effect: PairedEffect) -> str:
-    """Format a ratio with its interval: "0.77 (0.71-0.82)".
+    """Format a ratio with its interval, for example "0.77 (0.71-0.82)".
 
-    If a run never reached the target: on how many seeds the selector did, and the reference: "19 of 20 (against 18)".
+    If a run never reached the target, return how often the selector and the reference reached it, for example "19 of 20
+    (against 18)".
     """
     if effect.censored:
         return f"{effect.reached} of {effect.pairs} (against {effect.reference_reached})"
@@ -210,7 +221,7 @@ def format_ratio(effect: PairedEffect) -> str:
 def _figures_table(
     rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str, part: slice
 ) -> Table:
-    """Build the table of a part of the figures; ``before_count`` is a space, or a line break on a narrow terminal."""
+    """Build the table with a part of the figures; ``before_count`` is a space, or a line break on narrow terminals."""
     table = _empty_table(_caption(rows, plus_minus))
     target = f"to {100 * target_accuracy:g} %"
     columns: list[tuple[str, Callable[[SelectorRow], str]]] = [
@@ -225,7 +236,7 @@ def _figures_table(
         ("asked\na round", lambda row: _format_asked(row.asked_per_round)),
     ]
     written = [(header, [cell(row) for row in rows]) for header, cell in columns[part]]
-    # A figure that no run has, such as joules in a deployment without meters, takes no column.
+    # A figure that no run has, such as joules in a deployment without meters, gets no column.
     shown = [(header, cells) for header, cells in written if set(cells) != {"-"} or header.startswith("accuracy")]
     for header, _ in shown:
         table.add_column(header, justify="right", overflow="fold")
@@ -236,10 +247,10 @@ def _figures_table(
 
 
 def _ratios_table(verdict: Verdict, target_accuracy: float, before_count: str) -> Table:
-    """Build the table of ratios to the reference: time = seconds a round x rounds, joules, and the word."""
+    """Build the table of ratios to the reference: time = seconds per round x rounds, joules, and the verdict."""
     what = f"to {100 * target_accuracy:g} %, ratio to {verdict.reference} with 95 % interval"
     table = _empty_table(Text(f"{what}; time = seconds a round x rounds"))
-    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\non time"):
+    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\n(time)"):
         table.add_column(header, justify="right", overflow="fold")
     for one in verdict.selectors:
         effects = (one.time, one.seconds_per_round, one.rounds, one.energy)
@@ -263,7 +274,7 @@ def _profile_table(verdict: Verdict, before_count: str) -> Table:
 
 
 def _describe_target(target_accuracy: float, target_rounds: int, target_window: int) -> str:
-    """Return what counts as the target reached."""
+    """Describe when the target counts as reached."""
     text = (
         f"{100 * target_accuracy:g} % is reached when the mean of {target_rounds} measured rounds in a row reaches it."
     )
@@ -279,7 +290,7 @@ def _empty_table(caption: Text) -> Table:
 
 
 def _format_asked(spread: Spread) -> str:
-    """Format the mean number of clients asked per round; a whole number without decimals."""
+    """Format the mean number of clients asked per round; whole numbers have no decimals."""
     if not spread.count:
         return "-"
     return f"{spread.mean:.0f}" if spread.mean == round(spread.mean) else f"{spread.mean:.1f}"
@@ -295,7 +306,7 @@ def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> Text:
 
 def _plus_minus(encoding: str) -> str:
     """Return "±", or "+/-" if the console cannot encode it."""
-    # Some Windows consoles and the C locale lack the character, and printing it would raise.
+    # Some Windows consoles and the C locale lack the character, and printing it would raise an error.
     try:
         "±".encode(encoding)
     except (LookupError, UnicodeEncodeError):

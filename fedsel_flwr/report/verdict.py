@@ -1,18 +1,20 @@
 """Verdict of a comparison: whether each selector reaches the target sooner than the reference, and by how much.
 
-The primary outcome is the time to the target; everything else is secondary and not corrected. The word for a selector
-is found in this order (:func:`choose_word`):
+The primary outcome is the time to the target. All other figures are secondary and not corrected. The word for a
+selector is the first that applies (:func:`choose_word`):
 
-1. A run of one of the two never reached the target: the exact sign test decides between *sooner*, *later* and *not
-   settled*. There is no ratio. A pair within the margin is a tie. A selector that reaches the target on fewer seeds
-   than the reference is never called sooner, nor one that reaches it on more seeds later.
-2. The whole interval of the time ratio lies within [1 / margin, margin]: *no difference*.
-3. The p-value, after Holm's correction over all selectors compared, is at most .05: *sooner* or *later*, however small
-   the difference.
+1. If any run of the selector or the reference never reached the target, the exact sign test decides between *sooner*,
+   *later* and *not settled*. There is no ratio, and a pair within the margin is a tie. A selector that reaches the
+   target on fewer seeds than the reference is never called sooner. A selector that reaches it on more seeds is never
+   called later.
+2. *No difference*, if the whole interval of the time ratio is within [1 / margin, margin].
+3. *Sooner* or *later*, if the p-value is at most .05 after Holm's correction over all selectors. The size of the
+   difference does not matter.
 4. *Not settled*, with the number of seeds at which the expected interval would meet 2 or 3 (:func:`seeds_to_settle`).
 
-The time to the target is the number of rounds to the target times the seconds a round until then. So the logs of the
-two ratios add up to that of the time, and the verdict says where a gain comes from. Joules are split likewise.
+The time to the target is the rounds to the target times the seconds per round until then. Therefore the logs of these
+two ratios add up to the log of the time ratio, and the verdict shows where a gain comes from. Joules are split in the
+same way.
 """
 
 from __future__ import annotations
@@ -35,21 +37,22 @@ from fedsel_flwr.report.paired import (
 )
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of
+from fedsel_flwr.report.sweeps import describe_optimism
 
 Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 
 MARGIN = 1.05
-"""A ratio between 1 / MARGIN and MARGIN makes no practical difference."""
+"""Largest ratio without practical difference; the smallest is 1 / MARGIN."""
 LEVEL = 0.05
-"""Probability, at most, of any word "sooner" or "later" if no selector differs; "no difference" is not corrected."""
+"""Largest probability of any "sooner" or "later" if no selector differs. "No difference" is not corrected."""
 MAX_SEEDS = 1000
 """Largest number of seeds that is suggested."""
 FEW_SEEDS = 10
-"""With fewer seeds, a verdict that is not settled says how many are usual."""
+"""Number of seeds below which a verdict that is not settled names the usual number."""
 ENDS = {"time_to_target_s": "simulated_s", "energy_to_target_j": "energy_j"}
 """Figure until the target -> the same figure at the end of the run."""
 SIDE_FIGURES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
-"""Figures in which a faster selector may be worse; the verdict names those that differ."""
+"""Figures in which a faster selector may be worse. The verdict names the figures that differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +62,15 @@ class SelectorVerdict:
     Attributes:
         selector: Name of the selector.
         word: The verdict on the time to the target.
-        p: Of the time, after Holm's correction over all selectors compared; 1 if it cannot be computed.
+        p: The p-value of the time, after Holm's correction over all selectors; 1 if it cannot be computed.
         time: Effect on the simulated seconds to the target.
         rounds: Effect on the rounds to the target.
-        seconds_per_round: Effect on the seconds a round until the target.
+        seconds_per_round: Effect on the seconds per round until the target.
         energy: Effect on the joules to the target.
-        joules_per_round: Effect on the joules a round until the target.
+        joules_per_round: Effect on the joules per round until the target.
         sides: Effects on the figures of :data:`SIDE_FIGURES`.
-        seeds: If not settled: the number of seeds that would probably settle it; None if that is unknown or above
-            :data:`MAX_SEEDS`.
+        seeds: For "not settled", the number of seeds that would probably settle the question; None if it is unknown or
+            above :data:`MAX_SEEDS`.
     """
 
     selector: str
@@ -84,13 +87,13 @@ class SelectorVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Result of a comparison.
+    """Verdict of a comparison.
 
     Attributes:
-        sentence: The verdict in words, a line per selector.
+        sentence: The verdict in words, one line per selector.
         reference: The selector that the others are compared with.
-        selectors: Verdict on each other selector.
-        profile: Target accuracy -> effects on the time to it, one per selector (secondary, not corrected).
+        selectors: Verdict on each of the other selectors.
+        profile: Target accuracy -> effects on the time to this target, one per selector (secondary, not corrected).
     """
 
     sentence: str
@@ -111,15 +114,15 @@ def verdict(
     """Compare every selector with the reference, on the seeds that both ran.
 
     Args:
-        summaries: Runs of at least two selectors, one of them the reference.
+        summaries: Runs of at least two selectors, including the reference.
         reference: Name of the selector to compare with.
         target_accuracy: The target that the summaries refer to, a fraction in (0, 1].
-        shared: What runs on the same seed have in common, as words that continue the sentence.
-        times: Target accuracy -> seconds until each run reached it, for the profile.
+        shared: Common parts of the runs on a seed, as words that continue the sentence.
+        times: Target accuracy -> seconds until each run reached this target, for the profile.
         margin: Ratios between 1 / margin and margin count as no difference; above 1.
 
     Returns:
-        Words, figures and profile.
+        The verdict: words, figures and profile.
 
     Raises:
         ParameterError: There is nothing to compare, or :func:`~fedsel_flwr.report.paired.paired_effects` refuses the
@@ -139,7 +142,7 @@ def verdict(
     found = []
     for i, (time, p) in enumerate(zip(primary, corrected, strict=True)):
         word = choose_word(time, p, margin)
-        # What Holm multiplied this p-value by; with p = 0 or 1 the number of selectors, which is the largest factor.
+        # The factor by which Holm multiplied this p-value; for p = 0 or 1, the number of selectors, the largest factor.
         factor = p / time.p if time.p > 0 and p < 1 else len(primary)
         rounds, seconds, energy, joules = (part[i] for part in parts)
         found.append(
@@ -176,6 +179,9 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
         time: Effect on the time to the target.
         p: Its p-value after Holm's correction.
         margin: Ratios between 1 / margin and margin count as no difference.
+
+    Returns:
+        The first word that applies, in the order of this module's docstring.
     """
     if time.censored:
         lead = time.reached - time.reference_reached
@@ -190,19 +196,20 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
 
 
 def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -> int | None:
-    """Return the smallest number of seeds at which today's estimate and spread would settle the question.
+    """Return the smallest number of seeds that would settle the question with the current estimate and spread.
 
-    It plans a new comparison. If today's estimate were the truth, so many fresh seeds would settle it about every
-    second time. Adding seeds to a comparison until it is settled makes its p-values too small.
+    Use this number to plan a new comparison. If the current estimate were the truth, this number of new seeds would
+    settle the question about half of the time. Do not add seeds to a comparison until it is settled, because that makes
+    its p-values too small.
 
     Args:
         time: Effect on the time to the target.
-        factor: What Holm's correction multiplies the p-value by.
+        factor: Factor by which Holm's correction multiplies the p-value.
         margin: Ratios between 1 / margin and margin count as no difference.
 
     Returns:
-        The number; None if it is above :data:`MAX_SEEDS`, or unknown: with fewer than three pairs, or if each of the
-        two was sooner in as many pairs as the other.
+        The number of seeds; None if it is above :data:`MAX_SEEDS` or unknown. It is unknown with fewer than three
+        pairs, or if both selectors were sooner equally often.
     """
     if time.pairs < 3:
         return None
@@ -230,7 +237,7 @@ def _describe(
     found: Sequence[SelectorVerdict],
     margin: float,
 ) -> str:
-    """Return the verdict in words, a line per selector."""
+    """Return the verdict in words, one line per selector."""
     (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
     seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
     reached, mean = own.time_to_target_s, own.time_to_target_s.mean
@@ -244,10 +251,12 @@ def _describe(
     if seeds > 1:
         over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
         lines.append(
-            f"The verdict is the word about the time. Sooner and later: p at most {LEVEL:g}{over}, however small the "
-            f"difference. No difference: the whole interval within {100 * (margin - 1):.0f} %. All else is secondary: "
-            "its 95 % intervals are not corrected, and about one in 20 misses the truth."
+            f'The verdict is about the time only. "Sooner" or "later": p at most {LEVEL:g}{over}, even if the '
+            f'difference is small. "No difference": the whole interval is within {100 * (margin - 1):.0f} %. All other '
+            "numbers are secondary: their 95 % intervals are not corrected, and about one in 20 misses the truth."
         )
+    if caution := describe_optimism([reference, *(one.selector for one in found)]):
+        lines.append(caution)
     if 1 < seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
         lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual (--seeds {FEW_SEEDS}).")
     return "\n".join(lines)
@@ -282,14 +291,14 @@ def _clause(one: SelectorVerdict, seeds: int, margin: float) -> str:
 
 
 def _change(effect: PairedEffect) -> str:
-    """Return the size of a ratio as a change: "23 %" for .77, "31 %" for 1.31."""
+    """Format a ratio as a change: "23 %" for .77, "31 %" for 1.31."""
     return f"{100 * abs(effect.estimate - 1):.0f} %"
 
 
 def _ends(effect: PairedEffect) -> str:
-    """Return the ends of a ratio's interval as changes in the direction of the estimate, the smaller first.
+    """Format the ends of a ratio's interval as changes in the direction of the estimate, with the smaller change first.
 
-    An end on the other side of 1 has a minus.
+    If an end is on the other side of 1, it has a minus sign.
     """
     sign = 1 if effect.estimate > 1 else -1
     first, last = sorted(100 * sign * (end - 1) for end in (effect.low, effect.high))
@@ -305,16 +314,16 @@ def _ratio(effect: PairedEffect) -> str:
 
 
 def _part(effect: PairedEffect, what: str, margin: float) -> str:
-    """Return one factor of the time: "27 % fewer seconds a round (24 to 30 %)"."""
+    """Describe one factor of the time, for example "27 % fewer seconds a round (24 to 30 %)"."""
     if effect.is_within(margin):
         return f"as many {what} within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
     if not effect.differs:
-        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, could be 1)"
+        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, no clear change)"
     return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} {what} ({_ends(effect)})"
 
 
 def _seeds(one: SelectorVerdict) -> str:
-    """Return how many seeds a new comparison needs, as words that continue the sentence."""
+    """Return the number of seeds that a new comparison needs, as words that continue the sentence."""
     if one.seeds is None:
         unknown = one.time.pairs < 3 or one.time.censored
         return "" if unknown else f" (a new comparison would need more than {MAX_SEEDS} seeds)"
@@ -322,7 +331,7 @@ def _seeds(one: SelectorVerdict) -> str:
 
 
 def _sides(one: SelectorVerdict) -> str:
-    """Return the side effects as sentences: the accuracy always, the others if their interval excludes 0."""
+    """Describe the side effects: always the accuracy, and each other figure if its interval excludes 0."""
     told = []
     for effect in one.sides:
         own, other = effect.reference_mean + effect.estimate, effect.reference_mean
@@ -341,7 +350,7 @@ def _sides(one: SelectorVerdict) -> str:
 
 
 def _points(effect: PairedEffect) -> str:
-    """Return a difference in percentage points, with its interval: "-0.4 (-1.0 to +0.2)"."""
+    """Format a difference in percentage points with its interval, for example "-0.4 (-1.0 to +0.2)"."""
     ends = "" if math.isnan(effect.low) else f" ({100 * effect.low:+.1f} to {100 * effect.high:+.1f})"
     return f"{100 * effect.estimate:+.1f}{ends}"
 

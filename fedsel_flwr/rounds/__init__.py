@@ -1,31 +1,30 @@
-"""The course of a round in plain types: arrays, numbers and ids; no Flower, no torch.
+"""The steps of a round in plain types: arrays, numbers and ids; no Flower, no torch.
 
-Whatever carries a model to clients, Flower's two APIs or an engine in this process, stands on
-:class:`~fedsel_flwr.rounds.core.SelectionCore`, whose three calls are a round: choose, collect, finish. The rooms, in
-the order in which a round goes through them:
+Three calls of :class:`~fedsel_flwr.rounds.core.SelectionCore` make a round: choose, collect, finish. Flower's two APIs
+and the vectorized engine all use these calls. The rooms, in the order in which a round uses them:
 
 ===================  ================================================================================================
-``core``             the round from end to end: choose, collect, finish; the owners of what outlives it
+``core``             the round from end to end: choose, collect, finish; the owners of lasting state
 ``settings``         the options of a strategy, resolved once for every adapter
-``run_length``       the number of the round that the server means, and the end of the run
-``roll_call``        new connections are asked who they are, through an adapter's transport
-``registration``     new clients enter the roster, and the selector is informed of them
-``roster``           connections, client ids and the selector's rows; selector parameters given by client id
-``eligibility``      busy connections, cool-down, availability, newcomer quota, cap on participation
-``probing``          what a selector asks before it chooses, and what the answers cost
+``run_length``       absolute round numbers, and the criteria that end a run early
+``roll_call``        asks new connections for their identity, through an adapter's transport
+``registration``     enters new clients into the roster and informs the selector about them
+``roster``           connections, client ids and the selector's rows; selector parameters by client id
+``eligibility``      busy connections, cool-down, availability, quota for new clients, cap on participation
+``probing``          the selector's questions to clients before the choice, and the cost of the answers
 ``round``            one round: its cohort and outcome, the selector's report and the history's records
-``collecting``       the replies of a round read, stragglers set apart, models measured, averaging decided
-``replies``          which updates can be used, which numbers can be believed, and how long a client took
-``untrusted``        values that clients sent, checked; the log's lines for their faults
-``models``           the models of a round, a list or a stack; which of them can be used
-``cold_starts``      the first time of each client, from which nothing is learnt
+``collecting``       reads all replies, finds stragglers, measures models, decides the averaging
+``replies``          reads one reply: the update, the metrics and the latency
+``untrusted``        checks values from clients, and logs clients' faults
+``models``           the models of a round as a list or a stack, and their faults
+``cold_starts``      replaces the first time of each client, which includes the start of its process
 ``measuring``        validation of the usable models, and the direction in which the global model moves (GPFL)
-``history``          what happened, round by round and client by client
+``history``          the record of a run, round by round and client by client
 ``records``          the history's rows, and a round as a line of JSON
-``journal``          the file of finished rounds: the last ones in memory too, older ones read when asked for
+``journal``          the file of finished rounds; recent rounds are in memory too
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
-``resumption``       whether a run begins, is resumed, is played again, returns its result, or is refused
-``checkpoints``      which checkpoints are written and kept, a file each
-``storage``          files that are whole or absent, and folders that one process writes into
+``resumption``       decides whether a run begins, resumes, is replayed, returns its result, or is refused
+``checkpoints``      writes, reads and deletes checkpoints, one file each
+``storage``          atomic writes, and folders locked by one process
 ===================  ================================================================================================
 """

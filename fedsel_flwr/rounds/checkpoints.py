@@ -1,12 +1,12 @@
-"""Checkpoints of a run: one file each, complete or absent, and every byte of it checked when it is read.
+"""Checkpoints of a run: one file each, complete or absent, with every byte checked when the file is read.
 
-``checkpoint_dir`` holds the last checkpoints, ``round-000012.safetensors``, and ``journal.jsonl``, the finished rounds.
-Which checkpoint a run resumes from is decided in :mod:`fedsel_flwr.rounds.resumption`. Newer ones that cannot be used
-are set aside (``.refused``): the resumed run plays their rounds again.
+``checkpoint_dir`` holds the last checkpoints, ``round-000012.safetensors``, and the finished rounds, ``journal.jsonl``.
+:mod:`fedsel_flwr.rounds.resumption` decides which checkpoint a run resumes from. Newer checkpoints that cannot be used
+are renamed (suffix ``.refused``), and the resumed run plays their rounds again.
 
-A checkpoint is a safetensors file, no pickle. The model's arrays are ``model/NAME``. Everything that is known per
-client is an array too; the rest is a JSON text in the file's header. That text begins with the digest of the whole
-file, in which the digest itself counts as 64 zeros.
+A checkpoint is a safetensors file, no pickle. The model's arrays are ``model/NAME``. All values per client are arrays
+too. The rest is a JSON text in the file's header. That text begins with the digest of the whole file, in which the
+digest itself counts as 64 zeros.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger("fedsel_flwr")
 JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
-"""Suffix of a checkpoint that was set aside."""
+"""Suffix of a refused checkpoint."""
 SCHEMA: Final = 3
-"""Version of the files; other versions are refused."""
+"""Version of the files. Other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
-"""Names of checkpoints; those of schema 1 had a JSON file too."""
+"""Names of checkpoints. Checkpoints of schema 1 had a JSON file too."""
 NO_DIGEST = b"0" * 64
 _BEGINNING = re.compile(rb'.{8}\{"__metadata__":\{"checkpoint":"\{\\"sha256\\": \\"([0-9a-f]{64})\\"', re.DOTALL)
-"""Beginning of a file: the header's length, and the digest."""
+"""The first bytes of a file: the length of its header, and the digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Checkpoint:
 
     Attributes:
         round: The absolute round that was finished.
-        model: The global model's arrays after it.
-        names: The arrays' names.
-        state: What :meth:`fedsel_flwr.strategies.wrapping.adapter.Adapter.state_dict` returned.
+        model: The arrays of the global model after this round.
+        names: The names of the arrays.
+        state: The state from :meth:`fedsel_flwr.strategies.wrapping.adapter.Adapter.state_dict`.
         base: The base strategy's own state.
-        fingerprint: What the run consists of, which must be the same when it resumes: part -> description.
+        fingerprint: Fingerprint of the run, part -> description. It must be the same when the run resumes.
     """
 
     round: int
@@ -69,15 +69,15 @@ class Checkpoints:
     """Writes a run's checkpoints into a folder, and finds the one to resume from.
 
     Args:
-        folder: The folder of one run; it is made if needed.
-        every: A checkpoint is due after this many rounds.
-        keep: Number of checkpoints that are kept.
+        folder: The folder of one run; created if needed.
+        every: Number of rounds from one checkpoint to the next.
+        keep: Number of checkpoints to keep.
         resume: False begins a new run and refuses a folder that holds one. True resumes the run in the folder, or
             begins a new one if there is none. "must" refuses to begin a new run.
 
     Raises:
         ParameterError: A value is out of range.
-        RunError: The folder cannot be written to, holds another run and ``resume`` is False, or holds none and
+        RunError: The folder cannot be written to. Or it holds another run and ``resume`` is False, or no run and
             ``resume`` is "must".
     """
 
@@ -94,45 +94,46 @@ class Checkpoints:
         check_start(self.folder, resume, self._rounds(), self.folder / JOURNAL)
 
     def due(self, round: int) -> bool:
-        """Return whether a checkpoint is written after this round; the last round always has one."""
+        """Return whether a checkpoint is due after this round; the last round always has one."""
         return round % self.every == 0
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and remove the oldest ones beyond ``keep``.
 
         Raises:
-            RunError: It cannot be written; earlier ones are unchanged. Or another process writes to the folder.
+            RunError: The checkpoint cannot be written, and earlier checkpoints are unchanged. Or another process writes
+                to the folder.
         """
-        # Kept for as long as this object lives: the lock ends with it.
+        # The lock ends with its last reference, so this object keeps one.
         self._lock = self._lock or lock_folder(self.folder)
         failed = f"round {checkpoint.round}: the checkpoint {str(self.path(checkpoint.round))!r} cannot be written: "
         try:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. The earlier ones are unchanged: free disk space, and resume with "
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. Free disk space, then resume with "
                 "resume=True"
             ) from error
         except StateError as error:
             raise RunError(f"{failed}{error}") from error
-        # A warning is enough: the new checkpoint is there, and the old ones do no harm.
+        # A warning is enough: the new checkpoint is complete, and old checkpoints do no harm.
         try:
             self._prune(checkpoint.round)
         except OSError as error:
             logger.warning("old checkpoints in %s cannot be removed: %s", self.folder, error.strerror)
 
     def newest(self, load: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """Return the checkpoint to resume from: the newest that can be used.
+        """Return the checkpoint to resume from: the newest one that can be used.
 
         Args:
-            load: Loads a checkpoint, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why not.
+            load: Loads a checkpoint, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why it cannot.
 
         Returns:
-            The checkpoint that was loaded; None if a new run begins.
+            The loaded checkpoint; None if a new run begins.
 
         Raises:
-            RunError: There are checkpoints, but none of them can be used; says why of each. Or another process writes
-                to the folder.
+            RunError: There are checkpoints, but none can be used; the message has the reason for each. Or another
+                process writes to the folder.
         """
         self._lock = self._lock or lock_folder(self.folder)
 
@@ -151,12 +152,12 @@ class Checkpoints:
         return checkpoint_path(self.folder, round)
 
     def _rounds(self) -> list[int]:
-        """Return the rounds that have a checkpoint, in their order."""
+        """Return the rounds that have a checkpoint, in ascending order."""
         return sorted({int(match[1]) for name in os.listdir(self.folder) if (match := NAME.fullmatch(name))})
 
     def _prune(self, newest: int) -> None:
         """Remove the oldest checkpoints beyond ``keep``, and temporary files of a process that died."""
-        # Later rounds are not of this run's past: they are not deleted here.
+        # Checkpoints of later rounds do not belong to this run's past, so they stay.
         old = [self.path(round) for round in self._rounds() if round <= newest][: -self.keep]
         for path in [*old, *self.folder.glob(f"round-*{TEMPORARY}")]:
             os.unlink(path)
@@ -168,16 +169,16 @@ def checkpoint_path(folder: Path, round: int) -> Path:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; it is synced to the disk when this returns.
+    """Write a checkpoint and sync it to the disk.
 
     Raises:
         StateError: The state holds something that cannot be saved.
-        OSError: The disk is full, or otherwise refuses; earlier checkpoints are unchanged.
+        OSError: The disk is full, or the write fails for another reason; earlier checkpoints are unchanged.
     """
     from safetensors.numpy import save
 
     said: dict[str, Any] = {
-        # First, where it is found without reading the rest.
+        # The digest comes first, so that a reader finds it without parsing the rest.
         "sha256": NO_DIGEST.decode(),
         "schema": SCHEMA,
         "written_by": f"fedsel-flwr {fedsel_flwr.__version__}",
@@ -201,7 +202,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and check every byte of it.
 
     Raises:
-        StateError: It is damaged, of another version, or was renamed; says which.
+        StateError: The file is damaged, renamed or of another version; the message says which.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -218,7 +219,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise StateError(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
     beginning = _BEGINNING.match(content)
     if beginning is None or _digest(content, beginning.start(1)) != beginning[1]:
-        raise StateError(f"it is damaged: its {len(content)} bytes are not those that were written")
+        raise StateError(f"it is damaged: its {len(content)} bytes differ from what was written")
     # The digest protects from damage, not from a file that somebody made by hand.
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -244,11 +245,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"it is no checkpoint: {type(error).__name__}: {error}") from error
+        raise StateError(f"it is not a checkpoint: {type(error).__name__}: {error}") from error
 
 
 def _digest(content: bytes, place: int) -> bytes:
-    """Return the digest of a file whose digest at ``place`` counts as zeros."""
+    """Return the digest of a file in which the digest at ``place`` counts as zeros."""
     whole_file = hashlib.sha256(content[:place] + NO_DIGEST)
     whole_file.update(memoryview(content)[place + len(NO_DIGEST) :])
     return whole_file.hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Cold starts: the first time that the server measures of a client is replaced, so that nothing is learnt from it."""
+"""Cold starts: the first time that the server measures for a client is replaced, so that selectors do not learn it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from fedsel_flwr.rounds.eligibility import ClientArrays
 from fedsel_flwr.rounds.replies import ClientResult
 
 LEAST_SHARE = 0.01
-"""Share of the round's shortest first time below which no reported training time counts."""
+"""Smallest usable training time that a client reports, as a share of the round's shortest first time."""
 
 
 class ColdStarts(ClientArrays):
-    """Replaces the first time of each client by what is known of clients' times.
+    """Replaces the first measured time of each client by an estimate from other times.
 
-    On the server's clock a first time contains the start of the client's process, which can take fifty times as long
-    as the training. A selector that learnt it would not ask the client again for many rounds. So the selector is given
-    other seconds, which the history has too, with "first" as their ``latency_source``. Its ``first_s`` is the time
-    itself, and the round's seconds stay those that the server waited. The play counts, and no client trains twice.
+    On the server's clock, the first time of a client includes the start of its process. That start can take fifty times
+    as long as the training. A selector that learned this time would avoid the client for many rounds. The selector
+    therefore gets an estimate in seconds. The history has the estimate as the latency, with "first" as
+    ``latency_source``, and the measured time as ``first_s``. The duration of the round does not change. The play
+    counts, and no client trains twice.
 
-    Every client of a round that has its first time gets the same seconds, so that they say nothing on who is faster:
+    All clients with a first time in the same round get the same estimate, so that it favours none of them:
 
-    1. the median over all clients of the last time that was not their first,
-    2. before there is any, the median of the training times that these clients report (``compute_s``), at least a
-       hundredth of the shortest of their first times: one client cannot set a time near 0,
+    1. the median over all clients of their last time after the first,
+    2. without such times, the median of the training times that these clients report (``compute_s``), but at least a
+       hundredth of their shortest first time: one client cannot set a time near 0,
     3. without such reports, the shortest of their first times.
 
-    No client gets more seconds than the server measured. A row has one cold start: a reconnection changes nothing, and
-    a client that failed still has its first time before it. A report that agrees with the server's time is believed,
-    and a client that the server did not time has no cold start. For a spare that has not answered, the server knows
-    only how long it waited; that time stays.
+    The estimate of a client is at most its measured time. A row has one cold start, which a reconnection does not
+    repeat. After a failure the first time is still to come. A report that agrees with the server's time is used as it
+    is. A client without a measured time has no cold start. For a spare that has not answered, the server knows only its
+    own wait, and that time stays.
 
     >>> ColdStarts.substitute(np.array([12.0, 15.0]), np.array([0.2, 0.3]), np.zeros(0))
     0.25
@@ -49,12 +50,12 @@ class ColdStarts(ClientArrays):
     _timed: BoolArray
     """Whether the cold start has passed."""
     _last: FloatArray
-    """Seconds of the last time that was not the first; NaN without one."""
+    """Seconds of the last time after the first; NaN without one."""
 
     def replace_times(self, rows: IntArray, results: Mapping[str, ClientResult]) -> dict[str, ClientResult]:
-        """Return the results of a round with the seconds that selector and history get.
+        """Return the results of a round with the seconds for the selector and the history.
 
-        Nothing is remembered before :meth:`note`: a round that is never finished has measured nothing.
+        Nothing is stored before :meth:`note`, so a round that never finishes leaves no times.
 
         Args:
             rows: The chosen rows, ascending, shape (n,).
@@ -62,7 +63,7 @@ class ColdStarts(ClientArrays):
         """
         read = list(results.values())
         timed = self._timed_in(read)
-        # early returns: simulations time no client, and after the first rounds nobody is new
+        # Early returns: simulations time no client, and after the first rounds no client is new.
         if not timed.any():
             return dict(results)
         self._grow(rows)
@@ -72,7 +73,7 @@ class ColdStarts(ClientArrays):
         cold = [result for result, new in zip(read, first, strict=True) if new]
         claimed = np.array([result.values["compute"] for result in cold])
         measured = np.array([_own_seconds(result) for result in cold])
-        # NaN, for clients that report no training time, fails the comparison too
+        # NaN, from clients without a reported training time, fails the comparison too.
         seconds = self.substitute(measured, claimed[claimed > 0], self._known(rows, read, timed & ~first))
         return {
             node: _with_seconds(result, min(seconds, _own_seconds(result))) if first[i] else result
@@ -80,7 +81,7 @@ class ColdStarts(ClientArrays):
         }
 
     def note(self, rows: IntArray, results: Mapping[str, ClientResult]) -> None:
-        """Remember the times of a finished round, whose results :meth:`replace_times` returned."""
+        """Store the times of a finished round, from the results of :meth:`replace_times`."""
         read = list(results.values())
         timed = self._timed_in(read)
         if not timed.any():
@@ -92,12 +93,12 @@ class ColdStarts(ClientArrays):
 
     @staticmethod
     def substitute(measured: FloatArray, claimed: FloatArray, known: FloatArray) -> float:
-        """Return the seconds that stand for the first times of a round.
+        """Return the estimate that replaces the first times of a round, seconds.
 
         Args:
             measured: The first times themselves, seconds, at least one.
             claimed: Training times that these clients report, seconds above 0.
-            known: The last times of other clients that were not their first, seconds.
+            known: The last time after the first of other clients, seconds.
         """
         if known.size:
             return float(np.median(known))
@@ -106,15 +107,15 @@ class ColdStarts(ClientArrays):
         return float(measured.min())
 
     def _known(self, rows: IntArray, read: Sequence[ClientResult], later: BoolArray) -> FloatArray:
-        """Return the last time of each client that was not its first, this round's ``later`` ones included."""
-        # a copy: the round may still fail, and only ``note`` remembers it
+        """Return each client's last time after the first, this round's ``later`` times included."""
+        # A copy, because the round may still fail. Only ``note`` stores times.
         last = self._last.copy()
         last[rows[later]] = [_own_seconds(result) for result, it in zip(read, later, strict=True) if it]
         return last[np.isfinite(last)]
 
     @staticmethod
     def _timed_in(read: Sequence[ClientResult]) -> BoolArray:
-        """Return whose time the server measured from the question to a usable answer, shape (n,)."""
+        """Return whether the server measured each client's time from question to usable answer, shape (n,)."""
         return np.array(
             [result.timed and (result.completed or (result.spare and result.answered)) for result in read],
             dtype=np.bool_,
@@ -127,7 +128,7 @@ class ColdStarts(ClientArrays):
 
 
 def _own_seconds(result: ClientResult) -> float:
-    """Return the time that a client took; the latency of a spare is that of a failure, max_latency."""
+    """Return the time of a client itself; the latency of a spare is that of a failure, max_latency."""
     return result.latency_s if result.completed else result.spare_s
 
 

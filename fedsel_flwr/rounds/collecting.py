@@ -1,4 +1,4 @@
-"""Collecting a round: every reply read, stragglers set apart, usable models measured, the averaging decided."""
+"""Collecting a round: read every reply, find the stragglers, measure the usable models, decide the averaging."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Collector:
     """Reads the replies of a round.
 
     Args:
-        selector: Its ``needs`` say what is read and measured.
-        settings: How clients are treated.
+        selector: The selector. Its ``needs`` name the columns to read and measure.
+        settings: The options of the strategy.
         roster: The client ids by row.
-        registrar: Keeps the numbers of examples.
+        registrar: Stores the numbers of examples.
         measurer: Measures models.
-        identities: Says whether a client's own claim of its identity counts.
+        identities: Decides whether a client's own claim of its identity counts.
         cold_starts: Replaces the first time of each client.
 
     Attributes:
-        simulated: Whether a simulation draws the clients' times and failures, which are then not logged as warnings.
+        simulated: Whether a simulation draws the clients' times and failures. The log then has no warnings about them.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Collector:
         self.simulated = False
 
     def waits_for(self, chosen: int) -> int | None:
-        """Return how many of the chosen clients the round waits for; None waits for all of them.
+        """Return the number of chosen clients that the round waits for; None waits for all of them.
 
-        A round of the warm-up waits for all, and so does one in which the selector asks more clients than usual, such
+        A warm-up round waits for all clients. So does a round in which the selector asks more clients than usual, such
         as an opening that measures every client.
         """
         selector = self._selector
@@ -70,15 +70,15 @@ class Collector:
         return int(selector.clients_per_round)
 
     def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
-        """Read the replies; faults are logged with the clients' ids.
+        """Read the replies and log faults with the clients' ids.
 
         Args:
             round: The chosen clients, and the model they received.
-            replies: Connection -> reply; a chosen connection without one did not answer.
+            replies: Connection -> reply. A chosen connection without an entry did not answer.
             stack: The models of the chosen clients, by ascending row; None if each reply has its own.
 
         Returns:
-            Which updates may be aggregated.
+            The outcome of the round, which names the updates to aggregate.
 
         Raises:
             RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays.
@@ -86,7 +86,7 @@ class Collector:
         s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
         reference = round.reference if s.compare_models else None
         faults = None if stack is None or reference is None else self._faults(stack, reference)
-        # before any reply is read: the limit depends on what the whole cohort claims
+        # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
         max_examples = self._registrar.max_examples(round.rows, claimed)
@@ -99,24 +99,24 @@ class Collector:
         }  # fmt: skip
         results = with_equal_lengths(results, self._wanted)
         results, round_s = end_round(results, s, self.waits_for(len(results)))
-        # after the stragglers: the round lasted as long as the server waited, cold starts included
+        # After the stragglers: the round lasted as long as the server waited, cold starts included.
         results = self._cold_starts.replace_times(round.rows, results)
         log_faults(
             f"round {round.number}",
             [
                 (ids[row], problem)
                 for row, node in round.chosen.items()
-                # the last problem of a spare says that others were earlier, which is no fault
+                # The last problem of a spare is that other clients were earlier, which is no fault.
                 for problem in results[node].problems[: -1 if results[node].spare else None]
             ],
             simulated=self.simulated,
         )
-        # the claims themselves, not what they count as: the limit follows the median of the claims
+        # The claims themselves, without the cut: the limit follows the median of the claims.
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
         self._registrar.note_sizes(round.rows, np.where(counted, claimed, 0))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
-        # an opening that only measures clients leaves the global model as it is
+        # An opening that only measures clients leaves the global model unchanged.
         only_measured = self._selector.keeps_model and not self._selector.warming_up
         enough = len(usable) >= s.min_completed and not only_measured
         outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s)
@@ -131,7 +131,7 @@ class Collector:
         return self._measured(round, replace(outcome, models=models), reference)
 
     def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
-        """Return what is wrong with each model of a stack, an empty text if nothing."""
+        """Return the fault of each model of a stack; an empty text for a usable model."""
         faults, limit = stack.faults(reference), self._settings.max_update_norm
         if limit is None:
             return faults
@@ -140,13 +140,13 @@ class Collector:
         ]
 
     def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:
-        """Return the outcome if the models cannot be decoded."""
+        """Return the outcome for models that cannot be decoded."""
         s, measurer = self._settings, self._measurer
         asked_for = s.averaging and not s.averaging_is_papers
         if measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None:
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
-                "scheme or max_update_norm works on its numbers. Use a base strategy whose model is arrays, or a "
+                "scheme or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
                 "selector of latencies."
             )
         return self._averaged(outcome, self._draws(round, outcome))
@@ -161,7 +161,7 @@ class Collector:
         return self._averaged(outcome, draws)
 
     def _draws(self, round: Round, outcome: Outcome) -> IntArray:
-        """Return how often the client of each usable model was drawn."""
+        """Return the number of draws of each usable model's client."""
         usable = set(outcome.usable)
         return self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
 
@@ -169,7 +169,7 @@ class Collector:
         """Return the outcome with the averaging of the kept models."""
         if self._settings.averaging is None or not outcome.enough:
             return outcome
-        # the filter may keep some copies of a model that was drawn several times
+        # The filter may keep only some copies of a model that was drawn several times.
         draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]
         total, num_clients = self._registrar.total_examples(), self._selector.num_clients
         scheme = averaging(self._settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
@@ -179,21 +179,21 @@ class Collector:
 def end_round(
     results: Mapping[str, ClientResult], settings: Settings, wanted: int | None
 ) -> tuple[dict[str, ClientResult], float]:
-    """Decide when the round ends, how many seconds it took, and which clients are late for it.
+    """Decide when the round ends, how long it took, and which clients are stragglers.
 
-    A client is done after its latency; in a cohort larger than the channels, after that and the waves before its own. A
-    client that failed holds ``max_latency`` (:func:`~fedsel_flwr.rounds.replies.read_reply`), so a round that waits for
-    all takes as long as that.
+    If the cohort is larger than the number of channels, clients train in waves. A client is done after its latency plus
+    the waves before its own. A failed client has the latency ``max_latency``
+    (:func:`~fedsel_flwr.rounds.replies.read_reply`), so a round that waits for all clients lasts that long.
 
     Args:
         results: Connection -> its reply after reading, by ascending row.
         settings: The channels and the round's deadline.
-        wanted: Number of usable answers that end the round; of clients done at the same time the lower rows count as
-            earlier. None waits for all.
+        wanted: Number of usable answers that end the round. Of clients done at the same time, the lower rows count as
+            earlier. None waits for all clients.
 
     Returns:
-        The results, in which stragglers are not completed and hold max_latency. The seconds that the round takes: until
-        the last answer that it waits for, at most until the deadline.
+        The results, in which stragglers are not completed and have the latency max_latency. And the duration
+        of the round in seconds: until the last answer that it waits for, at most until the deadline.
     """
     latency = np.array([result.latency_s for result in results.values()], dtype=np.float64)
     channels, deadline = settings.channels or max(1, len(latency)), settings.round_deadline_s or math.inf
@@ -202,11 +202,11 @@ def end_round(
     done = finish_times(latency, channels)
     completed = np.array([result.completed for result in results.values()], dtype=np.bool_)
     in_time = np.flatnonzero(completed & (done <= deadline))
-    # the transport marks spares itself on the server's clock, and the round did not wait for those
+    # On the server's clock the transport marks spares itself, and the round did not wait for them.
     waited = ~np.array([result.spare for result in results.values()], dtype=np.bool_)
     end = min(deadline, float(done[waited].max(initial=0.0)))
     if wanted is not None and len(in_time) >= wanted:
-        # stable, so that of equal times the lower rows count as earlier
+        # A stable sort: of equal times the lower rows count as earlier.
         in_time = in_time[np.argsort(done[in_time], kind="stable")[:wanted]]
         end = float(done[in_time[-1]])
     kept = set(in_time.tolist())
@@ -220,11 +220,14 @@ def end_round(
 
 def _straggler(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
     """Return a result that came after the end of the round."""
-    why = "enough others were there" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
+    why = "enough other updates had arrived" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
     return replace(
         result,
         completed=False,
-        problems=(*result.problems, f"late: done after {done:.6g} s, the round ended after {end:.6g} s ({why})"),
+        problems=(
+            *result.problems,
+            f"late: the update came after {done:.6g} s, but the round ended after {end:.6g} s ({why})",
+        ),
         latency_s=settings.max_latency,
         latency_source="max_latency",
         spare=spare,

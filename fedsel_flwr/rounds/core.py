@@ -1,7 +1,7 @@
-"""The course of a round, shared by every adapter: choose, collect, finish.
+"""The steps of a round, shared by every adapter: choose, collect, finish.
 
-An adapter is a transport: it introduces connections, puts probes to them, carries the model out and the replies back,
-and has the kept updates averaged. Everything else happens here, in plain types.
+An adapter is a transport. It asks connections for their identity, sends probes, sends the model and receives the
+replies, and lets the base strategy average the kept updates. Everything else happens here, in plain types.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 class SelectionCore:
-    """Plays rounds: asks the selector, reads replies, keeps time and the history.
+    """Plays rounds: asks the selector, reads replies, keeps time and history.
 
     Args:
-        selector: The selector; it must not be shared.
-        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.resolve_settings` makes them for one.
-        roster: Connections, client ids and rows; None starts with an empty one.
-        client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
-            refused.
+        selector: The selector. It must not be shared.
+        settings: The resolved options, from :func:`~fedsel_flwr.rounds.settings.resolve_settings`.
+        roster: Connections, client ids and rows; None starts with an empty roster.
+        client_values: Selector parameters by client id, bound to ``roster``. Clients without an entry are refused.
 
     Attributes:
-        settings: How clients are treated.
-        parts: The owners of what outlives a round.
-        numbering: Which absolute round the server means.
-        ending: Whether the run is over.
+        settings: The resolved options.
+        parts: The owners of lasting state.
+        numbering: Maps the server's round numbers to absolute rounds.
+        ending: The criteria that end the run.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class SelectionCore:
 
     @property
     def round(self) -> int:
-        """Return the absolute round chosen last."""
+        """Return the absolute number of the last chosen round."""
         return self.parts.selector.round
 
     @property
@@ -100,27 +99,27 @@ class SelectionCore:
 
     @property
     def ended(self) -> bool:
-        """Return whether the run is over: by budget, by the selector, or by ``should_stop``."""
+        """Return whether the run has ended: by its budget, the selector or ``should_stop``."""
         return self.ending.met
 
     @property
     def update_reader(self) -> str:
-        """Name what reads the clients' updates one by one, for messages; empty if nothing does."""
+        """Name the reader of individual updates, for messages; empty if there is none."""
         if self.parts.measurer.reads_updates:
             return self.parts.measurer.reader
         return "" if self.settings.max_update_norm is None else "max_update_norm"
 
     @property
     def max_examples(self) -> int | None:
-        """Return the most examples that a client may claim now; None for no limit."""
+        """Return the largest number of examples that a client may claim now; None for no limit."""
         return self.parts.registrar.max_examples()
 
     def in_simulation(self) -> None:
-        """Declare that times and failures are simulated: the log counts stragglers and dropouts once, after the run."""
+        """Declare a simulation: the log then counts stragglers and dropouts once, at the end of the run."""
         self._collector.simulated = True
 
     def waits_for(self, chosen: int) -> int | None:
-        """Return how many usable answers end a round of ``chosen`` clients; None: all of them."""
+        """Return how many usable answers end a round of ``chosen`` clients; None for all of them."""
         return self._collector.waits_for(chosen)
 
     def reads_global(self, outcome: Outcome) -> bool:
@@ -128,11 +127,11 @@ class SelectionCore:
         return self.parts.measurer.reads_global or (outcome.averaging is not None and outcome.averaging.mixes)
 
     def begin_run(self, done: int = 0, should_stop: ShouldStop | None = None) -> None:
-        """Begin a run: the server may count its rounds from 1 again.
+        """Begin a run, in which the server may count its rounds from 1 again.
 
         Args:
-            done: The rounds that were done before, if the server is known to count from 1.
-            should_stop: A signal of this run alone; None: there is none.
+            done: Number of finished rounds, if the server is known to count from 1.
+            should_stop: A stop signal for this run only; None for no signal.
         """
         self.numbering.begin_run(done)
         self.ending.begin_run(should_stop)
@@ -144,20 +143,20 @@ class SelectionCore:
         transport: Transport,
         server_round: int | None = None,
     ) -> list[str]:
-        """Begin a round: call the roll, ask what the selector must know, and choose.
+        """Begin a round: call the roll, send the selector's probe, and choose the cohort.
 
         Args:
-            connected: Every connection there is.
-            reference: The global model the round starts from; None if it cannot be decoded.
+            connected: All current connections.
+            reference: The global model at the start of the round; None if it cannot be decoded.
             transport: Reaches the connections.
             server_round: The server's number of this round; None continues the count.
 
         Returns:
-            The chosen connections, by ascending row. If there are none, either the run has :attr:`ended`, or the
+            The chosen connections, by ascending row. An empty list means that the run has :attr:`ended`, or that the
             round is already in the history.
 
         Raises:
-            RunError: The server's round does not follow the selector's.
+            RunError: The server's round number does not follow the selector's.
         """
         self.ending.check()
         if self.ended:
@@ -171,7 +170,7 @@ class SelectionCore:
         eligible = present.only(parts.participation.eligible(present.rows, at_least))
         if (question := parts.probing.question(eligible)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
-            # a client that did not answer the probe is busy now, and could not train either
+            # A client that did not answer the probe is busy now, so it could not train either.
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
             present = present.only(parts.busy.eligible(present.nodes))
         parts.registrar.inform_initial_accuracy(reference)
@@ -183,7 +182,7 @@ class SelectionCore:
             chosen=chosen,
             reference=reference,
         )
-        # no reply will ever come, so no adapter would end this round
+        # No reply will come, so no adapter would end this round.
         if not chosen:
             self.collect({})
             self.finish()
@@ -192,17 +191,17 @@ class SelectionCore:
     def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
     ) -> None:
-        """Enter connections into the roster; parts that hold values by row reset those of evicted clients.
+        """Enter connections into the roster and reset the state of evicted clients in every part.
 
         Args:
-            properties: Connection -> what it said of itself.
-            known: Connection -> who it is in the server's words; None if the server cannot tell.
+            properties: Connection -> its own properties, from the roll call.
+            known: Connection -> its identity according to the server; None if the server cannot tell.
         """
         if not properties:
             return
         said = {node: ClientProperties.read(one, self.settings.keys) for node, one in properties.items()}
         new, evicted = self.parts.registrar.register(said, self.round + 1, known or {})
-        # before the selector learns of the newcomers, which take over the rows of the evicted clients
+        # Before the selector learns of the new clients, because they take over the rows of the evicted clients.
         if evicted.size:
             for part in self.parts:
                 part.forget(evicted)
@@ -210,18 +209,18 @@ class SelectionCore:
             self.parts.registrar.inform_selector({row: said[node] for row, node in new.items()})
 
     def collect(self, replies: Mapping[str, Reply], stack: ModelStack | None = None) -> Outcome:
-        """Read the replies; faults are logged with the clients' ids.
+        """Read the replies and log faults with the clients' ids.
 
         Args:
-            replies: Connection -> reply; a chosen connection without one did not answer.
-            stack: The models of the chosen clients, a row for each in the order of :meth:`choose`; None if each
-                reply has its own.
+            replies: Connection -> reply. A chosen connection without an entry did not answer.
+            stack: The models of the chosen clients, one row each in the order of :meth:`choose`; None if each reply has
+                its own model.
 
         Returns:
-            Which updates may be aggregated.
+            The outcome of the round, which names the updates to aggregate.
 
         Raises:
-            RunError: No round is open, or models must be measured or mixed, but the global model is not made of
+            RunError: No round is open. Or models must be measured or mixed, but the global model does not consist of
                 NumPy arrays.
         """
         if self._round is None or self._round.outcome is not None:
@@ -233,13 +232,13 @@ class SelectionCore:
         """End the round: mix the model by the averaging scheme, let the selector observe, write the history.
 
         Args:
-            after: The mean of the kept models, or whatever the base strategy made of them; None if the model stayed.
+            after: The mean of the kept models, or the base strategy's result; None if the model did not change.
 
         Returns:
-            The new global model: ``after`` itself, or that mixed with the old one; None if the model stayed.
+            The new global model: ``after``, or ``after`` mixed with the old model. None if the model did not change.
 
         Raises:
-            RunError: No replies were collected since the last round was finished.
+            RunError: No replies were collected since the last finished round.
         """
         if self._round is None or self._round.outcome is None:
             raise RunError(f"finish was called before collect, or twice. {ORDER_OF_CALLS}")
@@ -253,9 +252,9 @@ class SelectionCore:
         results = outcome.results.values()
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
-        # by the report: a client that failed for the selector alone would be chosen again and again otherwise
+        # By the report: otherwise a client that fails only for the selector would be chosen again and again.
         parts.cooldown.note(round.rows, report.completed | spare, round.number)
-        # by the replies: a newcomer's update is usable even if the selector lacks a column, and a spare did not fail
+        # By the replies: an update is usable even if the selector lacks a column, and a spare has not failed.
         parts.newcomer_quota.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.rows)
         parts.cold_starts.note(round.rows, outcome.results)
@@ -274,21 +273,21 @@ class SelectionCore:
         return after
 
     def state_dict(self) -> state_dicts.State:
-        """Return everything that outlives a round, part by part; call it between rounds."""
+        """Return all lasting state, part by part; call it between rounds."""
         return state_dicts.save_parts(self.parts._asdict())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue from a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
+        """Load a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
 
         Raises:
-            StateError: A part is missing or does not fit; nothing has changed then.
+            StateError: A part is missing or does not fit; nothing has changed.
         """
         state_dicts.load_parts(self.parts._asdict(), state)
         self._round = None
         self.begin_run()
 
     def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
-        """Find newcomers and enter them; they are asked only if somebody reads the answers."""
+        """Find new clients and register them; ask for their properties only if a part reads the answers."""
         parts, identities = self.parts, self._identities
         parts.roster.release(connected, upcoming)
         parts.busy.release(connected)
@@ -301,22 +300,22 @@ class SelectionCore:
         self.register(properties, known)
 
     def _available(self, connected: Collection[str], upcoming: int) -> ConnectedClients:
-        """Return the clients that are available in the next round, those above ``max_participation`` included."""
+        """Return the clients available in the next round, including clients above ``max_participation``."""
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
-        # before the checks: a connected client is not absent, even if it is busy or cools down
+        # Before the checks: a connected client is not absent, even if it is busy or in cool-down.
         roster.seen(present.rows, upcoming)
         here = present.only(self.parts.busy.eligible(present.nodes))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
             seconds = rounds[-1].simulated_s if rounds else 0.0
             here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
-        # last, so that the few places for newcomers go to clients that can take them
+        # Last, so that the few places for new clients go to clients that can take them.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
 
 
 class Parts(NamedTuple):
-    """The owners of what outlives a round, by their keys in a checkpoint."""
+    """The owners of lasting state, by their keys in a checkpoint."""
 
     selector: Selector
     roster: Roster

@@ -1,7 +1,7 @@
-"""Eligibility: which connected clients the selector may choose in a round.
+"""Eligibility: the checks that decide which connected clients the selector may choose in a round.
 
-A client passes five checks, in this order: its connection is not busy, it has no cool-down after failures, the user's
-availability lets it take part, it is within the quota for newcomers, and its participation is below the cap.
+A client must pass five checks, in this order. Its connection is not busy. It is not in cool-down after failures. The
+user's availability includes it. It is within the quota for new clients. Its participation is below the cap.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.roster import Roster, canonical_id
 
 Availability = Callable[[str, int, float], bool]
-"""Called with client id, round and simulated seconds; False leaves the client out of the round. One with a method
-``at(ids, round, seconds)`` is asked for all clients at once and returns booleans, shape (n,)."""
+"""Function of client id, round and simulated seconds; False excludes the client from the round. If the function has a
+method ``at(ids, round, seconds)``, that method answers for all clients at once and returns booleans, shape (n,)."""
 MAX_DOUBLINGS = 30
-"""Failures in a row after which a cool-down grows no longer."""
+"""Number of consecutive failures after which the cool-down stops growing."""
 SHARE_WINDOW = 20
-"""Rounds of a client that its participation is counted over: the last ones in which it was available."""
+"""Length of the window of participation: the last rounds in which the client was available."""
 SHARE_MIN_ROUNDS = 5
-"""Rounds in which a client must have been available before its participation counts."""
+"""Number of rounds in which a client must have been available before its participation counts."""
 
 
 def as_availability(given: Availability | Collection[str | int] | None) -> Availability | None:
-    """Return a function as it is; client ids as a function that lets them take part in every round, and no others.
+    """Return a function unchanged; turn client ids into a function that makes only these clients available.
 
     Args:
-        given: A function, or client ids as the roster has them: names of SuperNodes, node ids, or what simulated
-            clients say. None for no limit.
+        given: A function, or client ids as in the roster: names of SuperNodes, node ids, or the ids that simulated
+            clients report. None for no limit.
 
     Raises:
-        ParameterError: The ids are none, or no collection, or one of them cannot be an id.
+        ParameterError: The ids are empty or no collection, or one of them is not a valid id.
 
     >>> there = as_availability(["clinic-a", 7])
     >>> available(there, ["7", "8", "clinic-a"], 1, 0.0).tolist()
@@ -47,7 +47,7 @@ def as_availability(given: Availability | Collection[str | int] | None) -> Avail
         return given
     cure = "Pass a function or client ids, such as ['clinic-a', 'clinic-c']."
     if isinstance(given, str | bytes) or not isinstance(given, Collection):
-        raise ParameterError(f"availability is neither a function nor a list of client ids: {given!r}. {cure}")
+        raise ParameterError(f"availability must be a function or a list of client ids, got {given!r}. {cure}")
     if not len(given):
         raise ParameterError("availability lists no client. Leave it out to let every client take part.")
     ids = {canonical_id(one): one for one in given}
@@ -57,16 +57,16 @@ def as_availability(given: Availability | Collection[str | int] | None) -> Avail
 
 
 def available(availability: Availability, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-    """Ask ``availability`` about each client once.
+    """Call ``availability`` once for each client.
 
     Args:
-        availability: Which clients take part.
+        availability: Function that decides which clients take part.
         ids: Client ids.
         round: The round about to be chosen.
-        simulated_s: Seconds since the start.
+        simulated_s: Simulated seconds since the start.
 
     Returns:
-        Which of them take part, shape (n,).
+        Whether each client takes part, shape (n,).
 
     Raises:
         RunError: ``availability.at`` returned another shape.
@@ -84,17 +84,17 @@ def available(availability: Availability, ids: Sequence[str], round: int, simula
 
 
 class Busy(state_dicts.NotByClient):
-    """Connections that owe an answer: they are not asked again until they answer or a time limit has passed.
+    """Tracks connections without an answer: they are not asked again until they answer or a time limit has passed.
 
-    A SuperNode works off one message after the other. One that hangs answers nothing, and one that trains for longer
-    than the server waits answers the next question only after that.
+    A SuperNode processes one message after the other. One that hangs answers nothing. One that trains for longer than
+    the server waits answers the next question only after that.
 
-    A new run of Flower clears the list. Answers to an earlier run never arrive, so nothing would free these connections
-    before the time limit. The first question of the new run finds out which of them still work.
+    A new run of Flower clears the list. Answers to an earlier run never arrive, so these connections would stay busy
+    until the time limit. The first question of the new run shows which of them still work.
 
     Args:
-        timeout: Seconds after which a connection that never answered may be asked again; None: it may not.
-        clock: Seconds on a clock that all processes share.
+        timeout: Seconds after which a connection that never answered may be asked again; None for never.
+        clock: Returns the seconds of a clock that all processes share.
 
     >>> busy = Busy(timeout=60.0)
     >>> busy.owe(["a", "b"])
@@ -103,10 +103,10 @@ class Busy(state_dicts.NotByClient):
     ['b', 'c']
     """
 
-    # wall-clock time: a monotonic clock starts again with the machine, and the deadlines are saved in checkpoints
+    # Wall-clock time: checkpoints hold the deadlines, and a monotonic clock starts again when the machine does.
     def __init__(self, timeout: float | None = 3600.0, clock: Callable[[], float] = time.time) -> None:
         self._timeout, self._clock = inf if timeout is None else timeout, clock
-        # connection -> when it may be asked again
+        # Connection -> time at which it may be asked again.
         self._until: dict[str, float] = {}
 
     def __contains__(self, node: object) -> bool:
@@ -114,28 +114,28 @@ class Busy(state_dicts.NotByClient):
         return isinstance(node, str) and self._clock() < self._until.get(node, -inf)
 
     def owe(self, nodes: Iterable[str]) -> None:
-        """Note that connections owe an answer: the server gave up waiting for it."""
+        """Mark connections as busy: the server stopped waiting for their answer."""
         self._until |= dict.fromkeys(nodes, self._clock() + self._timeout)
 
     def answered(self, node: str) -> None:
-        """Free a connection: its late answer came, or word that none will come."""
+        """Free a connection, because its late answer came or will never come."""
         self._until.pop(node, None)
 
     def free(self, nodes: Iterable[str]) -> list[str]:
-        """Return those of ``nodes`` that are not busy."""
+        """Return the connections in ``nodes`` that are not busy."""
         return [node for node in nodes if node not in self] if self._until else list(nodes)
 
     def eligible(self, nodes: Sequence[str]) -> BoolArray:
-        """Return which of ``nodes`` are not busy, shape (n,)."""
-        # the usual case: a large fleet is not walked through for nothing
+        """Return whether each connection in ``nodes`` is not busy, shape (n,)."""
+        # The usual case returns early, without a loop over a large fleet.
         if not self._until:
             return np.ones(len(nodes), dtype=np.bool_)
         return np.array([node not in self for node in nodes], dtype=np.bool_)
 
     def release(self, connected: Collection[str]) -> None:
-        """Free connections that are gone: a client that reconnects has started again."""
+        """Free connections that have ended, because a client that reconnects has restarted."""
         for node in self._until.keys() - connected if self._until else ():
-            # a late answer may free the same connection from another thread in the meantime
+            # A late answer may free the same connection from another thread in the meantime.
             self._until.pop(node, None)
 
     def clear(self) -> None:
@@ -143,11 +143,11 @@ class Busy(state_dicts.NotByClient):
         self._until.clear()
 
     def state_dict(self) -> state_dicts.State:
-        """Return when each connection may be asked again, seconds; infinite if only its answer frees it."""
+        """Return the time at which each connection may be asked again, seconds; infinite for only after its answer."""
         return {"until": dict(self._until)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         until = state["until"]
         if not isinstance(until, Mapping):
@@ -156,13 +156,13 @@ class Busy(state_dicts.NotByClient):
 
 
 class ClientArrays:
-    """Arrays with one element for each client, by row of the selector; the base of what is counted by client.
+    """Arrays with one element per client, by row of the selector; base class for counts by client.
 
-    A subclass declares its arrays; growing, saving, loading and forgetting follow from the declaration.
+    A subclass declares its arrays. Growing, saving, loading and forgetting follow from the declaration.
 
     Attributes:
-        newcomer: Attribute -> the element of a new client, whose type is the array's. The attribute without its
-            underscore is the key in a saved state.
+        newcomer: Attribute -> the element of a new client, whose type is that of the array. The attribute's name
+            without the underscore is the key in a saved state.
     """
 
     newcomer: ClassVar[Mapping[str, np.generic]]
@@ -176,7 +176,7 @@ class ClientArrays:
         return {attribute.lstrip("_"): getattr(self, attribute).copy() for attribute in self.newcomer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         loaded: dict[str, Any] = {}
         length: int | None = None
@@ -185,32 +185,32 @@ class ClientArrays:
             loaded[attribute] = state_dicts.array(key, state[key], type(element), rows=length)
             length = len(loaded[attribute])
         self._check_loaded(loaded)
-        # after all checks, so that a refused state changes nothing
+        # After all checks, so that a refused state changes nothing.
         for attribute, array in loaded.items():
             setattr(self, attribute, array)
 
     def forget(self, rows: IntArray) -> None:
-        """Treat the clients in ``rows`` as newcomers."""
+        """Reset the clients in ``rows`` to the values of new clients."""
         for attribute, element in self.newcomer.items():
             array = getattr(self, attribute)
-            # a client that was never looked at has no element yet
+            # A client that was never read has no element yet.
             array[rows[rows < len(array)]] = element
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        """Raise :class:`StateError` if an array, attribute -> array, holds what it cannot."""
+        """Raise :class:`StateError` if an array (attribute -> array) holds an invalid value."""
 
     def _grow(self, rows: IntArray) -> None:
-        """Make room for the clients in ``rows``."""
+        """Extend the arrays to hold the clients in ``rows``."""
         length = int(rows.max(initial=-1)) + 1
         for attribute, element in self.newcomer.items():
             setattr(self, attribute, state_dicts.extended(getattr(self, attribute), length, element))
 
 
 class Cooldown(ClientArrays):
-    """Counts failures in a row, and leaves a client out for 2^n rounds after the n-th.
+    """Counts consecutive failures, and excludes a client for 2^n rounds after the n-th.
 
     Args:
-        active: Whether clients are left out at all.
+        active: Whether clients are excluded at all.
 
     >>> import numpy as np
     >>> cooldown = Cooldown(active=True)
@@ -221,39 +221,39 @@ class Cooldown(ClientArrays):
 
     newcomer: ClassVar = {"_failures": np.int64(0), "_out_until": np.int64(0)}
     _failures: IntArray
-    """Failures in a row."""
+    """Number of consecutive failures."""
     _out_until: IntArray
-    """The last round without the client."""
+    """The last round that excludes the client."""
 
     def __init__(self, active: bool) -> None:
         super().__init__()
         self._active = active
 
     def eligible(self, rows: IntArray, round: int) -> BoolArray:
-        """Return which of ``rows`` may be chosen in ``round``."""
+        """Return whether each client in ``rows`` may be chosen in ``round``."""
         self._grow(rows)
         return np.asarray(self._out_until[rows] < round)
 
     def note(self, rows: IntArray, completed: BoolArray, round: int) -> None:
-        """Count which of the clients chosen in ``round`` completed it."""
+        """Update the counts after ``round``, in which the clients in ``rows`` were chosen."""
         self._grow(rows)
-        # counted if inactive too: a run that resumes with the cool-down switched on knows the failures before it
+        # Counted if inactive too, so that a resumed run with the cool-down switched on knows the earlier failures.
         self._failures[rows] = np.where(completed, 0, self._failures[rows] + 1)
         if self._active:
             failed = rows[~completed]
-            # without the limit 2^n overflows an int64 after 62 failures, and the client would be asked in every round
+            # Without the limit 2^n overflows an int64 after 62 failures, and every round would ask the client.
             self._out_until[failed] = round + 2 ** np.minimum(self._failures[failed], MAX_DOUBLINGS)
 
 
 class NewcomerQuota(ClientArrays):
-    """Limits how many unproven newcomers a round may choose, so that thousands of invented ids cannot fill every round.
+    """Limits how many unproven new clients a round may choose, so that invented ids cannot fill every round.
 
-    Selectors that prefer the unknown return to a client until its confidence bound has fallen, so a limit on admissions
-    alone is not enough. The clients of the first round have nothing to prove. One that joins later is a newcomer until
-    one of its updates can be used. The least tried newcomers come first.
+    A limit on admissions alone is not enough. Selectors that prefer unknown clients choose a client repeatedly until
+    its confidence bound has fallen. The clients of the first round are never limited. A client that joins later counts
+    as new until one of its updates is usable. Of the new clients, those with the fewest tries come first.
 
     Args:
-        roster: Its ``max_new_per_round`` is the limit of newcomers in a round; None for no limit.
+        roster: The roster. Its ``max_new_per_round`` is the limit of new clients in a round; None for no limit.
 
     >>> quota = NewcomerQuota(Roster(max_new_per_round=1))
     >>> quota.eligible(np.arange(2)).tolist(), quota.eligible(np.arange(4)).tolist()
@@ -265,31 +265,31 @@ class NewcomerQuota(ClientArrays):
 
     newcomer: ClassVar = {"_trusted": np.bool_(False), "_tries": np.int64(0)}
     _trusted: BoolArray
-    """Whether a client was there in the first round or has delivered a usable update."""
+    """Whether a client was present in the first round or has delivered a usable update."""
     _tries: IntArray
-    """How often a client was chosen."""
+    """Number of rounds that chose the client."""
 
     def __init__(self, roster: Roster) -> None:
         super().__init__()
         self._roster = roster
 
     def eligible(self, rows: IntArray) -> BoolArray:
-        """Return which of ``rows``, shape (n,), may be chosen in the next round."""
+        """Return whether each client in ``rows``, shape (n,), may be chosen in the next round."""
         limit = self._roster.max_new_per_round
         if limit is None or not rows.size:
             return np.ones(rows.size, dtype=np.bool_)
         self._grow(rows)
-        # the first round: without anybody trusted it would be limited to the quota
+        # The first round: no client is trusted yet, so the quota would limit it.
         if not self._trusted.any():
             self._trusted[rows] = True
         eligible = self._trusted[rows]
         newcomers = np.flatnonzero(~eligible)
-        # stable: among equally often tried newcomers the lower rows come first, in every run
+        # A stable sort: of new clients with equally many tries the lower rows come first, in every run.
         eligible[newcomers[np.argsort(self._tries[rows[newcomers]], kind="stable")[:limit]]] = True
         return eligible
 
     def note(self, rows: IntArray, completed: BoolArray) -> None:
-        """Count which of the clients chosen in a round completed it."""
+        """Update the tries after a round, and trust the clients in ``rows`` that completed it."""
         if self._roster.max_new_per_round is None:
             return
         self._grow(rows)
@@ -298,11 +298,11 @@ class NewcomerQuota(ClientArrays):
 
 
 class Participation(ClientArrays):
-    """Leaves out clients that were asked in too large a share of their last rounds.
+    """Excludes clients that were asked in too large a share of their recent rounds.
 
-    A share is counted over the last 20 rounds in which the client was available, from its fifth on. Rounds that asked
-    every available client do not count: no client was preferred there. A client above the cap stays available, so its
-    share falls in each round without it.
+    The share covers the last 20 rounds in which the client was available, and counts from its fifth such round. Rounds
+    that asked every available client do not count, because they preferred no client. A client above the cap stays
+    available, so its share falls in each round that does not ask it.
 
     Args:
         cap: Largest share, in (0, 1]; None sets no cap.
@@ -317,20 +317,21 @@ class Participation(ClientArrays):
 
     newcomer: ClassVar = {"_asked": np.int64(0), "_rounds": np.int64(0)}
     _asked: IntArray
-    """A bit for each round, the last one lowest."""
+    """One bit per round, the last round in the lowest bit."""
     _rounds: IntArray
-    """How many of these bits count, at most 20."""
+    """Number of bits that count, at most 20."""
 
     def __init__(self, cap: float | None) -> None:
         super().__init__()
         self._cap = cap
 
     def eligible(self, rows: IntArray, at_least: int) -> BoolArray:
-        """Return which of ``rows`` may be chosen in the next round.
+        """Return whether each client in ``rows`` may be chosen in the next round.
 
         Args:
-            rows: Clients that are available, shape (n,).
-            at_least: Number of clients that must stay eligible: the least asked of those above the cap fill up.
+            rows: Available clients, shape (n,).
+            at_least: Number of clients that must stay eligible. If too few are below the cap, the least asked of the
+                others are eligible too.
         """
         if self._cap is None:
             return np.ones(rows.size, dtype=np.bool_)
@@ -343,16 +344,16 @@ class Participation(ClientArrays):
         return eligible
 
     def note(self, rows: IntArray, chosen: IntArray) -> None:
-        """Count which of the available ``rows`` the round asked."""
+        """Record which of the available clients in ``rows`` the round asked."""
         if self._cap is None or chosen.size == rows.size:
             return
         self._grow(rows)
-        # the mask drops the round that leaves the window
+        # The mask drops the round that leaves the window.
         self._asked[rows] = (self._asked[rows] << 1 | np.isin(rows, chosen)) & (1 << SHARE_WINDOW) - 1
         self._rounds[rows] = np.minimum(self._rounds[rows] + 1, SHARE_WINDOW)
 
     def _share(self, rows: IntArray) -> FloatArray:
         """Return the share of its counted rounds in which each client was asked, shape (n,)."""
         asked = (self._asked[rows, None] >> np.arange(SHARE_WINDOW) & 1).sum(axis=1)
-        # a client without counted rounds has the share 0, not 0 / 0
+        # A client without counted rounds has the share 0, not 0 / 0.
         return np.asarray(asked / np.maximum(self._rounds[rows], 1))

@@ -1,6 +1,6 @@
 """History: the record of a run, round by round and client by client.
 
-The log gets one line for each round, with the same fields in every round (:func:`log_round`).
+Each round is one line in the log, always with the same fields (:func:`log_round`).
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ __all__ = ["ClientRecord", "History", "RoundRecord"]
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
 MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples"} - {"num_examples"})
-"""Kinds of problems after which the update is still used."""
+"""Kinds of problems that leave the update usable."""
 MAX_REASONS = 8
-"""Most reasons in a line; further ones count as "other"."""
+"""Largest number of reasons in a line; further reasons count as "other"."""
 UNUSABLE_ROUNDS = 3
-"""Consecutive rounds without a usable update after which the log reports an error."""
+"""Number of consecutive rounds without a usable update after which the log reports an error."""
 Value = int | float | str
 
 
 class History(state_dicts.NotByClient):
-    """The record of a run; an evicted client's past rounds stay in it.
+    """The record of a run; past rounds of evicted clients stay in it.
 
-    Without a journal everything is in memory, in lists. With a journal the last rounds are in memory, and older rounds
-    are read from the file when they are asked for. ``rounds`` and ``clients`` are complete sequences in both cases.
+    Without a journal all records are in memory. With a journal only the last rounds are in memory, and older rounds are
+    read from the file on demand. ``rounds`` and ``clients`` are complete sequences in both cases.
 
-    The last round stays open, so that its evaluation can be entered (:meth:`record_evaluation`). :meth:`close_round`
-    writes it to the journal, at the latest when the next round is appended.
+    The last round stays open for its evaluation (:meth:`record_evaluation`). :meth:`close_round` writes it to the
+    journal, at the latest when the next round is appended.
 
     Args:
-        journal: Takes the finished rounds; its file is overwritten, unless a state is loaded. None: memory.
+        journal: Stores the finished rounds. Its file is overwritten unless a state is loaded. None keeps all records in
+            memory.
 
     Attributes:
         journal: The journal of finished rounds; None if the history is in memory.
@@ -53,33 +54,33 @@ class History(state_dicts.NotByClient):
 
     def __init__(self, journal: Journal | None = None) -> None:
         self.journal = journal
-        # Those of a history in memory.
+        # The records of a history in memory.
         self._rounds, self._clients = list[RoundRecord](), list[ClientRecord]()
-        # Whether the log has the last round's line.
+        # Whether the last round's line is in the log.
         self._logged = True
 
     @classmethod
     def from_records(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
-        """Make a history in memory."""
+        """Create a history in memory."""
         history = cls()
         history._rounds, history._clients = list(rounds), list(clients)
         return history
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
-        """One record a round."""
+        """One record per round."""
         return self._rounds if self.journal is None else self.journal.rounds
 
     @property
     def clients(self) -> Sequence[ClientRecord]:
-        """One record for each selected client of each round."""
+        """One record per selected client of each round."""
         return self._clients if self.journal is None else self.journal.clients
 
     def write_to(self, journal: Journal) -> None:
-        """Write the rounds to come to a journal.
+        """Write all future rounds to a journal.
 
         Raises:
-            RunError: There are rounds already.
+            RunError: The history already has rounds.
         """
         if self.rounds:
             raise RunError(f"the history has {len(self.rounds)} rounds already. Give it a journal before round 1")
@@ -96,7 +97,7 @@ class History(state_dicts.NotByClient):
         probe_j: float = 0.0,
         num_probed: int = 0,
     ) -> RoundRecord:
-        """Add a round and its clients; accumulate times and joules, those of probes included.
+        """Add a round and its clients, and accumulate times and joules, including those of probes.
 
         Raises:
             RunError: The previous round cannot be written.
@@ -141,7 +142,7 @@ class History(state_dicts.NotByClient):
         return self.rounds[-1] if self.rounds else None
 
     def record_evaluation(self, round: int, *, loss: float, accuracy: float) -> None:
-        """Enter the central evaluation of ``round``, if that round is the last one recorded."""
+        """Record the central evaluation of ``round``, if that is the last recorded round."""
         last = self.last
         if last is None or last.round != round:
             return
@@ -155,9 +156,9 @@ class History(state_dicts.NotByClient):
         """Close the last round: log it and write it to the journal, once.
 
         Raises:
-            RunError: It cannot be written.
+            RunError: The round cannot be written.
         """
-        # Set before logging: a log handler that raises must not make the line come twice.
+        # Set before logging, so that a log handler that raises does not repeat the line.
         if not self._logged:
             self._logged = True
             log_round(self.rounds, self.clients)
@@ -165,12 +166,12 @@ class History(state_dicts.NotByClient):
             self.journal.close_round()
 
     def selection_counts(self, num_clients: int) -> IntArray:
-        """Return how often each client was selected, by row, shape (num_clients,), or longer if there are more rows."""
+        """Return each client's number of selections, by row, shape (num_clients,), or longer if there are more rows."""
         rows = np.fromiter((row.client for row in self.clients), dtype=np.int64)
         return np.bincount(rows, minlength=num_clients)
 
     def problem_counts(self) -> Counter[str]:
-        """Return how often each kind of problem occurred."""
+        """Return the number of problems of each kind."""
         problems = (problem for row in self.clients if row.problem for problem in row.problem.split("; "))
         return Counter(problem.split(":")[0] for problem in problems)
 
@@ -181,36 +182,37 @@ class History(state_dicts.NotByClient):
             return
         problems = Counter(row.problem for row in self.clients[-sum(one.num_selected for one in last) :])
         logger.error(
-            "no update could be used in rounds %d to %d, and the model does not change; most often: %s",
+            "no update was usable in rounds %d to %d, so the model did not change. Most frequent reason: %s",
             last[0].round, last[-1].round, problems.most_common(1)[0][0],
         )  # fmt: skip
 
     def state_dict(self) -> state_dicts.State:
-        """Return every record, a column for each field; with a journal its position and the last round's records.
+        """Return all records, one column per field; with a journal its position and the last round's records.
 
         The journal is synced to the disk first.
 
         Raises:
-            RunError: It cannot be synced.
+            RunError: The journal cannot be synced.
         """
         return to_columns(self._rounds, self._clients) if self.journal is None else self.journal.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit.
 
-        With a journal its lines after the state's offset are dropped, and the last round is open again.
+        With a journal, its lines after the state's offset are dropped, and the last round is open again.
 
         Raises:
-            StateError: It does not fit, or it was saved with a journal and there is none, or the reverse.
+            StateError: The state does not fit. Or it was saved with a journal and this history has none, or the
+                reverse.
         """
         if self.journal is not None:
             self.journal.load_state_dict(state)
-            # The state was taken before its last round was closed, and so logged.
+            # The state was saved before its last round was closed, and so before that round was logged.
             self._logged = False
             return
         if isinstance(state, Mapping) and "offset" in state:
             raise StateError(
-                "the earlier rounds of this state are in a file. Give the strategy its former checkpoint_dir"
+                "this state keeps its earlier rounds in a file. Give the strategy the checkpoint_dir that it had"
             )
         self._rounds[:], self._clients[:] = from_columns(state)
         self._logged = True
@@ -224,11 +226,11 @@ class History(state_dicts.NotByClient):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return every record as text."""
+        """Return all records as text."""
         return f"History(rounds={self.rounds!r}, clients={self.clients!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return a history in memory: a copy, or one in another process, must not write to the same file."""
+        """Return a history in memory, because a copy or another process must not write to the same file."""
         return History.from_records, (list(self.rounds), list(self.clients))
 
 
@@ -250,10 +252,10 @@ def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[s
         clients: Its clients.
 
     Returns:
-        ``round``, ``available``, ``selected``, ``completed``, ``kept``, ``late`` (answers that came after the end of
-        the round), ``timeouts`` (no answer came while the server waited), ``round_s``, ``simulated_s``, ``joules``,
-        ``loss``, ``accuracy`` (NaN if unknown), and ``failures``: the reasons why other updates could not be used, each
-        with its count, the most frequent first.
+        The fields ``round``, ``available``, ``selected``, ``completed``, ``kept``, ``late``, ``timeouts``, ``round_s``,
+        ``simulated_s``, ``joules``, ``loss``, ``accuracy`` and ``failures``. ``late`` counts answers after the end of
+        the round. ``timeouts`` counts clients without an answer while the server waited. Loss and accuracy are NaN if
+        unknown. ``failures`` has the reasons for unusable updates with their counts, the most frequent first.
     """
     reasons = Counter(failure_reason(row) for row in clients if not row.completed and not row.timed_out)
     late = reasons.pop(LATE, 0)
@@ -287,7 +289,7 @@ def format_line(fields: dict[str, Value]) -> str:
 
 
 def failure_reason(row: ClientRecord) -> str:
-    """Return the kind of problem because of which a client's update could not be used.
+    """Return the kind of the problem that made a client's update unusable.
 
     >>> from fedsel_flwr.rounds.records import ClientRecord
     >>> nothing = dict.fromkeys(["latency_s", "energy_j", "download_s", "compute_s", "upload_s", "train_loss"], 0.0)
@@ -295,7 +297,7 @@ def failure_reason(row: ClientRecord) -> str:
     ...                     problem="energy: -1 cannot be used; late: done after 3 s"))
     'late'
     """
-    # A base strategy's exception may hold commas and be long: the field joins reasons by commas, on one line.
+    # A base strategy's exception may be long and hold commas, but commas separate the reasons in the field.
     kinds = [problem.split(":")[0].replace(",", " ")[:40] for problem in row.problem.split("; ")]
     return next((kind for kind in kinds if kind not in MINOR_PROBLEMS), kinds[0])
 

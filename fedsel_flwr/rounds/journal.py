@@ -1,8 +1,8 @@
-"""The journal: a run's finished rounds in a file, a line of JSON for each, to which lines are only added.
+"""The journal: an append-only file with one line of JSON for each finished round.
 
-A line counts if it is complete. One that was being written when the process died, or when the disk was full, is skipped
-by readers and cut off by the next write. The last rounds are in memory too. Older ones are read from the file when they
-are asked for, so that a round takes 24 bytes of memory in the long run.
+Only complete lines count. If the process dies or the disk is full during a write, the last line is incomplete. Readers
+skip that line, and the next write cuts it off. The last rounds are in memory too. Older rounds are read from the file
+on demand, so that an old round takes only 24 bytes of memory.
 """
 
 from __future__ import annotations
@@ -34,63 +34,63 @@ from fedsel_flwr.rounds.records import (
 )
 
 LAST_ROUNDS = 100
-"""Last rounds that stay in memory."""
+"""Number of last rounds that stay in memory."""
 Record = TypeVar("Record")
 
 
 class Journal:
-    """Writes rounds to a file, and has all of them as two sequences, :attr:`rounds` and :attr:`clients`.
+    """Writes rounds to a file, and gives access to all of them as two sequences, :attr:`rounds` and :attr:`clients`.
 
-    The last round is open until it is closed: it is in memory alone, and its record may be replaced.
+    The last round is open until it is closed. An open round is only in memory, and its record may be replaced.
 
-    A new journal is empty, whatever the file holds. Nothing happens on disk before :meth:`begin` or the first line,
-    which replace the file's content. :meth:`load_state_dict` keeps the lines that belong to a state.
+    A new journal is empty, whatever the file holds. The file is not touched before :meth:`begin` or the first line,
+    which replace its content. :meth:`load_state_dict` keeps the lines that belong to a state.
 
     Args:
-        path: The file; its folder is made if needed.
+        path: The file. Its folder is created if needed.
 
     Attributes:
         path: The file.
-        failure: The error of the last write, if that failed.
+        failure: The error of the last write, if that write failed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.failure: RunError | None = None
         self._recent: deque[RoundEntry] = deque(maxlen=LAST_ROUNDS)
-        # Whether the last round is still open, and so not in the file.
+        # Whether the last round is still open, and therefore not in the file.
         self._open = False
         self._index = _LineIndex()
         self._descriptor: int | None = None
 
     def __len__(self) -> int:
-        """Return how many rounds there are."""
+        """Return the number of rounds."""
         return len(self._index) + self._open
 
     @property
     def rounds(self) -> RecordSequence[RoundRecord]:
-        """One record a round."""
+        """One record per round."""
         return RecordSequence(self.__len__, self._read_rounds)
 
     @property
     def clients(self) -> RecordSequence[ClientRecord]:
-        """One record for each selected client of each round."""
+        """One record per selected client of each round."""
         return RecordSequence(self._num_clients, self._read_clients)
 
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
-        """Add a round that was played; the one before is closed.
+        """Add a round and close the previous one.
 
         Raises:
-            RunError: The one before cannot be written.
+            RunError: The previous round cannot be written.
         """
         self.close_round()
         self._recent.append(RoundEntry(record, clients))
         self._open = True
 
     def replace_last(self, record: RoundRecord) -> None:
-        """Replace the last round's record; a closed round is open again then."""
+        """Replace the last round's record; a closed round becomes open again."""
         if not self._open:
-            # The next write replaces its line.
+            # The next write replaces the round's line.
             self._index.cut(len(self) - 1)
             self._open = True
         self._recent[-1] = RoundEntry(record, self._recent[-1].clients)
@@ -99,7 +99,7 @@ class Journal:
         """Write the last round, if it is open.
 
         Raises:
-            RunError: The disk is full, or otherwise refuses. The round stays open.
+            RunError: The disk is full, or the write fails for another reason. The round stays open.
         """
         if not self._open:
             return
@@ -109,21 +109,21 @@ class Journal:
         self._open = False
 
     def begin(self) -> None:
-        """Make the file, and cut off what does not belong to this run.
+        """Create the file, and cut off lines that do not belong to this run.
 
         Raises:
-            RunError: It cannot be made.
+            RunError: The file cannot be created.
         """
         self._write(b"", "the journal")
 
     def state_dict(self) -> state_dicts.State:
-        """Return the length of the lines before the last round and their checksum, and the last round itself.
+        """Return the length and checksum of the lines before the last round, and the last round itself.
 
-        The last round is in the state because its evaluation may still be entered after a resume. The file is synced to
-        the disk first; its name is synced with that of the checkpoint that holds the state.
+        The state includes the last round because its evaluation may still be recorded after a resume. The file is
+        synced to the disk first. Its name is synced together with the checkpoint that holds the state.
 
         Raises:
-            RunError: The disk refuses.
+            RunError: The file cannot be synced.
         """
         last = [self._recent[-1]] if len(self) else []
         before = len(self) - len(last)
@@ -140,10 +140,11 @@ class Journal:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take in the lines of a state, and open its last round again. The next write cuts off the lines after them.
+        """Load the lines of a state, and open its last round again; the next write cuts off the lines after them.
 
         Raises:
-            StateError: The file cannot be read, is shorter, or holds something else; nothing has changed then.
+            StateError: The file cannot be read, is shorter than the state's lines, or has other content. Nothing has
+                changed.
         """
         state_dicts.expect_keys(state, ("offset", "rounds", "checksum", "last"))
         expected = {key: state_dicts.whole_number(key, state[key]) for key in ("offset", "rounds", "checksum")}
@@ -151,22 +152,22 @@ class Journal:
         if len(rounds) > 1 or (not rounds and (clients or expected["rounds"])):
             raise StateError(f"last must hold one round, got {len(rounds)}")
         index = _LineIndex()
-        # A new run's state belongs to any file, and to none.
+        # The state of a new run has no lines, so it fits any file, and needs none.
         for line, entry in read_lines(self.path) if expected["offset"] else ():
             index.add(line, len(entry.clients))
             if index.ends[-1] >= expected["offset"]:
                 break
         found = {"offset": index.ends[-1], "rounds": len(index), "checksum": index.checksums[-1]}
-        wrong = [f"{key} {want} expected, {found[key]} found" for key, want in expected.items() if want != found[key]]
+        wrong = [f"{key}: expected {want}, got {found[key]}" for key, want in expected.items() if want != found[key]]
         if wrong:
-            raise StateError(f"{str(self.path)!r} is not the history that belongs to the state: {', '.join(wrong)}")
+            raise StateError(f"{str(self.path)!r} is not the history of this state: {', '.join(wrong)}")
         self._index, self._open = index, bool(rounds)
         self._recent.clear()
         if rounds:
             self._recent.append(RoundEntry(rounds[0], clients))
 
     def _write(self, data: bytes, what: str) -> None:
-        """Write data after the last line, in place of everything that follows there."""
+        """Write data after the last line, and replace everything that follows."""
         start, written = self._index.ends[-1], 0
         refused = f"{what} cannot be written to {str(self.path)!r}"
         try:
@@ -174,15 +175,16 @@ class Journal:
             found = os.fstat(descriptor).st_size
             if found < start:
                 raise self._failed(
-                    f"{refused}: another program has cut it from {start} to {found} bytes; rounds before it are lost"
+                    f"{refused}: another program has truncated it from {start} to {found} bytes. Earlier rounds "
+                    "are lost"
                 )
             if found > start:
                 os.ftruncate(descriptor, start)
-            # A system call may write less than it was given.
+            # A system call may write less than the given data.
             while written < len(data):
                 written += os.pwrite(descriptor, data[written:], start + written)
         except OSError as error:
-            raise self._failed(f"{refused}: {error.strerror}; the rounds before it are there") from error
+            raise self._failed(f"{refused}: {error.strerror}. The earlier rounds are safe") from error
 
     def _failed(self, message: str) -> RunError:
         self.failure = RunError(message)
@@ -191,7 +193,7 @@ class Journal:
     def _opened(self) -> int:
         """Return the file's descriptor.
 
-        It stays open as long as this object lives, and so the rounds can be read after the file was moved or removed.
+        The file stays open as long as this object lives, so its rounds can be read after the file was moved or removed.
         """
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +210,7 @@ class Journal:
             yield self._decoded(place, decode_round, ROUND_BYTES) if recent is None else recent.round
 
     def _read_clients(self, start: int, stop: int) -> Iterator[ClientRecord]:
-        # A round without clients begins where the next one does, and is skipped by the right bisection.
+        # A round without clients begins at the same place as the next one; bisect_right skips it.
         place = bisect_right(self._index.clients, start) - 1
         start, stop = start - self._index.clients[place], stop - self._index.clients[place]
         while stop > 0:
@@ -217,12 +219,12 @@ class Journal:
             start, stop, place = max(0, start - len(rows)), stop - len(rows), place + 1
 
     def _in_memory(self, place: int) -> RoundEntry | None:
-        """Return a round by its place from 0; None if it is in the file alone."""
+        """Return a round by its place from 0; None if it is only in the file."""
         place += len(self._recent) - len(self)
         return self._recent[place] if place >= 0 else None
 
     def _decoded(self, place: int, decode: Callable[[bytes], Any], most: int | None = None) -> Any:
-        """Return what a line holds, or its first bytes."""
+        """Return the decoded content of a line, or of its first bytes."""
         start, end = self._index.ends[place : place + 2]
         try:
             return decode(os.pread(self._opened(), min(end - start, most or end), start))
@@ -232,11 +234,11 @@ class Journal:
 
 
 class RecordSequence(Sequence[Record]):
-    """Records in order, read when they are asked for.
+    """Records in order, read on demand.
 
     Args:
-        count: Returns how many there are.
-        read: Yields those from one place to another.
+        count: Returns the number of records.
+        read: Yields the records from one place to another.
     """
 
     def __init__(self, count: Callable[[], int], read: Callable[[int, int], Iterator[Record]]) -> None:
@@ -255,7 +257,7 @@ class RecordSequence(Sequence[Record]):
             return next(self._read(places, places + 1))
         if not places:
             return []
-        # One pass over the file, forwards: a step or a reversed slice picks from the records between its ends.
+        # One forward pass over the file: a step or a reversed slice picks from the records between its ends.
         read = self._read(min(places), max(places) + 1)
         return list(islice(read, 0, None, places.step)) if places.step > 0 else list(read)[:: places.step]
 
@@ -266,7 +268,7 @@ class RecordSequence(Sequence[Record]):
         """Return whether another sequence has equal records; NaN counts as equal to NaN."""
         if not isinstance(other, list | tuple | RecordSequence):
             return NotImplemented
-        # By repr, which is exact for floats: with == a record that holds a NaN differs from its own copy.
+        # By repr, which is exact for floats. With == a record that holds a NaN differs from its own copy.
         return len(self) == len(other) and all(repr(a) == repr(b) for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
@@ -276,12 +278,12 @@ class RecordSequence(Sequence[Record]):
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, RoundEntry]]:
-    """Yield the whole lines of a journal, each with the round in it.
+    """Yield the complete lines of a journal, each with its round.
 
-    Every line is decoded, so that damage is found when a file is opened and not rounds later.
+    Every line is decoded, so that damage is found when the file is opened and not rounds later.
 
     Raises:
-        StateError: The file cannot be read, or a line is no round.
+        StateError: The file cannot be read, or a line is not a round.
     """
     try:
         with path.open("rb") as file:
@@ -291,7 +293,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, RoundEntry]]:
                 try:
                     entry = decode_entry(line)
                 except DECODE_ERRORS as error:
-                    raise StateError(f"line {number} of {str(path)!r} is no round: {error}") from error
+                    raise StateError(f"line {number} of {str(path)!r} is not a round: {error}") from error
                 yield line, entry
     except OSError as error:
         raise StateError(f"{str(path)!r} cannot be read: {error.strerror}") from error
@@ -301,17 +303,17 @@ class _LineIndex:
     """Index of the journal's lines, 24 bytes for each.
 
     Attributes:
-        ends: Bytes of the first 0, 1, 2, … lines.
-        clients: Clients in them.
-        checksums: Their CRC-32.
+        ends: Number of bytes in the first 0, 1, 2, … lines.
+        clients: Number of clients in these lines.
+        checksums: CRC-32 of these lines.
     """
 
     def __init__(self) -> None:
-        # Arrays of 8-byte integers, not lists: runs may have millions of rounds.
+        # Arrays of 8-byte integers, not lists, because runs may have millions of rounds.
         self.ends, self.clients, self.checksums = array("q", [0]), array("q", [0]), array("q", [0])
 
     def __len__(self) -> int:
-        """Return how many lines there are."""
+        """Return the number of lines."""
         return len(self.ends) - 1
 
     def add(self, line: bytes, num_clients: int) -> None:
@@ -321,6 +323,6 @@ class _LineIndex:
         self.checksums.append(zlib.crc32(line, self.checksums[-1]))
 
     def cut(self, count: int) -> None:
-        """Drop all but the first ``count`` lines."""
+        """Drop all lines after the first ``count``."""
         for column in (self.ends, self.clients, self.checksums):
             del column[count + 1 :]

@@ -1,8 +1,9 @@
-"""Measuring the models of a round on the server: on validation examples, and along the global model's direction.
+"""Measuring the models of a round on the server: validation, and projection on the global model's direction.
 
-A column is measured only if the selector or FedCA's filter reads it, and before the base strategy may overwrite the
-replies. Everything is plain NumPy; the model comes in through one function, ``predict(arrays, inputs) -> logits``.
-GPFL projects each client's gradient on the direction in which the global model moves:
+A column is measured only if the selector or FedCA's filter reads it. This happens before the base strategy may
+overwrite the replies. All computations use plain NumPy. The model enters through one function,
+``predict(arrays, inputs) -> logits``. GPFL projects each client's gradient on the direction in which the global model
+moves:
 
 ===========  ==========================  =================================================================
 paper        here                        meaning
@@ -38,23 +39,23 @@ from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
 Predict = Callable[[Arrays, Any], FloatArray]
 PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
 MAX_LOSS = 1e6
-"""Loss of a model that overflows, and the largest that is reported."""
+"""Largest reported loss. A model that overflows has this loss."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Examples on the server, and how to run a model on them.
+    """Examples on the server, and a function that runs a model on them.
 
     Args:
         predict: Returns the logits, shape (n_examples, n_classes), of the model with these arrays on ``inputs``.
-        inputs: The examples, of the type that ``predict`` takes.
+        inputs: The examples, in the type that ``predict`` takes.
         labels: Their classes, shape (n_examples,).
-        predict_stack: Returns the logits of a whole stack of models at once, shape (n_models, n_examples, n_classes),
-            from their layers; None: ``predict`` takes one model after the other.
+        predict_stack: Returns the logits of a whole stack of models from their layers, shape (n_models, n_examples,
+            n_classes). None runs ``predict`` on one model after the other.
 
     Raises:
-        ParameterError: ``predict`` cannot be called, there are no labels, or not one per example (if ``inputs`` is an
-            array).
+        ParameterError: ``predict`` cannot be called. Or there are no labels, or their number differs from that of the
+            examples (if ``inputs`` is an array).
 
     >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
     >>> loss, accuracy = validation.loss_and_accuracy([np.eye(2)])
@@ -68,7 +69,7 @@ class Validation:
     predict_stack: PredictStack | None = None
 
     def __post_init__(self) -> None:
-        """Check function, labels and lengths."""
+        """Check the function, the labels and their lengths."""
         labels = np.asarray(self.labels)
         if not callable(self.predict) or labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
             raise ParameterError(
@@ -84,18 +85,18 @@ class Validation:
         """Return the outputs of the model with these arrays.
 
         Returns:
-            Shape (n_examples, n_classes); NaN throughout if the model overflows.
+            Logits of shape (n_examples, n_classes); all NaN if the model overflows.
 
         Raises:
             ParameterError: ``predict`` returned another shape, or too few classes for the labels.
         """
-        # a diverged model overflows, which is a result and no warning
+        # A diverged model overflows. That is a result, not a warning.
         with np.errstate(all="ignore"):
             logits = np.asarray(self.predict(arrays, self.inputs), dtype=np.float64)
         return self._checked(logits)
 
     def logits_of(self, models: Models) -> list[FloatArray]:
-        """Return the outputs of each model, as :meth:`logits`; those of a stack in one pass, if there is one."""
+        """Return the outputs of each model, as :meth:`logits` does; those of a stack in one pass if possible."""
         if self.predict_stack is None or not isinstance(models, ModelStack):
             return [self.logits(arrays) for arrays in models.as_list()]
         with np.errstate(all="ignore"):
@@ -112,32 +113,32 @@ class Validation:
         low, high = np.min(self.labels), np.max(self.labels)
         if low < 0 or high >= logits.shape[1]:
             raise ParameterError(f"labels must lie in 0..{logits.shape[1] - 1}, predict's classes, got {low}..{high}")
-        # a model that overflows anywhere has diverged; argmax would take its NaN for the largest logit
+        # A model that overflows anywhere has diverged. argmax would take its NaN for the largest logit.
         return logits if np.isfinite(logits).all() else np.full_like(logits, np.nan)
 
     def loss_and_accuracy(self, arrays: Arrays) -> tuple[float, float]:
-        """Return mean cross-entropy in nats and fraction correct; a model that overflows has a large finite loss.
+        """Return mean cross-entropy in nats and fraction correct; the loss is large but finite if the model overflows.
 
         Raises:
-            ParameterError: As :meth:`logits`.
+            ParameterError: As for :meth:`logits`.
         """
         logits = self.logits(arrays)
         return _loss(logits, self.labels), self.accuracy(logits)
 
     def accuracy(self, logits: FloatArray) -> float:
-        """Return the fraction of logits, shape (n_examples, n_classes), largest at the label; 0 if there are NaN."""
+        """Return the fraction of logits, shape (n_examples, n_classes), largest at the label; 0 if any is NaN."""
         return 0.0 if np.isnan(logits).any() else float((logits.argmax(axis=1) == self.labels).mean())
 
 
 class Measurer(state_dicts.NotByClient):
-    """Measures what the selector and FedCA's filter read.
+    """Measures the columns that the selector and FedCA's filter read.
 
     Args:
-        selector: Its ``needs`` say what is measured.
+        selector: The selector. Its ``needs`` name the columns to measure.
         settings: The server's examples, FedCA's filter, and learning rate and momentum of :class:`Direction`.
 
     Raises:
-        ParameterError: Something needed is missing.
+        ParameterError: A required setting is missing.
     """
 
     def __init__(self, selector: Selector, settings: Settings) -> None:
@@ -154,12 +155,13 @@ class Measurer(state_dicts.NotByClient):
             )
         if "projection" in needs and settings.learning_rate is None:
             raise ParameterError(
-                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial one."
+                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial "
+                "learning rate."
             )
         self.selector, self.filter = selector, settings.filter
-        # read only if the selector or the filter needs it, and then it is there
+        # Read only if the selector or the filter needs them, and then they are set.
         self._examples = cast(Validation, validation)
-        # without a learning rate nothing reads the direction, but the checkpoint has a place for it
+        # Without a learning rate no part reads the direction, but the checkpoint has a place for it.
         self.direction = Direction(settings.learning_rate or 1.0, settings.momentum)
 
     @property
@@ -174,7 +176,7 @@ class Measurer(state_dicts.NotByClient):
 
     @property
     def reader(self) -> str:
-        """Name what reads individual updates, for messages."""
+        """Name the reader of individual updates, for messages."""
         return self.selector.name if self.selector.needs & PER_UPDATE else "FedCA's filter"
 
     def models(
@@ -184,12 +186,13 @@ class Measurer(state_dicts.NotByClient):
 
         Args:
             models: The clients' models, in row order.
-            reference: The global model they started from.
-            draws: How often the client of each model was drawn, shape (n_models,); None for once each.
+            reference: The global model that the clients received.
+            draws: Number of draws of each model's client, shape (n_models,); None for once each.
 
         Returns:
-            As needed: kept (bool); if clients were drawn repeatedly also draws, the number of a model's copies that the
-            filter keeps; accuracy and projection of shape (n_models,); update of shape (n_models, parameters).
+            The needed columns. kept (bool), accuracy and projection have the shape (n_models,), update has the shape
+            (n_models, parameters). If clients were drawn repeatedly, draws is the number of copies of each model that
+            the filter keeps.
         """
         needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray | IntArray]()
         if not len(models):
@@ -205,28 +208,28 @@ class Measurer(state_dicts.NotByClient):
                 else:
                     columns["kept"] = self.filter.kept(logits, self._examples.labels)
         if needs & {"projection", "update"}:
-            # in place, here and for the gradients: one copy of all clients' parameters is the round's largest array
+            # In place, here and for the gradients, because this is the round's largest array: all clients' parameters.
             updates = models.flat()
             updates -= flat(reference)
             if "update" in needs:
                 columns["update"] = updates
             if "projection" in needs:
                 gradients = self.direction.gradients(updates, in_place="update" not in needs)
-                # before projecting: the first direction is the mean of these very gradients
+                # Before projecting, because the first direction is the mean of these same gradients.
                 if self._starts_direction:
                     self.direction.start(gradients)
                 columns["projection"] = self.direction.project(gradients)
         return columns
 
     def global_model(self, before: Arrays, after: Arrays) -> dict[str, float]:
-        """Measure the global model after the round, and follow it with the direction.
+        """Measure the global model after the round, and update the direction.
 
         Args:
-            before: The global model of the round.
-            after: The new one; ``before`` itself if the round kept it.
+            before: The global model at the start of the round.
+            after: The new global model; ``before`` itself if the round did not change it.
 
         Returns:
-            global_accuracy and global_loss, as needed.
+            global_accuracy and global_loss, if needed.
         """
         needs = self.selector.needs
         if "projection" in needs and not self._starts_direction:
@@ -246,7 +249,7 @@ class Measurer(state_dicts.NotByClient):
         return self.direction.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         self.direction.load_state_dict(state)
 
     @property
@@ -278,27 +281,27 @@ class Direction:
         return np.divide(updates, -self.learning_rate, out=updates if in_place else None)  # d_k
 
     def start(self, gradients: FloatArray) -> None:
-        """Start with the mean of these gradients, shape (n_models, parameters)."""
+        """Set the direction to the mean of these gradients, shape (n_models, parameters)."""
         self._direction = gradients.mean(axis=0)  # G of round 1, ours
 
     def move(self, before: FloatArray, after: FloatArray) -> None:
-        """Follow the global model from ``before`` to ``after``, shape (parameters,)."""
+        """Update the direction with the step of the global model from ``before`` to ``after``, shape (parameters,)."""
         old = np.zeros_like(before) if self._direction is None else self._direction
         self._direction = self.momentum * old + (before - after) / self.learning_rate  # G^t
 
     def project(self, gradients: FloatArray) -> FloatArray:
-        """Return c_k of gradients, shape (n_models, parameters), on the direction; 0 while it has no length."""
-        # a global model that did not move gives no direction, and a division by 0
+        """Return c_k of gradients, shape (n_models, parameters); 0 while there is no direction."""
+        # If the global model did not move, the length is 0, and the division would fail.
         if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
             return np.zeros(len(gradients))
         return np.asarray(gradients @ self._direction / length)  # (3) of GPFL
 
     def state_dict(self) -> state_dicts.State:
-        """Return G; an empty array before the first."""
+        """Return G; an empty array before the first round."""
         return {"direction": np.zeros(0) if self._direction is None else self._direction.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         direction = state_dicts.array("direction", state["direction"], np.float64)
         self._direction = direction if direction.size else None
@@ -307,7 +310,7 @@ class Direction:
 def _loss(logits: FloatArray, labels: IntArray) -> float:
     """Return the mean cross-entropy in nats, at most :data:`MAX_LOSS`."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # the largest logit becomes 0, so that exp cannot overflow
+        # The largest logit becomes 0, so exp cannot overflow.
         shifted = logits - logits.max(axis=1, keepdims=True)
         chosen = shifted[np.arange(len(labels)), labels]
         loss = float((np.log(np.exp(shifted).sum(axis=1)) - chosen).mean())

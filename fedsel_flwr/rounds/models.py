@@ -1,7 +1,7 @@
-"""Models of a round, as a list or as a stack of layers: which of them can be used, and the size of their updates.
+"""Models of a round, as a list or as a stack of layers: their faults, and the size of their updates.
 
-:class:`ModelList` holds models as they arrive from clients, :class:`ModelStack` those that were trained in one batch.
-What the server measures works on both (:class:`Models`). A fault is a text, empty if a model can be used.
+:class:`ModelList` holds models as they arrive from clients, :class:`ModelStack` models that were trained in one batch.
+The server's measurements work on both (:class:`Models`). A fault is a text, empty for a usable model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedsel_flwr.checks import FloatArray, IntArray
 Arrays = Sequence[npt.NDArray[Any]]
 """One model, an array for each layer."""
 LARGEST = 1e18
-"""Largest size of a number in a client's model: its square, and sums of them, are still finite in float32."""
+"""Largest magnitude of a number in a client's model. Its square, and sums of squares, are still finite in float32."""
 
 
 class Models(Protocol):
@@ -29,7 +29,7 @@ class Models(Protocol):
         """Return the number of models."""
 
     def flat(self) -> FloatArray:
-        """Return the models' numbers as a new array, shape (n_models, parameters)."""
+        """Return the models' parameters as a new array, shape (n_models, parameters)."""
 
     def take(self, positions: IntArray) -> Models:
         """Return the models at ``positions``, shape (n,)."""
@@ -54,7 +54,7 @@ class ModelList:
         return len(self.models)
 
     def flat(self) -> FloatArray:
-        """Return the models' numbers as a new array, shape (n_models, parameters)."""
+        """Return the models' parameters as a new array, shape (n_models, parameters)."""
         return np.array([flat(arrays) for arrays in self.models])
 
     def take(self, positions: IntArray) -> ModelList:
@@ -68,7 +68,7 @@ class ModelList:
 
 @dataclass(frozen=True)
 class ModelStack:
-    """Models trained in one batch: one array for each layer, shape (n_models, ...), a row for each model.
+    """Models trained in one batch: one array for each layer, shape (n_models, ...), one row for each model.
 
     >>> import numpy as np
     >>> ModelStack([np.ones((1, 1, 2)), np.zeros((1, 1))]).flat()
@@ -82,7 +82,7 @@ class ModelStack:
         return len(self.layers[0]) if self.layers else 0
 
     def flat(self) -> FloatArray:
-        """Return the models' numbers as a new array, shape (n_models, parameters)."""
+        """Return the models' parameters as a new array, shape (n_models, parameters)."""
         parts = [layer.reshape(len(layer), -1) for layer in self.layers]
         return np.concatenate(parts, axis=1).astype(np.float64, copy=False)
 
@@ -103,7 +103,7 @@ class ModelStack:
         if wrong := _fault_in_form(reference, [layer[0] for layer in self.layers]):
             return [wrong] * len(self)
         faults = [""] * len(self)
-        # Backwards, so that of several faults of a model the one in the first layer stays.
+        # In reverse order, so that of several faults of a model the one in the first layer remains.
         for i, (layer, own) in reversed(list(enumerate(zip(self.layers, reference, strict=True)))):
             for row, fault in _faults_in_rows(layer, own.dtype, i).items():
                 faults[row] = fault
@@ -117,12 +117,12 @@ class ModelStack:
 
 
 def flat(arrays: Arrays) -> FloatArray:
-    """Return a model's numbers in one new array, shape (parameters,)."""
+    """Return a model's parameters in one new array, shape (parameters,)."""
     return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in arrays])
 
 
 def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
-    """Return the fault of a client's model, compared with the global one; empty if there is none.
+    """Return the fault of a client's model, compared with the global model; empty if there is none.
 
     >>> import numpy as np
     >>> fault_in_arrays([np.zeros(2)], [np.zeros(3)])
@@ -139,15 +139,15 @@ def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
 
 
 def cast_like(reference: Arrays, arrays: Arrays) -> Arrays | None:
-    """Return a model with the types of the global one; None if it has them already."""
-    # Flower's averages take the type of the first model: one client's float64 would change the global model's.
+    """Return a model with the types of the global model; None if the types are equal."""
+    # Flower's averages take the type of the first model, so one client's float64 would change the global model's type.
     if all(array.dtype == own.dtype for array, own in zip(arrays, reference, strict=True)):
         return None
     return [array.astype(own.dtype, copy=False) for array, own in zip(arrays, reference, strict=True)]
 
 
 def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
-    """Return what is wrong with the number, shapes or types of a model's arrays; empty if nothing."""
+    """Return the fault in the number, shapes or types of a model's arrays; empty if there is none."""
     if len(arrays) != len(reference):
         return f"arrays: expected {len(reference)}, got {len(arrays)}"
     for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
@@ -159,16 +159,17 @@ def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
 
 
 def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int) -> dict[int, str]:
-    """Return row -> fault of its numbers, in the type of the global model; rows without a fault are left out."""
+    """Return row -> fault of its numbers, in the global model's type; rows without a fault are left out."""
     if dtype.kind != "f":
         return {}
     limit = min(LARGEST, float(np.finfo(dtype).max))
     faults = {}
-    # A float64 beyond float32 overflows in the cast: that is a fault of the model, not a warning.
+    # A float64 beyond float32 overflows in the cast. That is a fault of the model, not a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
         for row, numbers in enumerate(held):
-            # One dot product bounds every number. It is False for NaN, and then the numbers themselves are checked.
+            # One dot product bounds all numbers. The comparison is False for NaN, and then the numbers themselves are
+            # checked.
             if float(np.dot(numbers, numbers)) <= limit * limit:
                 continue
             if not np.isfinite(numbers).all():
@@ -182,8 +183,8 @@ def update_norm(arrays: Arrays, reference: Arrays) -> float:
     """Return the L2 norm of a client's update over all its arrays, computed in float64.
 
     Args:
-        arrays: The client's model, finite and in the form of the global one.
-        reference: The global model it received.
+        arrays: The client's model, with finite numbers and the global model's shapes.
+        reference: The global model that the client received.
 
     >>> update_norm([np.ones((2, 2)), np.array([3.0])], [np.zeros((2, 2)), np.zeros(1)])  # sqrt(4 + 9)
     3.605551275463989
@@ -196,7 +197,7 @@ def update_norm(arrays: Arrays, reference: Arrays) -> float:
 
 
 def fault_in_norm(arrays: Arrays, reference: Arrays, limit: float | None) -> str:
-    """Return why an update is too large; empty if it is not, or if there is no limit."""
+    """Return the fault of an update that is too large; empty if it is not, or if there is no limit."""
     if limit is None or (norm := update_norm(arrays, reference)) <= limit:
         return ""
     return f"update norm: {norm:.6g} is above max_update_norm = {limit:g}"

@@ -1,4 +1,4 @@
-"""Probes: what a selector asks clients before it chooses, and what their answers cost."""
+"""Probes: the selector's questions to clients before the choice, and the cost of the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_column
 from fedsel_flwr.wireless import round_time
 
 Answers = Mapping[str, Mapping[str, object]]
-"""Connection -> the metrics it returned."""
+"""Connection -> its metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Question:
 
     Attributes:
         asked: Row -> connection.
-        columns: The columns asked for.
-        config: What to send with the current model: the columns, comma-separated, under ``probe``, and the absolute
-            round about to be chosen under ``round``.
+        columns: The requested columns.
+        config: The config to send with the current model. ``probe`` holds the columns, comma-separated, and ``round``
+            the absolute round about to be chosen.
     """
 
     asked: Mapping[int, str]
@@ -45,22 +45,22 @@ class Question:
 
 
 class Probing(state_dicts.NotByClient):
-    """Turns a selector's probe into a question to connections, and their answers into side information.
+    """Turns a selector's probe into a question to connections, and the answers into side information.
 
     Args:
-        selector: The selector that asks.
+        selector: The selector.
         roster: The client ids by row, for messages.
-        settings: Names of the metrics, longest wait, channels.
+        settings: The names of the metrics, the longest wait and the channels.
     """
 
     def __init__(self, selector: Selector, roster: Roster, settings: Settings) -> None:
         self._selector, self._roster, self._settings = selector, roster, settings
-        # spent on probes since the last finished round
+        # Costs of probes since the last finished round.
         self._seconds = self._joules = 0.0
         self._asked = 0
 
     def question(self, here: ConnectedClients) -> Question | None:
-        """Return what the selector asks the eligible clients in ``here``; None if nothing."""
+        """Return the selector's question to the eligible clients in ``here``; None if it asks nothing."""
         probe = self._selector.probe(here.rows)
         if probe is None or not len(probe.clients):
             return None
@@ -71,12 +71,12 @@ class Probing(state_dicts.NotByClient):
     def answer(self, question: Question, answers: Answers, model: Arrays | None = None) -> None:
         """Inform the selector of the answers, and charge their simulated time and energy.
 
-        A client without a usable answer informs with NaN and costs ``max_latency``.
+        A client without a usable answer counts as NaN and costs ``max_latency``.
 
         Args:
-            question: The question, and the clients that were asked.
-            answers: Connection -> the metrics it returned; ``local_accuracy`` may have the name ``accuracy``, as in
-                Flower's own apps.
+            question: The question, and the clients that got it.
+            answers: Connection -> its metrics. ``local_accuracy`` may have the name ``accuracy``, as in Flower's own
+                apps.
             model: The global model; None if it cannot be decoded.
         """
         keys, limit = self._settings.keys, self._settings.max_latency
@@ -89,7 +89,7 @@ class Probing(state_dicts.NotByClient):
             for name, column in columns.items():
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
                 column.append(value := column_value(COLUMNS[name], said, max_vector_length(name, model)))
-                # a client could skip the work and still be paid its short time otherwise
+                # Otherwise a client could skip the work and still be credited with its short time.
                 if value is None:
                     answered = False
                     faults.append((self._roster.ids[row], f"probe: no {name}"))
@@ -98,10 +98,10 @@ class Probing(state_dicts.NotByClient):
             energy = finite_number(metrics.get(keys.energy))
             if energy is not None and 0 <= energy <= LARGEST:
                 joules, measured = joules + energy, True
-        # probes go in waves through the channels, like the round itself
+        # Probes go in waves through the channels, like the round itself.
         self._asked += len(latency)
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
-        # NaN, not 0, if no client reports energy: the history must not count an unmeasured probe as free
+        # NaN, not 0, if no client reports energy: the history must not count an unmeasured probe as free.
         self._joules += joules if measured else np.nan
         rows = np.array(list(question.asked), dtype=np.int64)
         for name, column in columns.items():
@@ -112,17 +112,17 @@ class Probing(state_dicts.NotByClient):
         self._selector.inform(rows, **{name: column for name, column in informed.items() if column is not None})
 
     def take_costs(self) -> tuple[float, float, int]:
-        """Return seconds, joules and clients of the probes since the last call; joules are NaN if nobody measured."""
+        """Return seconds, joules and clients of the probes since the last call; joules are NaN if not measured."""
         spent = (self._seconds, self._joules, self._asked)
         self._seconds, self._joules, self._asked = 0.0, 0.0, 0
         return spent
 
     def state_dict(self) -> state_dicts.State:
-        """Return what was spent on probes since the last finished round."""
+        """Return the costs of probes since the last finished round."""
         return {"seconds": self._seconds, "joules": self._joules, "asked": self._asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         seconds, joules = (state_dicts.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules"))
         asked = state_dicts.whole_number("asked", state["asked"])

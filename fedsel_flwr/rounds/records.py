@@ -1,7 +1,7 @@
 """Records: the rows of a run's history, and the forms in which they are stored.
 
-A :class:`RoundRecord` is a round, a :class:`ClientRecord` a selected client in it. The journal holds a round with its
-clients as a line of JSON (:func:`encode_entry`). A state holds the records as columns (:func:`to_columns`).
+A :class:`RoundRecord` is a round. A :class:`ClientRecord` is a selected client in a round. The journal stores a round
+and its clients as a line of JSON (:func:`encode_entry`). A state stores the records as columns (:func:`to_columns`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
-"""The first bytes of a line; the round's own record follows."""
+"""The first bytes of a line. The record of the round follows."""
 ROUND_BYTES = 2**11
-"""Bytes of a line that hold the round's own record in any case: 14 numbers with their names."""
+"""Number of bytes at the start of a line that always include the record of the round: 14 numbers with their names."""
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
-"""Errors that decoding a damaged line raises."""
+"""Errors from decoding a damaged line."""
 _decoder = json.JSONDecoder()
 TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
-"""Annotation of a record's field -> type of its column; texts stay lists."""
+"""Annotation of a record's field -> type of its column. Columns of texts stay lists."""
 
 
 @with_fields("float", dict.fromkeys(sorted(COLUMNS[name].key for name in RECORDED), math.nan))
@@ -34,27 +34,28 @@ TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "boo
 class ClientRecord:
     """One selected client in one round; NaN if a value is unknown.
 
-    What clients report is here under the keys of the recorded columns in :mod:`fedsel_flwr.selectors.columns`, those
-    that are added to that table included.
+    Values that clients report have the keys of the recorded columns in :mod:`fedsel_flwr.selectors.columns`. Recorded
+    columns that you add to that table are included.
 
     Attributes:
-        round: 1-based absolute round.
+        round: Absolute round, from 1.
         client_id: The client's own identity.
         client: The client's row in the selector.
-        completed: Whether the update could be used and arrived in time.
+        completed: Whether the update was usable and arrived in time.
         kept: Whether the update was averaged: completed, and not dropped by FedCA's filter.
-        problem: Empty, or what was wrong: a kind, a colon and details; several are joined by "; ".
-        latency_s: Seconds the selector was told.
-        latency_source: Where they come from: "reported", "observed", "clipped", "first" or "max_latency". "first": the
-            server measured this client for the first time, and the selector was given an estimate from other times.
-        first_s: The first time itself, seconds; NaN unless ``latency_source`` is "first".
-        energy_j: Joules the client reported.
-        energy_score: PCZFL's score in [0, 1] that the client reported.
+        problem: Empty, or the problem: its kind, a colon and details. Several problems are separated by semicolons.
+        latency_s: Latency in seconds, as the selector got it.
+        latency_source: Source of the latency: "reported", "observed", "clipped", "first" or "max_latency". "first"
+            means that the server measured this client for the first time. The latency is then an estimate from other
+            times.
+        first_s: The first measured time itself, seconds; NaN unless ``latency_source`` is "first".
+        energy_j: Reported joules.
+        energy_score: Reported energy score (PCZFL), in [0, 1].
         download_s: Reported seconds to receive the model.
         compute_s: Reported seconds of local training.
         upload_s: Reported seconds to send the update.
         train_loss: Reported training loss.
-        num_examples: Examples behind the update; 0 if unknown.
+        num_examples: Number of examples behind the update; 0 if unknown.
         timed_out: Whether no answer came before the timeout or the round's deadline.
     """
 
@@ -78,10 +79,10 @@ class ClientRecord:
 
     @property
     def transfer_s(self) -> float:
-        """Seconds of the round trip that were not computing: sending, waiting, starting the client's process.
+        """Seconds of the round trip without training: transfer, waiting, and the start of the client's process.
 
         NaN unless the server timed the client (``latency_source`` "observed" or "first") and the client reported
-        ``compute_s``. For a latency that was capped at max_latency it is a lower bound.
+        ``compute_s``. If the latency was capped at max_latency, this is a lower bound.
         """
         # A clipped or reported latency is not the server's own measurement of the round trip.
         took = {"observed": self.latency_s, "first": self.first_s}.get(self.latency_source, math.nan)
@@ -90,24 +91,24 @@ class ClientRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One round; accuracy and loss are those of the central evaluation, NaN without one.
+    """One round; accuracy and loss come from the central evaluation, and are NaN without one.
 
     Attributes:
-        round: 1-based absolute round.
-        num_available: Clients that could have been chosen.
-        num_selected: Clients that were chosen.
-        num_completed: Clients whose update arrived in time and could be used.
-        num_kept: Clients whose update was averaged; fewer than completed if FedCA's filter dropped some.
-        round_s: Seconds the round took on the strategy's clock.
+        round: Absolute round, from 1.
+        num_available: Number of available clients.
+        num_selected: Number of chosen clients.
+        num_completed: Number of clients with a usable update that arrived in time.
+        num_kept: Number of clients with an averaged update; smaller than num_completed if FedCA's filter dropped some.
+        round_s: Duration of the round on the strategy's clock, seconds.
         simulated_s: Seconds since the start, cumulative.
-        energy_j: Joules reported in this round; NaN if clients took part and none reported any.
-        total_energy_j: Joules since the start, cumulative; NaN as long as no client reported any.
+        energy_j: Joules reported in this round; NaN if clients took part but reported none.
+        total_energy_j: Joules since the start, cumulative; NaN until a client reports some.
         accuracy: Accuracy of the new global model.
         loss: Loss of the new global model.
-        probe_s: Seconds that probes before the choice took, part of ``round_s``.
-        probe_j: Joules that probes took, part of ``energy_j``.
-        num_timeouts: Clients whose answer did not come before the timeout or the round's deadline.
-        num_probed: Clients that were asked by probes before the choice, counted once for each probe.
+        probe_s: Seconds of the probes before the choice, part of ``round_s``.
+        probe_j: Joules of the probes, part of ``energy_j``.
+        num_timeouts: Number of clients without an answer before the timeout or the round's deadline.
+        num_probed: Number of clients probed before the choice, counted once per probe.
     """
 
     round: int
@@ -131,14 +132,14 @@ Record = TypeVar("Record", ClientRecord, RoundRecord)
 
 
 class RoundEntry(NamedTuple):
-    """A round and its clients, as one line of the journal holds them."""
+    """A round and its clients, the content of one line of the journal."""
 
     round: RoundRecord
     clients: Sequence[ClientRecord]
 
 
 def encode_entry(entry: RoundEntry) -> bytes:
-    """Encode a round as one line of JSON; NaN and infinities as JavaScript writes them, floats exactly.
+    """Encode a round as one line of JSON; floats are exact, NaN and infinities as in JavaScript.
 
     >>> from fedsel_flwr.rounds.records import RoundRecord
     >>> record = RoundRecord(round=1, num_available=2, num_selected=0, num_completed=0, round_s=0.1, simulated_s=0.1,
@@ -151,7 +152,7 @@ def encode_entry(entry: RoundEntry) -> bytes:
 
 
 def decode_entry(line: bytes) -> RoundEntry:
-    """Decode a line; raises one of :data:`DECODE_ERRORS` if it is no round."""
+    """Decode a line; raises one of :data:`DECODE_ERRORS` if the line is not a round."""
     content = json.loads(line)
     return RoundEntry(RoundRecord(**content["round"]), [ClientRecord(**row) for row in content["clients"]])
 
@@ -173,7 +174,7 @@ def to_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -
 
 
 def from_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
-    """Return the records in a state of :func:`to_columns`; raises :class:`StateError` if it is none."""
+    """Return the records in a state of :func:`to_columns`; raises :class:`StateError` for any other state."""
     state_dicts.expect_keys(state, ("rounds", "clients"))
     rounds = _records("rounds", RoundRecord, state["rounds"])
     return rounds, _records("clients", ClientRecord, state["clients"])
@@ -188,7 +189,7 @@ def _columns(kind: type[Record], records: Sequence[Record]) -> state_dicts.State
 
 
 def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
-    # Fields with a default came with later versions: a state of an older version may lack them.
+    # Later versions added the fields with a default, so the state of an older version may lack them.
     absent = {one.name for one in fields(kind) if one.default is not MISSING}
     if isinstance(columns, Mapping):
         absent -= set(columns)
@@ -203,5 +204,5 @@ def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
             loaded[one.name] = state_dicts.array(where, value, TYPES[str(one.type)]).tolist()
     lengths = {len(values) for values in loaded.values()}
     if len(lengths) > 1:
-        raise StateError(f"the columns of {name} must be of one length, got {sorted(lengths)}")
+        raise StateError(f"the columns of {name} must have the same length, got {sorted(lengths)}")
     return [kind(**dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]

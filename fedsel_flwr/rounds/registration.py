@@ -1,6 +1,6 @@
-"""Registration: new clients enter the roster, and the selector learns of them before it chooses among them.
+"""Registration: enters new clients into the roster, and informs the selector before it chooses among them.
 
-A client is known by its own claim or by what the server says of its connection: node id, name or public key.
+The identity of a client is its own claim, or what the server knows of its connection: node id, name or public key.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from fedsel_flwr.selectors.columns import COLUMNS
 
 logger = logging.getLogger("fedsel_flwr")
 KEY_DIGITS = 16
-"""Hexadecimal digits of a public key's SHA-256 that serve as an id."""
+"""Number of hexadecimal digits of a public key's SHA-256 in a client id."""
 MEDIAN_MULTIPLE = 4
-"""How many times the median claim a client may claim, if ``max_examples`` is "auto"."""
+"""Largest claim as a multiple of the median claim, if ``max_examples`` is "auto"."""
 IDENTITY_PHRASES: Mapping[Identity, str] = {
     "node": "its node id",
     "key": "the public key of its SuperNode",
     "name": "the name its SuperNode is registered with",
-    "claim": "what it says itself",
+    "claim": "the client_id that it reports",
 }
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientProperties:
-    """What a connection says of itself in the roll call; None for what it does not say."""
+    """Properties of a connection from the roll call, each None if it is not stated."""
 
     client_id: object = None
     num_examples: object = None
@@ -51,7 +51,7 @@ class ClientProperties:
 
     @classmethod
     def read(cls, properties: Properties, keys: MetricKeys) -> ClientProperties:
-        """Read the properties that count; Flower's own "num-examples" serves too."""
+        """Read the properties that this package uses; Flower's own "num-examples" is accepted too."""
         return cls(
             client_id=properties.get(keys.client_id),
             num_examples=properties.get(keys.num_examples, properties.get("num-examples")),
@@ -64,9 +64,9 @@ class ConnectionIdentity:
     """The identity of a connection, as far as the server can tell.
 
     Args:
-        client_id: Its client id; None if the client itself says that.
-        holder: The owner of the row it takes, for messages; empty if only the client vouches for it.
-        known_by: What it is known by: the node id if it lacks what the rule asks for.
+        client_id: Its client id; None if the client's own claim decides.
+        holder: The owner of the row, for messages; empty if only the client's claim supports the id.
+        known_by: The kind of identity: the node id if the connection lacks the kind that the rule requires.
     """
 
     client_id: str | None = None
@@ -79,11 +79,10 @@ class Registrar:
 
     Args:
         selector: The selector.
-        settings: The most examples that a client may claim, and the averaging scheme, which may read
-            :meth:`total_examples`.
+        settings: The limit on claimed examples, and the averaging scheme, which may read :meth:`total_examples`.
         roster: Connections, client ids and rows.
         measurer: Measures the first global model, for selectors that read ``accuracy``.
-        client_values: Selector parameters given by client id; clients they do not cover are refused.
+        client_values: Selector parameters by client id. Clients without an entry are refused.
     """
 
     def __init__(
@@ -96,15 +95,15 @@ class Registrar:
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
         self._max_examples, self._averaging = settings.max_examples, settings.averaging
-        # by row: the number of examples that a client claims, 0 if unknown
+        # By row: the number of examples that a client claims, 0 if unknown.
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._initial_accuracy: float | None = None
-        # rows for which the selector lacks the first model's accuracy
+        # Rows for which the selector lacks the first model's accuracy.
         self._uninformed: IntArray = np.zeros(0, dtype=np.int64)
 
     @property
     def reads_properties(self) -> bool:
-        """Return whether the selector or the averaging scheme reads more of a client than its id."""
+        """Return whether the selector or the averaging scheme reads more properties of a client than its id."""
         return self._selector.takes_information or self._averaging in READS_TOTAL_EXAMPLES
 
     def register(
@@ -116,16 +115,16 @@ class Registrar:
         """Bind connections to rows.
 
         Args:
-            properties: Connection -> what it said of itself.
+            properties: Connection -> its own properties, from the roll call.
             round: The round about to be chosen.
-            known: Connection -> who it is, as far as the server can tell. If it gives no id, the client's claim is the
-                id, and without a usable claim the connection's own name.
+            known: Connection -> its identity, as far as the server can tell. If it has no id, the client's claim is the
+                id. Without a usable claim the connection's own name is the id.
 
         Returns:
             Row -> connection of the new clients, and those of their rows that belonged to evicted clients.
 
         Raises:
-            ParameterError: In the first roll call, parameters given by client do not cover a client.
+            ParameterError: A parameter by client does not cover a client of the first roll call.
         """
         refused_before = set(self._roster.refused)
         who = {node: known.get(node, ConnectionIdentity()) for node in properties}
@@ -139,20 +138,20 @@ class Registrar:
         return new, evicted
 
     def inform_selector(self, properties: Mapping[int, ClientProperties]) -> None:
-        """Inform the selector about new clients, row -> what the client said of itself."""
+        """Inform the selector about new clients, row -> the client's own properties."""
         rows = np.array(sorted(properties), dtype=np.int64)
         said = [properties[row] for row in rows.tolist()]
         sizes = np.array([usable_count(one.num_examples) for one in said], dtype=np.int64)
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
             for line in first_lines(
-                [f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]
+                [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in claims]
             ):
                 logger.warning("max_examples: %s", line)
         counted = sizes if limit is None else np.minimum(sizes, limit)
-        # NumPy turns None into NaN
+        # NumPy turns None into NaN.
         scores = np.array([column_value(COLUMNS["energy_score"], one.energy_score) for one in said], dtype=np.float64)
-        # all clients first, without columns: one that says nothing of itself must be registered too
+        # First all clients without columns, because a client without any properties must be registered too.
         self._selector.inform(rows)
         if (known := sizes > 0).any():
             self._selector.inform(rows[known], num_examples=counted[known].astype(np.float64))
@@ -165,11 +164,11 @@ class Registrar:
         """Inform the selector of the first global model's accuracy, which counts for clients that have not trained.
 
         Args:
-            model: The global model that the round starts from; None if it cannot be decoded.
+            model: The global model at the start of the round; None if it cannot be decoded.
         """
         if "accuracy" not in self._selector.needs or model is None or not self._uninformed.size:
             return
-        # measured once, on the first global model: a client that joins later starts from the same accuracy
+        # Measured once, on the first global model: a client that joins later starts from the same accuracy.
         if self._initial_accuracy is None:
             self._initial_accuracy = self._measurer.initial_accuracy(model)
         accuracy = np.full(self._uninformed.size, self._initial_accuracy)
@@ -177,29 +176,29 @@ class Registrar:
         self._uninformed = self._uninformed[:0]
 
     def max_examples(self, rows: IntArray = NO_ROWS, sizes: IntArray = NO_ROWS) -> int | None:
-        """Return the most examples that a client may claim now; None for no limit, or if no client has claimed any.
+        """Return the largest number of examples that a client may claim now; None without a limit, or without claims.
 
         Args:
-            rows: Clients that have just made claims, shape (n,).
-            sizes: Their claims, shape (n,), 0 if unknown; these count in the median, and are not noted.
+            rows: Clients with new claims, shape (n,).
+            sizes: Their claims, shape (n,), 0 if unknown. These count in the median, but are not stored.
         """
         if self._max_examples != "auto":
             return self._max_examples
         claims = state_dicts.extended(self._sizes.copy(), int(rows.max(initial=-1)) + 1, 0)
         claims[rows[sizes > 0]] = sizes[sizes > 0]
         known = np.sort(claims[claims > 0])
-        # the lower median: an average of two claims would let one liar among two clients set the limit
+        # The lower median: with an average of two claims, one liar among two clients would set the limit.
         return MEDIAN_MULTIPLE * int(known[(known.size - 1) // 2]) if known.size else None
 
     def note_sizes(self, rows: IntArray, sizes: IntArray) -> None:
-        """Note the numbers of examples that clients claim, 0 if unknown."""
+        """Store the numbers of examples that clients claim, 0 if unknown."""
         self._sizes = state_dicts.extended(self._sizes, len(self._roster.ids), 0)
-        # an unknown number does not erase what the client claimed before
+        # An unknown number does not erase an earlier claim.
         claimed = sizes > 0
         self._sizes[rows[claimed]] = sizes[claimed]
 
     def total_examples(self) -> float:
-        """Return the number of examples of all clients; one of unknown size counts as an average one."""
+        """Return the number of examples of all clients; a client of unknown size counts as the mean size."""
         known = self._sizes[self._sizes > 0]
         if (limit := self.max_examples()) is not None:
             known = np.minimum(known, limit)
@@ -214,7 +213,7 @@ class Registrar:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         sizes = state_dicts.array("sizes", state["sizes"], np.int64)
         accuracy = state_dicts.plain_number("initial_accuracy", state["initial_accuracy"], or_none=True)
@@ -222,18 +221,18 @@ class Registrar:
         self._sizes, self._initial_accuracy, self._uninformed = sizes, accuracy, uninformed
 
     def forget(self, rows: IntArray) -> None:
-        """Drop the sizes of clients, and that they lack the first model's accuracy."""
+        """Drop the sizes of clients, and the note that they lack the first model's accuracy."""
         self._sizes[rows[rows < len(self._sizes)]] = 0
         self._uninformed = self._uninformed[~np.isin(self._uninformed, rows)]
 
     def _refuse_uncovered(
         self, ids: Mapping[str, str | None], who: Mapping[str, ConnectionIdentity], *, first_call: bool
     ) -> None:
-        """Refuse clients without an entry in a parameter given by client.
+        """Refuse clients without an entry in a parameter by client.
 
         Raises:
-            ParameterError: In the first roll call, a client with a known id lacks an entry, or all clients do. That is
-                the user's mistake; a newcomer without an entry is only refused.
+            ParameterError: In the first roll call, a client with a known id lacks an entry, or all clients do. This is
+                an error of the user. Later, a new client without an entry is only refused.
         """
         for values in self._client_values:
             lacking = [node for node, one in ids.items() if not values.covers(one or node)]
@@ -243,8 +242,8 @@ class Registrar:
                     raise ParameterError(
                         f"{values.name} has {len(values.given)} entries but none for client {ids[node] or node!r}, "
                         f"known by {IDENTITY_PHRASES[known_by if named else 'node']}. "
-                        "Give a mapping {client_id: value} that covers every client (an array is for the ids 0..K-1), "
-                        'or change identity="...".'
+                        "Give a mapping {client_id: value} that covers every client (or an array, if the ids are "
+                        '0..K-1), or change identity="...".'
                     )
                 self._roster.refuse(node, f"client {ids[node] or node!r} refused: no entry in {values.name}")
 
@@ -253,10 +252,10 @@ class IdentityResolver:
     """Finds the client ids of connections.
 
     Args:
-        settings: ``identity``, and the clock that settles it if it is None.
+        settings: ``identity``, and the clock, which decides if ``identity`` is None.
 
     Attributes:
-        rule: What clients are known by; settled before each round.
+        rule: The identity of clients in this run; decided before each round.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -266,35 +265,35 @@ class IdentityResolver:
 
     @property
     def by_claim(self) -> bool:
-        """Return whether clients are known by their own claims."""
+        """Return whether clients are identified by their own claims."""
         return self.rule == "claim"
 
     def settle(self, transport: object) -> None:
-        """Settle the rule; if none is given, clients are believed in a simulation only."""
+        """Decide the identity rule; if none is set, clients' claims count in a simulation only."""
         if self._given is None:
             simulation = self._clock == "virtual" or (isinstance(transport, Registry) and transport.simulated)
             self.rule = "claim" if simulation else "name"
 
     def one_first(self, transport: object) -> bool:
-        """Return whether one client is asked before the others; never if the user chose ``identity="claim"``."""
+        """Return whether one client is asked before the others; never with ``identity="claim"``."""
         return self._given != "claim" and isinstance(transport, Registry) and transport.one_first
 
     def resolve(self, strangers: Sequence[str], transport: object) -> dict[str, ConnectionIdentity]:
-        """Look connections up; the server is asked at most once.
+        """Look up the identities of connections, with at most one call to the server.
 
         Args:
             strangers: Connections that have no row yet.
             transport: Reaches the connections.
 
         Returns:
-            Connection -> who it is; without connections that the server does not know yet.
+            Connection -> its identity, without connections that the server does not know yet.
         """
         if not strangers:
             return {}
         registered: Mapping[str, Registration] | None = None
         if isinstance(transport, Registry) and self.rule != "node" and not (self.by_claim and transport.simulated):
             registered = transport.registrations()
-        # a connection that the server does not know yet is left out: its name and key may come a moment later
+        # A connection that the server does not know yet is left out: its name and key may come a moment later.
         if registered is None:
             known = {node: self._identity(node, Registration()) for node in strangers}
         else:
@@ -305,7 +304,7 @@ class IdentityResolver:
         return known
 
     def _identity(self, node: str, said: Registration) -> ConnectionIdentity:
-        """Apply the rule to a connection; its node id serves if it lacks a name or a key."""
+        """Apply the rule to a connection; the node id is the identity if it lacks a name or a key."""
         name = f"the SuperNode registered as {said.name!r}" if canonical_id(said.name) else ""
         if self.by_claim:
             return ConnectionIdentity(holder=name)
@@ -317,13 +316,13 @@ class IdentityResolver:
         return ConnectionIdentity(node, f"node {node}", "node")
 
     def _log(self, known: Mapping[str, ConnectionIdentity], *, asked: bool) -> None:
-        """Log what clients are known by."""
+        """Log the kinds of identity of the clients."""
         lacking = sum(one.known_by != self.rule for one in known.values())
         rest, level = "", logging.INFO
         if lacking and asked:
-            rest = f"; {lacking} of {len(known)} have none and are known by their node ids"
+            rest = f"; {lacking} of {len(known)} lack it and are known by their node ids"
         elif lacking:
-            rest = "; the server does not tell it, and clients are known by their node ids"
+            rest = "; the server does not provide it, so clients are known by their node ids"
             # a warning only if the user asked for something else
             level = logging.INFO if self._given is None else logging.WARNING
         logger.log(level, 'identity "%s": a client is known by %s%s', self.rule, IDENTITY_PHRASES[self.rule], rest)

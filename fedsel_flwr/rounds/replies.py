@@ -1,7 +1,8 @@
-"""Reading a reply: which updates can be used, and which numbers can be believed.
+"""Reading a reply: find out whether the update is usable, and which reported numbers count.
 
-A fault in the arrays makes the client a failed one. A fault in our own metrics is replaced and named, and the update
-is kept. Metrics of other strategies are not looked at. Of a vector column, all clients' vectors must have one length.
+After a fault in the arrays the client counts as failed. After a fault in our own metrics the value is replaced, the
+fault is recorded, and the update is kept. Metrics of other strategies are not read. The vectors of one column must have
+the same length for all clients.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from fedsel_flwr.rounds.untrusted import (
 )
 from fedsel_flwr.selectors.columns import COLUMNS, VECTORS
 
-# The number of examples is no metric: it comes with the update.
+# The number of examples is not a metric: it comes with the update.
 NUMBERS = tuple(
     name for name, row in COLUMNS.items() if row.recorded and row.source == "reply" and name != "num_examples"
 )
-"""Columns that are read of every reply, in addition to those that the selector needs."""
+"""Columns that are read from every reply, in addition to those that the selector needs."""
 DEFAULT_SLACK = 0.1
-"""Share of the observed time by which a report may undercut it, if the settings name no seconds."""
+"""Share of the observed time by which a report may be below it, if ``clock_slack`` is None."""
 SIMULATED_FAILURE = "simulated_failure"
-"""The metric by which a simulated client says that its answer never arrives; a real client simply fails."""
+"""The metric with which a simulated client declares that its answer never arrives; a real client just fails."""
 FAILED, CRASHED = 1, 2
-"""Values of that metric: the client has trained, or it has crashed before that."""
+"""Values of that metric: the reply was lost after training, or the client crashed before training."""
 _LOST: Mapping[float, str] = {
-    FAILED: "lost: trained, but its answer did not arrive (clients.failure_probability)",
-    CRASHED: "crashed: did not train (clients.crash_probability)",
+    FAILED: "lost: the client trained, but its answer did not arrive (clients.failure_probability)",
+    CRASHED: "crashed: the client did not train (clients.crash_probability)",
 }
 
 
@@ -53,14 +54,14 @@ class Reply:
     """A client's answer in plain types.
 
     Attributes:
-        arrays: The client's model; None if it could not be decoded, or stands in a stack.
-        num_examples: Training examples of the update, as reported.
-        weight: The update's weight in the base strategy, if that is not the number of examples.
-        metrics: Everything the client reported; vectors as arrays, or as bytes in float32.
-        observed_s: Seconds the server waited for this client; None if it was not timed.
-        error: Empty, or why there is no update.
-        spare: Whether the round ended without it because enough others were there (over-selection).
-        timed_out: Whether no answer came for as long as the server waited.
+        arrays: The client's model; None if it could not be decoded, or is in a stack.
+        num_examples: Number of training examples of the update, as reported.
+        weight: The update's weight in the base strategy, if it is not the number of examples.
+        metrics: All metrics that the client reported; vectors as arrays, or as bytes in float32.
+        observed_s: Seconds that the server waited for this client; None if it was not timed.
+        error: The reason why there is no update; empty if there is one.
+        spare: Whether the round ended without this client because enough others had answered (over-selection).
+        timed_out: Whether no answer came while the server waited.
     """
 
     arrays: Arrays | None = None
@@ -75,30 +76,31 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientResult:
-    """A reply after reading.
+    """The result of reading a reply.
 
     Attributes:
         completed: Whether the update may be aggregated.
-        problems: What was wrong, each with its kind before a colon.
-        faulty_keys: Our metric keys whose values could not be used.
-        latency_s: Seconds for the selector, at most max_latency.
-        latency_source: Where they come from: "reported", "observed" (by the server), "clipped" (a report that the
-            server's time bounds), "first" (the first that the server measured of this client, replaced) or
-            "max_latency" (failed, or no time known).
-        values: :data:`NUMBERS`; NaN if unknown.
-        columns: What was reported of the columns that the selector needs; without those that cannot be used.
-        num_examples: Training examples of the update, at most max_examples; 0 if unknown.
+        problems: The problems of the reply, each with its kind before a colon.
+        faulty_keys: Our metric keys whose values cannot be used.
+        latency_s: Latency for the selector, seconds, at most max_latency.
+        latency_source: Source of the latency, one of five. The source "reported" is the client's report, and "clipped"
+            a report limited by the server's time. The source "observed" is the server's time. The source "first"
+            replaces the first time that the server measured of this client. The source "max_latency" means that the
+            client failed, or that no time is known.
+        values: The values of :data:`NUMBERS`; NaN if unknown.
+        columns: The reported columns that the selector needs, without values that cannot be used.
+        num_examples: Number of training examples of the update, at most max_examples; 0 if unknown.
         weight: The update's weight in a mean, at most max_examples; 0 if unknown.
-        converted: The arrays in the types of the global model, if they came in others; None if they can stay.
-        spare: Whether it is late only because enough others were earlier (over-selection), which is no failure.
+        converted: The arrays in the types of the global model, if they had others; None if they need no conversion.
+        spare: Whether the client is late only because enough others were earlier (over-selection), which is no failure.
         answered: Whether a spare has answered.
-        spare_s: A spare's own latency, or if it has not answered the seconds that the server waited for it.
-        timed_out: Whether no answer came for as long as the server waited.
-        lost: Whether its answer never arrived in the simulation: ``values`` are for the history, not for the selector.
-        timed: Whether the server timed it, on the server's clock.
-        first: Whether its seconds stand in place of its first time
+        spare_s: A spare's own latency, or the seconds that the server waited for it if it has not answered.
+        timed_out: Whether no answer came while the server waited.
+        lost: Whether the answer was lost in the simulation: ``values`` are then for the history, not for the selector.
+        timed: Whether the server timed the client, on the server's clock.
+        first: Whether the latency replaces the client's first time
             (:class:`~fedsel_flwr.rounds.cold_starts.ColdStarts`).
-        first_s: That first time itself, seconds; NaN if there is none.
+        first_s: The first time itself, seconds; NaN if there is none.
     """
 
     completed: bool
@@ -131,25 +133,25 @@ def read_reply(
     wanted: frozenset[str] = frozenset(),
     max_examples: int | None = None,
 ) -> ClientResult:
-    """Return what of a reply can be used.
+    """Return the usable parts of a reply.
 
     Args:
         reply: The client's answer.
-        settings: Clock, longest wait, names of the metrics.
-        client_id: The id the connection is bound to; None if the client's own claim does not count.
-        reference: The global model the client received; None skips the comparison of arrays.
-        fault: What is wrong with the client's model, empty if nothing; None if it must be found out here.
+        settings: The clock, the longest wait and the names of the metrics.
+        client_id: The id to which the connection is bound; None if the client's own claim does not count.
+        reference: The global model that the client received; None skips the comparison of arrays.
+        fault: The fault of the client's model, empty if there is none; None checks the model here.
         wanted: Columns that clients report and the selector needs.
-        max_examples: Most examples that a client may claim in this round; None for no limit.
+        max_examples: Largest number of examples that a client may claim in this round; None for no limit.
 
     Returns:
-        The result; never raises for what a client sent.
+        The result. No content of a reply raises an error.
     """
     keys, metrics = settings.keys, reply.metrics
     problems: list[str] = []
     faulty: set[str] = set()
     lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
-    # the first fault counts; the arrays come last, since comparing them costs most
+    # The first fault counts. The arrays come last because their comparison costs most.
     failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
     if not failed:
         failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
@@ -165,10 +167,10 @@ def read_reply(
             faulty.add(key)
         else:
             values[name] = value
-    # training cannot take longer than the whole round trip, whatever the client's clock says
+    # Training cannot take longer than the whole round trip, whatever the client's clock reports.
     waited = reply.observed_s if settings.clock == "server" else None
     if waited is not None and values["compute"] > waited:
-        problems.append(f"compute: {values['compute']:.6g} s cannot be used, the server waited {waited:.6g} s")
+        problems.append(f"compute: {values['compute']:.6g} s cannot be used, the server only waited {waited:.6g} s")
         faulty.add(keys.compute)
         values["compute"] = math.nan
     columns: dict[str, float | FloatArray] = {}
@@ -179,7 +181,7 @@ def read_reply(
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
-        # a missing energy score is no problem if it can be derived from joules; NaN differs from itself
+        # A missing energy score is no problem if it can be derived from joules. NaN differs from itself.
         elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
             problems.append(f"{name}: not reported")
     claim = metrics.get(keys.client_id)
@@ -191,7 +193,7 @@ def read_reply(
         latency = read_latency(metrics.get(keys.latency), reply.observed_s, settings)
     if latency.problem:
         problems.append(latency.problem)
-        # a late client's number is fine, and the base strategy may see it
+        # A late client's number is valid, and the base strategy may see it.
         if not latency.late:
             faulty.add(keys.latency)
     completed = not failed and not latency.late
@@ -200,11 +202,11 @@ def read_reply(
     count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
     weight = float(count) if failed or claimed is None else claimed
     if max_examples is not None and max(count, weight) > max_examples:
-        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counts as {max_examples}")
+        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counted as {max_examples}")
         count, weight = min(count, max_examples), min(weight, max_examples)
     return ClientResult(
         completed=completed,
-        # a client writes parts of these texts: on one line, and never empty
+        # Clients write parts of these texts, so each is put on one line, and is never empty.
         problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),
         faulty_keys=frozenset(faulty & metrics.keys()) if faulty else frozenset(),
         latency_s=latency_s,
@@ -224,18 +226,18 @@ def read_reply(
 
 def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
     """Return what is wrong with the number of metrics; empty if nothing."""
-    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} of them, more than {MAX_METRICS}"
+    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} reported, more than {MAX_METRICS}"
 
 
 def _fault_in_model(arrays: Arrays | None, reference: Arrays | None, max_update_norm: float | None) -> str:
-    """Return what is wrong with a client's arrays; empty if nothing."""
+    """Return the fault in a client's arrays; empty if there is none."""
     if reference is None:
         return ""
     return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, max_update_norm)
 
 
 def _fault_in_count(num_examples: object) -> str:
-    """Return what is wrong with a number of examples; empty if nothing."""
+    """Return the fault in a number of examples; empty if there is none."""
     if usable_count(num_examples):
         return ""
     return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(num_examples)}"
@@ -245,10 +247,10 @@ class Latency(NamedTuple):
     """The latency of a client that answered.
 
     Attributes:
-        seconds: Its seconds, not capped.
-        source: Where they come from, as in :attr:`ClientResult.latency_source`.
-        problem: What was wrong; empty if nothing.
-        late: Whether the client came too late to count.
+        seconds: Its latency, not capped at max_latency.
+        source: Source of the latency, as in :attr:`ClientResult.latency_source`.
+        problem: The problem with the report; empty if there is none.
+        late: Whether the client answered too late to count.
     """
 
     seconds: float
@@ -260,12 +262,12 @@ class Latency(NamedTuple):
 def read_latency(reported: object, observed_s: float | None, settings: Settings) -> Latency:
     """Return the latency of a client that answered, on the clock of the settings.
 
-    On the server's clock, a client that was not timed is believed, as on the virtual clock. Under secure aggregation
-    no client is timed.
+    On the server's clock, the report of an untimed client is believed, as on the virtual clock. Under secure
+    aggregation no client is timed.
 
     Args:
         reported: The seconds that the client reports; None if it reports none.
-        observed_s: Seconds the server waited for it; None if it was not timed.
+        observed_s: Seconds that the server waited for the client; None if it was not timed.
         settings: The clock, its slack, and the longest wait.
     """
     if settings.clock == "server" and observed_s is not None:
@@ -277,23 +279,23 @@ def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
     """Believe the client, if it reports a number of seconds below ``max_latency``."""
     seconds = to_float(reported)
     if reported is None:
-        return Latency(max_latency, "max_latency", "latency: not reported, max_latency taken")
+        return Latency(max_latency, "max_latency", "latency: not reported, counted as max_latency")
     if seconds is None or math.isnan(seconds) or seconds < 0:
-        return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, max_latency taken")
+        return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, counted as max_latency")
     # an infinite report is a late client, not a fault
     if seconds >= max_latency:
-        problem = f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s"
+        problem = f"late: {seconds:.6g} s is not below max_latency = {max_latency:g} s"
         return Latency(max_latency, "max_latency", problem, late=True)
     return Latency(seconds, "reported")
 
 
 def _on_server_clock(observed: float, reported: object, slack: float | None) -> Latency:
-    """Count a report within [0, observed], at least as observed - slack."""
+    """Return a report in [0, observed], raised to observed - slack if it is below; else the observed time."""
     if reported is None:
         return Latency(observed, "observed")
     seconds = to_float(reported)
     if seconds is None or not 0.0 <= seconds <= observed:
-        problem = f"latency: {shown(reported)} cannot be used, the server's {observed:.6g} s taken"
+        problem = f"latency: {shown(reported)} cannot be used, counted as the server's {observed:.6g} s"
         return Latency(observed, "observed", problem)
     low = max(0.0, observed - (DEFAULT_SLACK * observed if slack is None else slack))
     if seconds >= low:
@@ -302,13 +304,13 @@ def _on_server_clock(observed: float, reported: object, slack: float | None) -> 
 
 
 def column_of(name: str, values: Sequence[float | FloatArray | None]) -> FloatArray | None:
-    """Return a column of what clients reported, NaN for values that cannot be used.
+    """Return a column of clients' reports; NaN for values that cannot be used.
 
-    Vectors are of the length that most have; others cannot be used.
+    The most frequent length of the vectors counts. Vectors of another length cannot be used.
 
     Args:
         name: The column's name.
-        values: A number or vector for each client, None if there is none.
+        values: A number or vector for each client; None if there is none.
 
     Returns:
         Shape (n,), or (n, d) for vectors; None if no client has a vector.
@@ -328,7 +330,7 @@ def column_of(name: str, values: Sequence[float | FloatArray | None]) -> FloatAr
 
 
 def length_faults(values: Sequence[object]) -> dict[int, str]:
-    """Return the positions of vectors with another length than most, each with its fault.
+    """Return the positions and faults of vectors whose length differs from the most frequent one.
 
     >>> length_faults([np.ones(2), None, np.ones(3), np.zeros(2)])
     {2: 'expected 2 numbers, as most have, got 3'}
@@ -342,13 +344,13 @@ def length_faults(values: Sequence[object]) -> dict[int, str]:
 
 
 def with_equal_lengths(results: dict[str, ClientResult], wanted: frozenset[str]) -> dict[str, ClientResult]:
-    """Return the results of a round without the vectors of another length than most, each named as a problem.
+    """Return the results of a round without vectors of an unusual length, each recorded as a problem.
 
     Args:
         results: Connection -> its reply after reading.
         wanted: Columns that clients report and the selector needs.
     """
-    # sorted: problems stand in the history in this order, and the order of a set differs between processes
+    # Sorted, because the history has the problems in this order, and the order of a set differs between processes.
     for name in sorted(wanted & VECTORS):
         nodes = list(results)
         for i, fault in length_faults([results[node].columns.get(name) for node in nodes]).items():
@@ -360,6 +362,6 @@ def with_equal_lengths(results: dict[str, ClientResult], wanted: frozenset[str])
 
 
 def _usual_length(values: Iterable[object]) -> int:
-    """Return the length that most vectors have, of equally frequent ones the longest; 0 without vectors."""
+    """Return the most frequent length of the vectors, of several the largest; 0 without vectors."""
     lengths = Counter(len(value) for value in values if isinstance(value, np.ndarray))
     return max(lengths, key=lambda n: (lengths[n], n), default=0)

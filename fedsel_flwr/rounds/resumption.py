@@ -1,24 +1,25 @@
-"""Resumption: whether a run begins, is resumed, is played again, returns its result, or is refused, and why.
+"""Resumption: decides whether a run begins, resumes, is replayed, returns its result, or is refused.
 
-All of that is decided here. Other rooms say what a folder holds and whether it fits, and do what was decided.
+All these decisions are made here. Other rooms report the content of a folder and whether it fits, and carry out the
+decision.
 
-The folder of a simulated run, with ``resume`` (:func:`decide_run`):
+The rules for the folder of a simulated run, with ``resume`` (:func:`decide_run`):
 
-1. The run there has other settings, code or data, or is damaged: refuse; with ``replay`` play it again.
-2. It has finished: return its result.
-3. It was cut off, or there is none: the checkpoints decide. If none of them can be used: refuse; with ``replay`` play
-   the run again.
+1. The run there has other settings, code or data, or is damaged: refuse. With ``replay``, play it again.
+2. The run has finished: return its result.
+3. The run was cut off, or there is none: the checkpoints decide. If none can be used: refuse. With ``replay``, play the
+   run again.
 
-The folder of checkpoints, of a simulation or of a server (:func:`check_start`, :func:`newest_usable`):
+The rules for a folder of checkpoints, of a simulation or a server (:func:`check_start`, :func:`newest_usable`):
 
-4. No ``resume``, but checkpoints or finished rounds: refuse, since they are another run's.
+4. No ``resume``, but checkpoints or finished rounds: refuse, because they belong to another run.
 5. ``resume="must"``, but no checkpoint: refuse.
 6. No checkpoint, or no ``resume``: begin a new run.
-7. Else resume from the newest checkpoint that is undamaged and fits: its fingerprint is the run's
-   (:func:`check_fingerprint`), and its model has the shapes of the initial one (:func:`check_model`). Newer checkpoints
-   are set aside.
-8. None can be used: refuse, with the reason of each.
-9. The checkpoint has more rounds than are to be played: refuse (:func:`check_length`).
+7. Otherwise resume from the newest checkpoint that is undamaged and fits. Its fingerprint must equal the run's
+   (:func:`check_fingerprint`), and its model must have the initial model's shapes (:func:`check_model`). Newer
+   checkpoints are renamed.
+8. No checkpoint can be used: refuse, with the reason for each.
+9. The checkpoint has more rounds than the run will have: refuse (:func:`check_length`).
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ Resume = Literal[False, True, "must"]
 Result = TypeVar("Result")
 Loaded = TypeVar("Loaded")
 MAX_SHAPES = 200
-"""Characters of the longest list of shapes in an error."""
+"""Largest number of characters of a list of shapes in an error."""
 logger = logging.getLogger("fedsel_flwr")
 
 
 def check_resume(resume: object) -> None:
-    """Refuse a value of ``resume`` that is none of the three."""
+    """Refuse any value of ``resume`` except the three allowed ones."""
     if not (isinstance(resume, bool) or resume == "must"):
         raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
 
 
 def decide_run(read: Callable[[], Result | None], *, replay: bool) -> tuple[Result | None, bool]:
-    """Decide about the run in a folder.
+    """Decide whether the run in a folder counts as finished, or is played again.
 
     Args:
-        read: Returns the result of the run if it has finished, or raises the reason why it does not fit.
-        replay: Play a run again that does not fit, in place of refusing it.
+        read: Returns the result of a finished run, else None, or raises the reason why the run does not fit.
+        replay: Play a run again if it does not fit, instead of refusing it.
 
     Returns:
-        The result of a run that has finished, and whether what is there is to be played again.
+        The result of a finished run, and whether the run in the folder is to be played again.
 
     Raises:
         FedSelError: The run does not fit, and ``replay`` is False.
@@ -67,22 +68,22 @@ def decide_run(read: Callable[[], Result | None], *, replay: bool) -> tuple[Resu
 
 
 def replay_or_refuse(reason: FedSelError, *, replay: bool) -> None:
-    """Raise the reason why a run does not fit, unless it is to be played again."""
+    """Raise the reason why a run does not fit, unless the run is to be played again."""
     if not replay:
         raise reason
 
 
 def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Path) -> None:
-    """Refuse to begin a run in a folder of checkpoints that holds another one, or none to resume.
+    """Refuse to begin a run in a folder of checkpoints that holds another run, or no run to resume.
 
     Args:
-        folder: Of the checkpoints.
-        resume: What the user wants.
+        folder: The folder of the checkpoints.
+        resume: The user's choice.
         rounds: The rounds that have a checkpoint.
         journal: The file of the finished rounds.
 
     Raises:
-        RunError: Says what to do.
+        RunError: The run cannot begin; the message has the cure.
     """
     if resume == "must" and not rounds:
         raise RunError(
@@ -103,15 +104,15 @@ def newest_usable(
     """Load the newest checkpoint that can be used.
 
     Args:
-        folder: Of the checkpoints.
+        folder: The folder of the checkpoints.
         paths: The checkpoints, the newest first.
-        load: Loads one, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why not.
+        load: Loads a checkpoint, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why it cannot.
 
     Returns:
-        The checkpoint, None if there are none; and those that were refused, which are newer.
+        The loaded checkpoint, None if there are none. And the refused checkpoints, which are newer.
 
     Raises:
-        RunError: There are checkpoints, but none can be used; says why of each.
+        RunError: There are checkpoints, but none can be used; the message has the reason for each.
     """
     refused: dict[Path, str] = {}
     for path in paths:
@@ -124,8 +125,8 @@ def newest_usable(
         return None, []
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
     raise RunError(
-        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Start the program that wrote them, or "
-        "give the new run another checkpoint_dir"
+        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Resume with the program that wrote "
+        "them, or give the new run another checkpoint_dir"
     )
 
 
@@ -133,37 +134,39 @@ def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> Non
     """Refuse a checkpoint of a run with another fingerprint.
 
     Raises:
-        StateError: The message lists what differs.
+        StateError: The fingerprints differ; the message lists the differences.
     """
     differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
     if differing:
         listed = "; ".join(
-            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
+            f"{key} is {theirs.get(key, 'not set')} there and {mine.get(key, 'not set')} here" for key in differing
         )
-        raise StateError(f"it was written by a run with {listed}")
+        raise StateError(f"it is from another run: {listed}")
 
 
 def check_model(model: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose model has other names or shapes than the initial one.
+    """Refuse a checkpoint whose model has other names or shapes than the initial model.
 
     Raises:
-        StateError: The message has both.
+        StateError: The models differ; the message describes both.
     """
     theirs, mine = ({name: np.shape(array) for name, array in one.items()} for one in (model, initial))
     if theirs != mine:
-        raise StateError(f"its model has arrays of the shapes {_shapes(theirs)}, the initial model {_shapes(mine)}")
+        raise StateError(
+            f"its model has arrays of the shapes {_shapes(theirs)}, but the initial model has {_shapes(mine)}"
+        )
 
 
 def check_length(folder: Path, done: int, rounds: int) -> None:
-    """Refuse to resume a run that has done more rounds than are to be played.
+    """Refuse to resume a run that already has more rounds than requested.
 
     Raises:
-        RunError: Says how many rounds to give.
+        RunError: The run has too many rounds; the message has the smallest number that works.
     """
     if done > rounds:
         raise RunError(
-            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Give at least {done}, or "
-            "begin a new run elsewhere"
+            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Set rounds to at least "
+            f"{done}, or begin a new run in another folder"
         )
 
 

@@ -1,11 +1,11 @@
-"""The roster: which connection is which client, and in which row of the selector.
+"""The roster: binds each connection to a client, and each client to a row of the selector.
 
-A connection (Flower's node id) is bound to a row once. The client id that a client reports names this row, but a claim
-never moves an observation. A second connection that claims the id of a connected client is refused. If the server knows
-whose connection it is, the row is never given to another client, connected or not.
+A connection (Flower's node id) is bound to a row once. The reported client id names this row, but a claim never moves
+an observation to another row. A second connection that claims the id of a connected client is refused. If the server
+itself knows the owner of a connection, no other client ever gets the owner's row, connected or not.
 
-Client ids are canonical texts with one order (:func:`canonical_id`, :func:`id_order`). Selector parameters that users
-give by client id are read by row through the roster (:class:`ClientValues`).
+Client ids are canonical texts with one order (:func:`canonical_id`, :func:`id_order`). The roster maps selector
+parameters from client ids to rows (:class:`ClientValues`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.untrusted import shown
 
 MAX_ID_LENGTH = 256
-"""Most characters of a client id."""
+"""Largest number of characters of a client id."""
 MAX_ID_DIGITS = 40
-"""Most digits of a client id that is an integer."""
+"""Largest number of digits of a client id that is an integer."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ConnectedClients:
         )
 
     def nodes_of(self, rows: IntArray) -> dict[int, str]:
-        """Return row -> connection for some of the rows, in the order given."""
+        """Return row -> connection for some of the rows, in the same order."""
         # ``rows`` ascends, so a binary search finds each position.
         return {int(row): self.nodes[i] for row, i in zip(rows, np.searchsorted(self.rows, rows), strict=True)}
 
@@ -61,16 +61,16 @@ class Roster:
     """Binds connections to rows and rows to client ids.
 
     Args:
-        max_clients: Refuse newcomers beyond this many clients; None for no limit.
-        max_new_per_round: Admit at most this many newcomers a round after the first roll call. Also the most clients
-            chosen in a round that have delivered no usable update yet. None for no limit.
-        evict_after: With ``max_clients`` reached, give the row of the client that has been away longest, and for
-            more than this many rounds, to a newcomer; None never evicts.
+        max_clients: Refuse new clients beyond this number of clients; None for no limit.
+        max_new_per_round: Admit at most this many new clients per round after the first roll call. This is also the
+            largest number of clients chosen in a round that have delivered no usable update yet. None for no limit.
+        evict_after: When ``max_clients`` is reached, give a new client the row of the client absent for longest. That
+            client must have been absent for more than this many rounds. None never evicts.
 
     Attributes:
         ids: Row -> client id.
-        holders: Row -> the identity that the server knows for the row's client; empty if the server knows none.
-        refused: Connection -> why it takes no part.
+        holders: Row -> the server's identity of the row's client; empty if the server knows none.
+        refused: Connection -> reason for the refusal.
     """
 
     max_clients: int | None = None
@@ -84,7 +84,7 @@ class Roster:
     _last_seen: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # Refused connection -> the row that must become free before it is asked again; -1 for any row.
     _waits_for: dict[str, int] = field(default_factory=dict)
-    # The connections seen last and the bound clients among them: sorting a large fleet in every round would be slow.
+    # The last connections and the bound clients among them, because sorting a large fleet in every round is slow.
     _cached: tuple[frozenset[str], ConnectedClients] | None = None
 
     def name(self, node: str) -> str:
@@ -94,7 +94,7 @@ class Roster:
 
     def unregistered(self, connected: Collection[str]) -> list[str]:
         """Return the connections that are neither bound nor refused, in id order."""
-        # All of them are bound, as in most rounds.
+        # All connections are bound, as in most rounds.
         if self._cached is not None and len(self._cached[1].nodes) == len(connected) and self._is_unchanged(connected):
             return []
         return sorted(
@@ -102,9 +102,9 @@ class Roster:
         )
 
     def release(self, connected: Collection[str], round: int = 0) -> None:
-        """Forget the bindings and refusals of connections that are gone; ids and rows stay.
+        """Forget the bindings and refusals of connections that have ended; ids and rows stay.
 
-        A refusal because the id was connected, or the roster full, is lifted as soon as this is no longer so.
+        A refusal because the id was connected, or the roster full, ends as soon as the reason no longer holds.
         """
         if self._is_unchanged(connected) and not self.refused:
             return
@@ -122,7 +122,7 @@ class Roster:
                 self._waits_for.pop(node, None)
 
     def refuse(self, node: str, reason: str, waits_for: int | None = None) -> None:
-        """Leave a connection out, for good or until the row ``waits_for`` is free (-1: any row)."""
+        """Refuse a connection, permanently or until the row ``waits_for`` is free (-1: any row)."""
         self.refused[node] = reason
         if waits_for is not None:
             self._waits_for[node] = waits_for
@@ -130,17 +130,18 @@ class Roster:
     def register(
         self, claims: Mapping[str, str], round: int, holders: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[dict[int, str], IntArray]:
-        """Bind connections to the ids they claim, in id order.
+        """Bind connections to the ids that they claim, in id order.
 
-        If several connections claim one id, those that the server knows come first.
+        If several connections claim one id, connections that the server knows come first.
 
         Args:
             claims: Connection -> canonical client id.
             round: The round about to be chosen.
-            holders: Connection -> the identity that the server knows; missing or empty if it knows none.
+            holders: Connection -> the server's identity of it; missing or empty if the server knows none.
 
         Returns:
-            Row -> connection of clients seen for the first time, and those of these rows that evicted clients held.
+            Row -> connection of clients registered for the first time, and those of these rows that evicted clients
+            held.
         """
         taken = set(self._row_of_node.values())
         first_call, free = not self.ids, self._free_rows(round, taken)
@@ -155,7 +156,7 @@ class Roster:
             row, holder = self._row_of_id.get(client_id), holders.get(node, "")
             if row is None:
                 if self.max_new_per_round is not None and not first_call and len(new) >= self.max_new_per_round:
-                    # Neither bound nor refused: it is asked again next round.
+                    # Neither bound nor refused, so the next round asks it again.
                     continue
                 row = next(free, None)
                 if row is None:
@@ -184,7 +185,7 @@ class Roster:
         return new, np.array(evicted, dtype=np.int64)
 
     def present(self, connected: Collection[str]) -> ConnectedClients:
-        """Return the connected clients that are registered; computed again only if a connection came or went."""
+        """Return the registered clients that are connected; computed again only after a change of connections."""
         if self._cached is None or not self._is_unchanged(connected):
             bound = sorted((self._row_of_node[node], node) for node in set(connected) if node in self._row_of_node)
             rows = np.array([row for row, _ in bound], dtype=np.int64)
@@ -227,7 +228,7 @@ class Roster:
         refused = state["refused"]
         if not isinstance(refused, Mapping):
             raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
-        # In place: callers may hold these lists.
+        # In place, because callers may hold these lists.
         self.ids[:], self.holders[:] = ids, holders
         self._last_seen, self._cached = last_seen, None
         self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
@@ -236,23 +237,23 @@ class Roster:
         self.refused.update({str(node): str(reason) for node, reason in refused.items()})
 
     def forget(self, rows: IntArray) -> None:
-        """Drop the rounds in which the clients in ``rows`` were seen; the rows have new ids already."""
+        """Drop the rounds in which the clients in ``rows`` were connected; the rows already have new ids."""
         self._last_seen[rows] = 0
 
     def _is_unchanged(self, connected: Collection[str]) -> bool:
-        """Return whether exactly the connections of the cache are connected."""
+        """Return whether the connected set equals that of the cache."""
         if self._cached is None:
             return False
         before = self._cached[0]
         return connected is before or (len(connected) == len(before) and before.issuperset(connected))
 
     def _free_rows(self, round: int, taken: set[int]) -> Iterator[int]:
-        """Yield rows for newcomers, one after the other; ``taken`` may grow meanwhile."""
+        """Yield rows for new clients, one after the other; ``taken`` may grow meanwhile."""
         while self.max_clients is None or len(self.ids) < self.max_clients:
             yield len(self.ids)
         if self.evict_after is None:
             return
-        # Stable: the client away longest comes first, then the lower row.
+        # A stable sort: the client absent for longest comes first, then the lower row.
         for row in np.argsort(self._last_seen, kind="stable").tolist():
             if round - int(self._last_seen[row]) <= self.evict_after:
                 return
@@ -261,9 +262,9 @@ class Roster:
 
 
 class ClientValues(Mapping[int, float]):
-    """A number for each registered client, given by client id and read by row through the roster.
+    """A number for each registered client, set by client id and read by row through the roster.
 
-    As a mapping it holds the rows of the registered clients that have a number. It grows with the roster.
+    As a mapping, it holds the rows of the registered clients that have a number. It grows with the roster.
 
     Args:
         name: The parameter's name, for messages.
@@ -271,9 +272,10 @@ class ClientValues(Mapping[int, float]):
         roster: Maps rows to client ids.
 
     Attributes:
-        given: Every number by client id, those of clients not registered yet included.
+        given: All numbers by client id, including clients that are not registered yet.
 
     Raises:
+        ParameterError: ``values`` is neither an array nor a mapping, or two keys mean the same client.
         ParameterError: ``values`` is neither, or two keys mean the same client.
 
     >>> roster = Roster()
@@ -297,7 +299,8 @@ class ClientValues(Mapping[int, float]):
         self.given: dict[str, float] = {key: value for key, value in items if key is not None}
         if len(self.given) != len(items):
             raise ParameterError(
-                f"{name} names a client twice, or has a key that is no id. Give integers or strings, once each"
+                f"{name} names a client twice, or has a key that is not a client id. Give integers or strings, "
+                "once each"
             )
         self._roster = roster
 
@@ -316,17 +319,17 @@ class ClientValues(Mapping[int, float]):
         return (row for row, client_id in enumerate(self._roster.ids) if client_id in self.given)
 
     def __len__(self) -> int:
-        """Return how many registered clients have a number."""
+        """Return the number of registered clients that have a number."""
         return sum(client_id in self.given for client_id in self._roster.ids)
 
 
 def canonical_id(claim: object) -> str | None:
-    """Return a reported identity as a string; None if it cannot serve as one.
+    """Return a reported identity as a string; None if it cannot be a client id.
 
     >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
     ('7', 'phone-7', None, None)
     """
-    # The common case skips the slower checks: fleets are large.
+    # The common case skips the slower checks, because fleets are large.
     if type(claim) is not int:
         if isinstance(claim, bool | np.bool_):
             return None

@@ -1,6 +1,6 @@
-"""One round: its cohort, its outcome, and the report and records written of it at its end.
+"""One round: its cohort, its outcome, and the report and records of its end.
 
-A round is never saved: checkpoints are written between rounds.
+A round itself is never saved: checkpoints are written between rounds.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ logger = logging.getLogger("fedsel_flwr")
 FROM_REPLY = columns_where(lambda column: column.source == "reply")
 """Columns that clients report."""
 RECORDED_NUMBERS = [COLUMNS[name].key for name in NUMBERS]
-"""Names in the history of the numbers that are read of every reply."""
+"""Names in the history of the numbers that are read from every reply."""
 
 
 @dataclass(kw_only=True)
 class Round:
-    """A round at work, from the choice of its clients to its record in the history.
+    """A round in progress, from the choice of its clients to its record in the history.
 
     Attributes:
         number: The absolute round.
-        num_available: Clients that could have been chosen.
-        available: Rows of the clients that were available, those above ``max_participation`` too, shape (n,).
+        num_available: Number of clients that the selector could choose.
+        available: Rows of the available clients, including those above ``max_participation``, shape (n,).
         chosen: Row -> connection, by ascending row.
-        reference: The global model the clients receive; None if it cannot be decoded.
-        outcome: What the replies came to; None before they are collected.
+        reference: The global model that the clients receive; None if it cannot be decoded.
+        outcome: The outcome of the replies; None before they are collected.
     """
 
     number: int
@@ -58,16 +58,16 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the replies of a round came to.
+    """The outcome of a round's replies.
 
     Attributes:
         results: Connection -> its reply after reading, for every chosen client, by ascending row.
         usable: The connections whose updates may be aggregated, by ascending row.
-        enough: Whether at least ``min_completed`` are usable, so that the round may change the model.
-        models: The usable models in the types of the global one; none if arrays are not looked at.
-        columns: The columns measured on the usable models, a row for each.
-        averaging: The scheme that averages the kept models; None leaves it to the base strategy.
-        round_s: Seconds that the round took, without its probes.
+        enough: Whether at least ``min_completed`` updates are usable, so that the round may change the model.
+        models: The usable models in the types of the global model; none if arrays are not read.
+        columns: The columns measured on the usable models, one row for each model.
+        averaging: The scheme that averages the kept models; None leaves the averaging to the base strategy.
+        round_s: Duration of the round without its probes, seconds.
     """
 
     results: Mapping[str, ClientResult]
@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def positions(self) -> IntArray:
-        """Return the positions of the usable models that FedCA's filter keeps; without a filter all of them."""
+        """Return the positions of the usable models that FedCA's filter keeps; all of them without a filter."""
         if "kept" not in self.columns:
             return np.arange(len(self.usable))
         return np.flatnonzero(self.columns["kept"])
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def weights(self) -> FloatArray:
-        """Return the weight of each kept model in the mean, shape (n_kept,): the scheme's, else the client's."""
+        """Return the weight of each kept model in the mean, shape (n_kept,): the scheme's weight, else the client's."""
         if self.averaging is not None:
             return self.averaging.weights
         return np.array([self.results[node].weight for node in self.kept])
@@ -102,9 +102,10 @@ class Reporter(state_dicts.NotByClient):
     """Writes the selector's report and the history's records of a round.
 
     Args:
-        selector: Its ``needs`` say which columns a report has, its ``requires`` which of them no client may lack.
+        selector: The selector. Its ``needs`` name the columns of a report, its ``requires`` those that every client
+            must have.
         roster: The client ids by row.
-        max_latency: Seconds reported for clients that failed.
+        max_latency: Latency in seconds for clients that failed.
     """
 
     def __init__(self, selector: Selector, roster: Roster, max_latency: float) -> None:
@@ -116,27 +117,27 @@ class Reporter(state_dicts.NotByClient):
 
         Args:
             round: The chosen clients.
-            outcome: What their replies came to.
+            outcome: The outcome of their replies.
             scalars: The columns measured on the new global model.
 
         Returns:
-            A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
-            named in the log; another column that a client did not report is NaN in its row. A selector that reads
-            "spare" gets what is known of spares; for any other they have failed. For one that reads "first", that
-            column marks the clients whose latency replaces a cold start.
+            One row for each chosen client. A client that lacks a required column counts as failed, and the log names
+            it. Other columns are NaN for clients that did not report them. A selector that reads "spare" gets the
+            values of spares. For any other selector spares have failed. If the selector reads "first", this column
+            marks the clients whose latency replaces a cold start.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         columns: dict[str, Any] = self._reported_columns(results) | self._measured_columns(outcome)
         for name in sorted((self._selector.requires & columns.keys()) | (MEASURED & columns.keys())):
             value = columns[name]
-            # a vector column lacks a row if any of its numbers is missing
+            # A client lacks a vector column if any of its numbers is missing.
             lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
             if lacking.any():
                 ids = [self._roster.ids[row] for row in round.rows[lacking]]
-                remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
+                remedy = "Make them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
-                    "round %d: clients %s lack %s and count as failed for the selector: %s",
+                    "round %d: clients %s lack %s and count as failed for the selector. %s",
                     round.number, first_ids(ids), name, remedy,
                 )  # fmt: skip
                 completed &= ~lacking
@@ -145,7 +146,7 @@ class Reporter(state_dicts.NotByClient):
             columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
         latency = np.array([result.latency_s for result in results], dtype=np.float64)
         latency = np.where(completed, latency, self._max_latency)
-        # last, since an answered spare counts as completed from here on, with the time it really took
+        # Last, because from here on an answered spare counts as completed, with its real time.
         if "spare" in self._selector.needs:
             spare = np.array([result.spare for result in results], dtype=np.bool_)
             completed |= spare & np.array([result.answered for result in results], dtype=np.bool_)
@@ -172,7 +173,7 @@ class Reporter(state_dicts.NotByClient):
                 client=row,
                 completed=result.completed,
                 kept=node in kept,
-                # the semicolon separates problems: a client's own text must not add one
+                # Semicolons separate problems, so a client's own text must not add one.
                 problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
                 latency_s=result.latency_s,
                 latency_source=result.latency_source,
@@ -185,18 +186,18 @@ class Reporter(state_dicts.NotByClient):
         ]
 
     def state_dict(self) -> state_dicts.State:
-        """Return the largest energy, of which the scores are shares."""
+        """Return the largest energy, the reference of the energy scores."""
         return {"energy_max": self._energy_max}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         self._energy_max = state_dicts.plain_number("energy_max", state["energy_max"]) or 0.0
 
     def _reported_columns(self, results: list[ClientResult]) -> dict[str, FloatArray]:
-        """Return the reported columns that the selector needs, NaN for clients that did not report them."""
+        """Return the reported columns that the selector needs; NaN for clients that did not report them."""
         columns: dict[str, FloatArray] = {}
-        # in every round, needed or not: E_max follows the energies
+        # In every round, needed or not, because E_max follows the energies.
         scores = self._energy_scores(results)
         for name in self._selector.needs & FROM_REPLY:
             if name == "energy_score":
@@ -206,13 +207,13 @@ class Reporter(state_dicts.NotByClient):
             elif name in NUMBERS:
                 columns[name] = _numbers(results, name)
             else:
-                # without any usable vector the length is unknown; one NaN a row says that nothing was reported
+                # Without any usable vector the length is unknown. One NaN per row means that nothing was reported.
                 column = column_of(name, [result.columns.get(name) for result in results])
                 columns[name] = np.full((len(results), 1), np.nan) if column is None else column
         return columns
 
     def _measured_columns(self, outcome: Outcome) -> dict[str, FloatArray]:
-        """Return the measured columns with a row for each chosen client, NaN if nothing was measured on it."""
+        """Return the measured columns, one row for each chosen client; NaN for clients without a measurement."""
         columns: dict[str, FloatArray] = {}
         position = {node: i for i, node in enumerate(outcome.results)}
         for name in self._selector.needs & MEASURED:
@@ -224,10 +225,10 @@ class Reporter(state_dicts.NotByClient):
         return columns
 
     def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
-        """Return the reported energy scores; without one, 1 - E / E_max of the reported joules.
+        """Return the reported energy scores; without a score, 1 - E / E_max of the reported joules.
 
-        E_max is the largest energy up to the end of the selector's warm-up. If there is none by then, it is the
-        largest of the first round that has one.
+        E_max is the largest energy up to the end of the selector's warm-up. Without any energy by then, it is the
+        largest energy of the first round that has one.
         """
         joules = _numbers(results, "energy")
         warmup = max(self._selector.common_warmup, getattr(self._selector, "warmup_rounds", 0))
@@ -239,6 +240,6 @@ class Reporter(state_dicts.NotByClient):
 
 
 def _numbers(results: list[ClientResult], name: str) -> FloatArray:
-    """Return one of :data:`~fedsel_flwr.rounds.replies.NUMBERS` of each client, NaN if its answer was lost."""
-    # the history has the numbers of a lost answer, but no server could have read them
+    """Return one of :data:`~fedsel_flwr.rounds.replies.NUMBERS` for each client; NaN if its answer was lost."""
+    # The history has the numbers of a lost answer, but no server could have read them.
     return np.array([np.nan if result.lost else result.values[name] for result in results], dtype=np.float64)

@@ -1,8 +1,8 @@
 """Run length: the absolute number of a round, and the criteria that end a run early.
 
-Flower counts rounds from 1 in every run, while the selector counts on over resumed runs; :class:`RoundNumbering` maps
-one to the other. A run ends before its last round if its budget is spent, its selector is done, or the caller asks for
-it (:class:`StopCriteria`).
+Flower counts rounds from 1 in every run. The selector's count continues through resumed runs. :class:`RoundNumbering`
+maps Flower's numbers to the selector's. A run ends before its last round if its budget is spent, the selector is done,
+or the caller stops it (:class:`StopCriteria`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedsel_flwr.selectors import Selector
 
 
 class RoundNumbering:
-    """Maps the server's round numbers to absolute ones, the selector's.
+    """Maps the server's round numbers to absolute ones, which are the selector's.
 
-    The first round of a run fixes the offset: 0, or the rounds that a loaded selector has seen if the server counts
-    from 1 again. A resumed run begins after the rounds it has done: Flower's round 0 is the last of these.
+    The first round of a run fixes the offset. It is 0, or the number of rounds that a loaded selector has seen if the
+    server counts from 1 again. A resumed run begins after its finished rounds. Flower's round 0 is the last of these.
 
     >>> numbering = RoundNumbering()
     >>> numbering.check(server_round=1, seen=40), numbering.absolute(1)
@@ -32,7 +32,7 @@ class RoundNumbering:
     """
 
     def __init__(self) -> None:
-        # The absolute round minus the server's; None before a run's first round.
+        # The absolute round minus the server's round; None before the first round of a run.
         self._offset: int | None = None
         self._done = 0
 
@@ -40,25 +40,25 @@ class RoundNumbering:
         """Begin a run, in which the server may count from 1 again.
 
         Args:
-            done: The rounds that were done before, if the server is known to count from 1.
+            done: Number of finished rounds, if the server is known to count from 1.
         """
         self._offset, self._done = None, done
 
     def absolute(self, server_round: int) -> int:
-        """Return the absolute number of one of the server's rounds."""
+        """Return the absolute number of a round of the server."""
         return server_round + (self._done if self._offset is None else self._offset)
 
     def check(self, server_round: int, seen: int) -> None:
-        """Check the server's number of the round about to be chosen; the first of a run fixes the offset.
+        """Check the server's number of the next round; the first round of a run fixes the offset.
 
         Args:
             server_round: The server's number.
-            seen: How many rounds the selector has seen.
+            seen: Number of rounds that the selector has seen.
 
         Raises:
-            RunError: The server's rounds and the selector's do not match.
+            RunError: The server's round number does not match the selector's.
         """
-        # Only two offsets make sense: the server counts absolutely, or from 1 after ``seen`` rounds.
+        # Only two offsets are possible: the server counts absolutely, or from 1 after ``seen`` rounds.
         offset = seen + 1 - server_round
         if self._offset is None and offset in (0, seen):
             self._offset = offset
@@ -66,8 +66,8 @@ class RoundNumbering:
             allowed = {1, seen + 1} if self._offset is None else {seen + 1 - self._offset}
             expected = " or ".join(map(str, sorted(allowed)))
             raise RunError(
-                f"the server begins round {server_round}, but the selector has seen {seen} rounds, so that round "
-                f"{expected} was expected. Use a strategy for one run at a time, and do not call select yourself"
+                f"the server starts round {server_round}, but round {expected} was expected, because the selector "
+                f"has seen {seen} rounds. Use a strategy for one run at a time, and do not call select yourself"
             )
 
 
@@ -77,7 +77,7 @@ ShouldStop = Callable[[int, History], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Budget of a run, which ends with the round in which a limit is reached.
+    """Budget of a run. The run ends with the round in which a limit is reached.
 
     Args:
         simulated_s: Seconds on the strategy's clock, above 0; infinite for no limit.
@@ -110,13 +110,13 @@ class Budget:
 
 
 class StopCriteria:
-    """Stop criteria: the budget, the selector and the caller's signals, any of which ends the run.
+    """Stop criteria: the budget, the selector and the caller's signals. Each of them can end the run.
 
     Args:
         selector: Ends the run when it is done.
-        history: The rounds so far.
-        budget: What the run may spend; None sets no limit.
-        should_stop: The caller's signal; None if there is none.
+        history: The history so far.
+        budget: The limits of the run; None sets no limit.
+        should_stop: The caller's signal; None for no signal.
 
     Raises:
         ParameterError: ``should_stop`` cannot be called.
@@ -147,24 +147,24 @@ class StopCriteria:
 
     @property
     def met(self) -> bool:
-        """Whether the run is over: the budget is spent, the selector is done, or a signal returned True."""
+        """Whether the run has ended: the budget is spent, the selector is done, or a signal returned True."""
         return self._stopped or self._budget.spent(self._history) or self._selector.done
 
     def begin_run(self, should_stop: ShouldStop | None = None) -> None:
-        """Begin a run: signals are asked again, even about the last round of an earlier run.
+        """Begin a run and reset the signals, so that they are called even for the last round of an earlier run.
 
         Args:
-            should_stop: A signal of this run alone, in addition to the lasting one; None if there is none.
+            should_stop: A signal for this run only, in addition to the permanent one; None for no signal.
         """
         self._signals, self._checked, self._stopped = [self._lasting, should_stop], 0, False
 
     def check(self) -> None:
-        """Call the signals for the last round, once for each round."""
+        """Call the signals for the last round, once per round."""
         last = self._history.last
         if last is None or last.round == self._checked or self._stopped:
             return
         self._checked = last.round
-        # A list, not any(): every signal is called, as each may count rounds or log.
+        # A list, not any(), because every signal is called: each may count rounds or log.
         answers = [bool(signal(last.round, self._history)) for signal in self._signals if signal is not None]
         self._stopped = any(answers)
 

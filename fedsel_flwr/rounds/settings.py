@@ -1,6 +1,6 @@
 """Settings: the options of a strategy, each declared once, and resolved for a selector.
 
-:class:`Options` is the only list of them. The signature of every strategy, the keys of a scenario's table
+:class:`Options` is the only list of options. The signature of every strategy, the keys of a scenario's table
 ``aggregation`` and :class:`Settings` derive from it.
 """
 
@@ -23,7 +23,7 @@ from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 if TYPE_CHECKING:
-    # types of options only; these rooms read the settings themselves
+    # Only for the types of options, because these rooms read the settings themselves.
     from fedsel_flwr.rounds.checkpoints import Resume
     from fedsel_flwr.rounds.eligibility import Availability
     from fedsel_flwr.rounds.history import RoundRecord
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedsel_flwr")
 Check = Callable[[str, Any], Any]
-"""Takes an option's name and value, and returns the value or raises :class:`ParameterError`."""
+"""Function of an option's name and value. It returns the value or raises :class:`ParameterError`."""
 Clock = Literal["virtual", "server"]
 Identity = Literal["node", "key", "name", "claim"]
-"""What identifies a client: its node id, its public key, the name it is registered with, or its own claim."""
+"""Identity of a client: its node id, its public key, its registered name, or its own claim."""
 MaxExamples = int | Literal["auto"]
-"""Most examples that a client may claim; "auto" takes a multiple of the median claim."""
+"""Largest number of examples that a client may claim; "auto" takes a multiple of the median claim."""
 CooldownSetting = bool | Literal["auto"]
-"""Whether clients are left out after failures; "auto" follows the selector's class."""
+"""Whether clients are excluded after failures; "auto" follows the selector's class."""
 OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", "client_id"}
 """Metrics that only this package reads."""
 
@@ -47,9 +47,9 @@ OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", 
 @with_fields("str", {name: COLUMNS[name].key for name in sorted(RECORDED)})
 @dataclass(frozen=True, kw_only=True)
 class MetricKeys:
-    """The names under which clients report; change them if a deployment uses others.
+    """Metric names in clients' reports; change them if a deployment uses others.
 
-    There is a field for each recorded column of :mod:`fedsel_flwr.selectors.columns`.
+    There is one field for each recorded column of :mod:`fedsel_flwr.selectors.columns`.
     """
 
     latency: str = COLUMNS["latency"].key
@@ -68,17 +68,17 @@ class MetricKeys:
         return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
-        """Return the key of a column that clients report; the table's if no field is called so."""
+        """Return the key of a column that clients report; without a field of that name, the key in the table."""
         return str(getattr(self, column, None) or COLUMNS[column].key)
 
 
 def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object]:
-    """Declare how an option is checked, and its key in a scenario's table ``aggregation``.
+    """Declare the check of an option, and its key in a scenario's table ``aggregation``.
 
     Args:
-        check: Checks a value other than a default of None.
-        key: Its key; empty if scenarios do not have the option.
-        unset: What stands for None in a scenario, as TOML has no None.
+        check: Checks any value except a default of None.
+        key: The key of the option; empty if scenarios do not have the option.
+        unset: The value that means None in a scenario, because TOML has no None.
     """
     return {"check": check, "key": key, "unset": unset}
 
@@ -95,7 +95,7 @@ def _max_examples(name: str, value: object) -> MaxExamples:
 
 def _count(name: str, value: object, minimum: int = 1) -> int:
     number = whole(name, value, minimum)
-    # Larger ones are no exact floats, and soon no NumPy integers.
+    # Larger numbers are not exact as floats, and soon too large for NumPy's integers.
     if number > 2**53:
         raise ParameterError(f"{name} must be at most 2^53, got {value!r}")
     return number
@@ -112,83 +112,84 @@ SHARE = partial(real, above=0.0, at_most=1.0)
 class Options:
     """The options of a strategy: eligibility, time, measurement, averaging, the end of a run and its checkpoints.
 
-    An option is declared here and nowhere else: a line below with its default, its check and its key in scenarios, and
-    its meaning under Args.
+    An option is declared only here: one line below with its default, its check and its key in scenarios, and its
+    description under Args.
 
     Args:
-        max_latency: Longest wait for a client, seconds; None takes the selector's if that is a number, else 60.
-        min_completed: With fewer usable updates the global model stays as it is.
-        min_available: Clients that must be connected before a round; None takes the larger of what the base asks
-            for and ``clients_per_round``.
+        max_latency: Longest wait for a client, seconds. None takes the selector's value if that is a number, else 60.
+        min_completed: Smallest number of usable updates. With fewer, the global model does not change.
+        min_available: Number of clients that must be connected before a round. None takes the larger of the base's own
+            minimum and ``clients_per_round``.
         wait_timeout: Seconds after which waiting for clients ends in an error.
-        channels: Clients that transmit at the same time (Xia's N); a larger cohort goes in waves. None takes
-            as many as are asked.
-        clock: "virtual" believes the reported latency (simulation); "server" times each client itself. The selector
-            does not learn each client's first time, which contains the start of its process (``latency_source``
+        channels: Number of clients that transmit at the same time (Xia's N). A larger cohort transmits in waves. None
+            takes the number of asked clients.
+        clock: "virtual" believes the reported latency (simulation). "server" times each client itself. The selector
+            does not learn the first time of a client, which includes the start of its process (``latency_source``
             "first").
-        clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
+        clock_slack: On the server's clock, seconds by which a report may be below the observed time. None allows a
             tenth of the observed time: a false report then gains little, whether latencies are short or long.
-        identity: What identifies a client, also when it reconnects. "name" is the name that its SuperNode is
-            registered with, or its node id if it has none. "node" is its node id, "key" a digest of its public key,
-            "claim" the ``client_id`` that it reports. None takes "claim" in a simulation (the virtual clock, or
-            Flower's in-memory grid), else "name".
-        busy_timeout: Seconds for which a client that has not answered in time, whatever it was asked, is not asked
-            again; None sets no bound. An answer or a new connection frees it earlier. A round with fewer free clients
-            than ``min_completed`` waits for them as long as for the last round, at most ``wait_timeout``. Then all are
-            asked.
-        cooldown: Exclude a client for 2^n rounds after n failures in a row. A client that failed for the selector
-            alone, because it lacks a column that the selector requires, counts too. "auto" does so for selectors whose
-            class says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
-        over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
-            first; the others are spares. Their joules are counted, but the base strategy sees neither result nor
-            failure of them. A selector that reads "spare" gets what is known of them; for any other they took
-            max_latency. The selector's constants keep m, which it must have.
-        round_deadline_s: Seconds after which a round ends; a client that has not answered by then is a straggler, and
+        identity: Identity of a client, also when it reconnects. The option "name" is the registered name of its
+            SuperNode, or its node id if it has no name. The option "node" is its node id, and "key" a digest of its
+            public key. The option "claim" is the ``client_id`` that it reports. None takes "claim" in a simulation (the
+            virtual clock, or Flower's in-memory grid), else "name".
+        busy_timeout: Seconds for which a client is not asked again after a late or missing answer to any message. None
+            sets no limit. An answer or a new connection frees the client earlier. If fewer clients than
+            ``min_completed`` are free, the round first waits for the timeout of the last round, at most
+            ``wait_timeout``. After that all clients may be asked.
+        cooldown: Exclude a client for 2^n rounds after n failures in a row. A client that lacks a column that the
+            selector requires has failed too. The default "auto" does this only for selectors whose class declares that
+            they ask failed clients for ever (DivFL, PCZFL).
+        over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the first m usable answers. The
+            other clients are spares. Their joules count, but the base strategy sees neither their results nor their
+            failures. A selector that reads "spare" gets the values of spares. For any other selector a spare took
+            max_latency. The selector must have ``clients_per_round``, and its constants still use m.
+        round_deadline_s: Seconds after which a round ends. A client that has not answered by then is a straggler, and
             has failed. None for no deadline.
-        max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
-            larger; None for no limit.
-        max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read.
-            A larger claim is cut to this number and noted in the history, the update is kept. "auto" takes four times
-            the median of the clients' last claims. None for no limit.
-        max_participation: Largest share, in (0, 1], of the last 20 rounds in which a client was available that it may
-            have been asked in, counted from its fifth. A client above it is not eligible. Rounds that ask everybody do
-            not count. If fewer than ``clients_per_round`` (one, for selectors without it) would be eligible, the least
-            asked of the others are eligible too. None for no limit.
-        warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
-            the selector learns from what they report. The same for every selector.
-        max_clients: Refuse newcomers beyond this many clients.
-        max_new_per_round: Admit at most this many newcomers a round after the first. A round then also chooses at most
-            this many clients that joined later and have delivered no usable update yet.
-        evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
-        metric_keys: Names under which clients report; None takes those of :class:`MetricKeys`.
+        max_update_norm: Refuse an update with a larger L2 norm, over all arrays of its difference to the global model.
+            None for no limit.
+        max_examples: Largest number of examples that a client may claim. The number is the client's weight in an
+            average, and selectors read it. A larger claim is cut to this limit and recorded in the history, and the
+            update is kept. The value "auto" takes four times the median of the clients' last claims. None for no limit.
+        max_participation: Largest share of a client's last 20 available rounds in which it may be asked, in (0, 1]. The
+            share counts from the client's fifth available round. A client above the limit is not eligible. Rounds that
+            ask all clients do not count. If fewer than ``clients_per_round`` (one, for selectors without it) would be
+            eligible, the least asked of the others are eligible too. None for no limit.
+        warmup_rounds: Number of first rounds that ask all available clients, without probes, in place of the selector's
+            choice. The selector learns from the reports. These rounds are the same for every selector.
+        max_clients: Refuse new clients beyond this number of clients.
+        max_new_per_round: Admit at most this many new clients per round after the first. A round then also chooses at
+            most this many clients that joined later and have delivered no usable update yet.
+        evict_after: When ``max_clients`` is reached, replace clients that were absent for more than this many rounds.
+        metric_keys: Metric names in clients' reports. None takes those of :class:`MetricKeys`.
         roll_call_timeout: Seconds to wait for the registration of new clients, and for answers to probes.
-        averaging: How the usable (with a filter: kept) models are averaged, one of
-            :data:`fedsel_flwr.aggregation.SCHEMES`; None takes that of the selector's paper, else leaves it to base.
-        filter: FedCA's filter, which keeps the best combination of models; None takes that of the selector's paper,
-            else keeps every usable one.
-        validation: Examples on the server and how to run the model on them, for the filter and for selectors that
-            measure models.
+        averaging: Averaging scheme for the usable models (with a filter, the kept models), one of
+            :data:`fedsel_flwr.aggregation.SCHEMES`. None takes the scheme of the selector's paper, else leaves
+            averaging to base.
+        filter: FedCA's filter, which keeps the best combination of models. None takes the filter of the selector's
+            paper, else keeps every usable model.
+        validation: Examples on the server, and a function that runs the model on them. The filter, and selectors that
+            measure models, need it.
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma), below 1.
-        availability: The ids of the only clients that may participate, or a function. That is called with client id,
-            round and simulated seconds; False excludes the client from the round. In simulations and deployments.
-        budget: What the run may spend, in simulated seconds and joules; the rounds that Flower still counts after that
-            choose nobody and are not in the history.
-        evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
-            budget or by ``should_stop`` is always evaluated. None evaluates every round.
-        should_stop: Called with each finished round's absolute number and the history so far, after ``on_round``; True
-            ends the run with this round. That round is evaluated and has its checkpoint in any case, and ``on_round``
-            gets the evaluated record as well. A resumed run calls it again for the checkpoint's round.
-        on_round: Called with each finished round's record, after the central evaluation. A resumed run calls it again
-            for the checkpoint's round.
+        availability: The ids of the only clients that may participate, or a function of client id, round and simulated
+            seconds. The function returns False to exclude the client from the round. For simulations and deployments.
+        budget: Limits of the run, in simulated seconds and joules. Later rounds that Flower still counts choose no
+            clients, and the history does not have them.
+        evaluate_in: Function of the absolute round; False skips the round's central evaluation. The round that ends a
+            run by its budget or by ``should_stop`` is always evaluated. None evaluates every round.
+        should_stop: Function of a finished round's absolute number and the history so far, called after ``on_round``.
+            True ends the run with this round. That round always has an evaluation and a checkpoint, and ``on_round``
+            also gets the evaluated record. A resumed run repeats the call for the checkpoint's round.
+        on_round: Function of each finished round's record, called after the central evaluation. A resumed run repeats
+            the call for the checkpoint's round.
         checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's
-            central evaluation begins, or after the round if there is none.
-        checkpoint_every: Rounds from one checkpoint to the next; the last round has one in any case.
-        keep_checkpoints: Checkpoints that are kept; older ones are deleted.
+            central evaluation begins, or after the round if there is no evaluation.
+        checkpoint_every: Number of rounds from one checkpoint to the next. The last round always has one.
+        keep_checkpoints: Number of checkpoints to keep. Older ones are deleted.
         resume: False begins a new run and refuses a ``checkpoint_dir`` that holds one. True resumes the run if there is
             a checkpoint, and begins a new one if there is none. "must" refuses to begin a new run.
-        total_rounds: The last round; in rounds that the server still counts after it nobody is chosen. With
-            checkpoints, None takes the selector's.
+        total_rounds: The last round. Later rounds that the server still counts choose no clients. With checkpoints,
+            None takes the selector's value.
 
     Raises:
         ParameterError: A value is out of range.
@@ -245,17 +246,18 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Options):
-    """The options of a strategy as they hold for its selector; :func:`resolve_settings` makes them.
+    """The options of a strategy, resolved for its selector by :func:`resolve_settings`.
 
     Args:
-        max_latency: Of strategy and selector.
-        cooldown: Whether clients are left out after failures.
+        max_latency: The common value of strategy and selector.
+        cooldown: Whether clients are excluded after failures.
         averaging_is_papers: Whether ``averaging`` comes from the selector's paper. Models that cannot be decoded are
-            then averaged with its weights; if the user asks for a scheme, they are refused.
-        compare_models: Whether clients' arrays must have the global model's shapes; boosted trees grow.
+            then averaged with the paper's weights. If the user set a scheme, such models are refused.
+        compare_models: Whether clients' arrays must have the global model's shapes; False for boosted trees, which
+            grow.
 
     Raises:
-        ParameterError: A value is out of range, or does not go with another.
+        ParameterError: A value is out of range, or conflicts with another.
     """
 
     max_latency: float = 60.0
@@ -264,7 +266,7 @@ class Settings(Options):
     compare_models: bool = True
 
     def __post_init__(self) -> None:
-        """Check every value, and what goes together."""
+        """Check every value, and that the values fit together."""
         super().__post_init__()
         if self.max_update_norm is not None and not self.compare_models:
             raise ParameterError(
@@ -274,7 +276,7 @@ class Settings(Options):
 
     @cached_property
     def keys(self) -> MetricKeys:
-        """The names under which clients report."""
+        """The metric names in clients' reports."""
         return self.metric_keys or MetricKeys()
 
     @property
@@ -284,12 +286,12 @@ class Settings(Options):
 
 
 def resolve_settings(selector: Selector, *, compare_models: bool = True, **options: Any) -> Settings:
-    """Resolve the options for a selector: what is not given is the selector's own, its paper's, or the default.
+    """Resolve the options for a selector: a missing option is the selector's own, its paper's, or the default.
 
     Args:
-        selector: The selector; its ``paper_options`` say how its paper averages and filters.
+        selector: The selector. Its ``paper_options`` hold the averaging and the filter of its paper.
         compare_models: Whether clients' arrays must have the global model's shapes.
-        **options: Those of :class:`Options`.
+        **options: The options of :class:`Options`.
 
     Raises:
         ParameterError: A value is out of range, or strategy and selector have different ``max_latency``.
@@ -297,8 +299,8 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
     given, paper, m = Options(**options), selector.paper_options, selector.clients_per_round
     if given.over_selection and m is None:
         raise ParameterError(
-            f"over_selection = {given.over_selection:g} asks for more than clients_per_round, but {selector.name} has "
-            "none and decides itself how many it asks. Give the selector clients_per_round, or leave over_selection out"
+            f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
+            "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
@@ -315,24 +317,29 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
     # A warning, not an error: the run is valid, but every client gets the best latency reward.
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
-        logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
+        logger.warning(
+            "min_latency is %g s, but max_latency is only %g s, so every client counts as the fastest. Lower "
+            "min_latency",
+            low,
+            high,
+        )
     return settings
 
 
 def _common_max_latency(selector: Selector, given: float | None) -> float:
-    """Return the one ``max_latency`` of strategy and selector; a selector's "auto" counts as not given."""
+    """Return the common ``max_latency`` of strategy and selector; a selector's "auto" counts as missing."""
     own: float | str | None = getattr(selector, "max_latency", None)
     if own is None or isinstance(own, str):
         return 60.0 if given is None else given
     if given is None:
         return own
     if own != given:
-        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Give it once")
+        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Set it only once")
     return given
 
 
 def _check_warmup(selector: Selector, rounds: int) -> None:
-    """Refuse a warm-up as long as the run, if the selector knows how long the run is."""
+    """Refuse a warm-up as long as the run, if the selector knows the length of the run."""
     total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
@@ -344,7 +351,7 @@ def _check_warmup(selector: Selector, rounds: int) -> None:
 def _check_fairness(selector: Selector, max_participation: float | None) -> None:
     """Refuse a ``max_participation`` below a share that the selector guarantees to a client."""
     fairness = getattr(selector, "fairness", None)
-    # ClientValues show registered clients alone; ``given`` has those still to come as well.
+    # ClientValues show only registered clients; ``given`` also has clients that will join later.
     shares = getattr(fairness, "given", fairness)
     if max_participation is None or not isinstance(shares, Mapping) or not shares:
         return

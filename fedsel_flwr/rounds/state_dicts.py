@@ -1,11 +1,12 @@
-"""State dicts: saving, loading and checking what outlives a round, and packing it as JSON and arrays.
+"""State dicts: saving, loading and checking lasting state, and packing it as JSON and arrays.
 
-Every owner of lasting state is :class:`Stateful`. A state is made of dicts, lists, tuples, numbers, texts, bytes, None,
-and NumPy arrays and numbers. Loading refuses a state that does not fit, by name and reason, and then changes nothing.
+Every owner of lasting state is :class:`Stateful`. A state consists of dicts, lists, tuples, numbers, texts, bytes,
+None, and NumPy arrays and numbers. Loading refuses a state that does not fit, with its name and the reason, and then
+changes nothing.
 
-:func:`pack_state` turns a state into JSON and arrays, :func:`unpack_state` restores it bit for bit. What JSON cannot
-hold becomes an object with a key that begins with ``$``. So do long lists and dicts of texts or numbers, such as every
-client's id: the JSON is short whatever the number of clients.
+:func:`pack_state` turns a state into JSON and arrays, :func:`unpack_state` restores it bit for bit. A value that JSON
+cannot hold becomes an object with a key that begins with ``$``. So do long lists and dicts of texts or numbers, such as
+the ids of all clients. The JSON is therefore short for any number of clients.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fedsel_flwr.errors import StateError
 State = dict[str, Any]
 Array = npt.NDArray[Any]
 NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
-"""Types that safetensors has; arrays of other types are stored as bytes."""
+"""Types that safetensors supports. Arrays of other types are stored as bytes."""
 NUMBERS: Final = {bool: np.bool_, int: np.int64, float: np.float64}
 """Python's types of numbers, and the types of the arrays that hold many of them."""
 MANY: Final = 32
-"""Texts or numbers from which a list or dict becomes an array; shorter ones are readable in the JSON."""
+"""Number of texts or numbers from which a list or dict becomes an array. Shorter ones stay readable in the JSON."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -41,14 +42,14 @@ class Stateful(Protocol):
         """Load a state; raises :class:`StateError` and changes nothing if it does not fit."""
 
     def forget(self, rows: IntArray, /) -> None:
-        """Drop what is known of the clients in ``rows``, which are given to newcomers."""
+        """Drop the state of the evicted clients in ``rows``, because new clients take over these rows."""
 
 
 class NotByClient:
-    """Base of owners of state that is not kept by client."""
+    """Base class for owners of state that is not kept by client."""
 
     def forget(self, rows: IntArray) -> None:
-        """Keep everything when newcomers take over the rows of evicted clients."""
+        """Keep everything when new clients take over the rows of evicted clients."""
 
 
 def save_parts(parts: Mapping[str, Stateful]) -> State:
@@ -60,7 +61,7 @@ def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
     """Load the states of several owners: all of them, or none.
 
     Raises:
-        StateError: A part is missing or unknown, or one does not fit; says which and why.
+        StateError: A part is missing or unknown, or one does not fit; the message has its name and the reason.
     """
     expect_keys(state, parts)
     before, loaded = save_parts(parts), list[str]()
@@ -68,7 +69,7 @@ def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
         for name, part in parts.items():
             loaded.append(name)
             part.load_state_dict(state[name])
-    # The failed part has changed nothing; those loaded before it get their old states back.
+    # The failed part has changed nothing. The parts loaded before it get their old states back.
     except StateError as error:
         for name in loaded[:-1]:
             parts[name].load_state_dict(before[name])
@@ -85,7 +86,7 @@ def expect_keys(state: object, keys: Collection[str]) -> None:
 
 
 def array(name: str, value: object, dtype: type[Scalar], *, rows: int | None = None) -> npt.NDArray[Scalar]:
-    """Return a copy of a state's one-dimensional array, as ``dtype``; of length ``rows``, if that is given."""
+    """Return a copy of a state's one-dimensional array, as ``dtype``; of length ``rows`` if that is set."""
     try:
         got = np.array(value)
     except ValueError as error:
@@ -117,7 +118,7 @@ def plain_number(name: str, value: object, *, or_none: bool = False) -> float | 
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return a state's whole number, 0 or above."""
+    """Return a state's whole number, at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise StateError(f"{name} must be a whole number of at least 0, got {value!r:.80}")
     return int(value)
@@ -134,7 +135,7 @@ def whole_numbers(name: str, value: object) -> dict[str, int]:
 
 
 def extended(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
-    """Return ``values`` itself if it has ``rows`` rows or more, else a longer copy filled with ``fill``."""
+    """Return ``values`` itself if it has at least ``rows`` rows, else a longer copy filled with ``fill``."""
     missing = rows - len(values)
     return values if missing <= 0 else np.append(values, np.full(missing, fill, dtype=values.dtype))
 
@@ -150,7 +151,7 @@ def pack_state(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
         The JSON content, and the arrays by name, each contiguous.
 
     Raises:
-        StateError: The state holds something that cannot be saved; says where and what.
+        StateError: The state holds a value that cannot be saved; the message has its place and type.
 
     >>> text, arrays = pack_state({"plays": np.arange(3), "mean": 0.5}, "selector")
     >>> text
@@ -166,7 +167,7 @@ def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
     """Restore a state from JSON and arrays; its arrays are copies.
 
     Raises:
-        StateError: An array is missing, or is not what was saved.
+        StateError: An array is missing, or differs from the saved one.
     """
     match text:
         case list():
@@ -208,7 +209,7 @@ def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
             return _pack_many(tree, kind, name, arrays)
         return [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
     if isinstance(tree, Mapping):
-        # JSON's keys are texts, and "$" is ours.
+        # JSON's keys are texts, and keys with "$" are reserved.
         if _common_kind(tree.values()) is not None or not all(type(k) is str and k[:1] != "$" for k in tree):
             keys = _pack([*tree], f"{name}/keys", arrays)
             return {"$keys": keys, "values": _pack([*tree.values()], f"{name}/values", arrays)}
@@ -220,34 +221,34 @@ def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
 
 
 def _common_kind(values: Collection[object]) -> type | None:
-    """Return the type of many texts or many numbers; None for few values, and for others."""
+    """Return the common type of many texts or numbers; None for few values, and for other types."""
     kinds = set(map(type, values)) if len(values) >= MANY else set()
     kind = kinds.pop() if len(kinds) == 1 else None
     return kind if kind is str or kind in NUMBERS else None
 
 
 def _pack_many(values: list[Any], kind: type, name: str, arrays: dict[str, Array]) -> Any:
-    """Add many texts or numbers as arrays; return the JSON that says how to restore them."""
+    """Add many texts or numbers as arrays; return the JSON that describes how to restore them."""
     if kind is str:
         content = np.frombuffer("".join(values).encode("utf-8", "surrogatepass"), np.uint8)
-        # Offsets count characters: the text is decoded once, not once for each part of it.
+        # Offsets count characters, so the text is decoded once, not once for each part of it.
         ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
         return {"$texts": _pack_array(content, name, arrays), "ends": _pack_array(ends, f"{name}/ends", arrays)}
     try:
         return {"$numbers": _pack_array(np.array(values, NUMBERS[kind]), name, arrays)}
     except OverflowError:
-        # Whole numbers of more than 64 bits, which JSON holds.
+        # Whole numbers of more than 64 bits, which JSON can hold.
         return values
 
 
 def _pack_array(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Add an array to the others; return the JSON that says how to restore it."""
+    """Add an array to the others; return the JSON that describes how to restore it."""
     if array.dtype.hasobject or array.dtype.fields is not None:
         raise StateError(f"{name} cannot be saved: expected an array of numbers or texts, got {array.dtype}")
     if not array.size:
         return {"$array": None, "dtype": array.dtype.str, "shape": list(array.shape)}
     entry: dict[str, Any] = {}
-    # The order in memory is restored too: the rounding of sums may depend on it.
+    # The order in memory is restored too, because the rounding of sums may depend on it.
     if array.flags.f_contiguous and not array.flags.c_contiguous:
         array, entry["order"] = array.T, "F"
     if array.dtype.str not in NATIVE:

@@ -1,12 +1,12 @@
 """Storage on disk: atomic writes, and folders locked by the process that writes to them.
 
-A file is complete or absent, whenever the process dies or the power fails. Each step on the disk is one call of a
+A file is complete or absent, even if the process dies or the power fails. Each step on the disk is one call of a
 function of :mod:`os`.
 
-A folder has one writing process: a second server, started by mistake, must not mix its run with the first one's. The
-lock is on the hidden, empty file ``.lock``. It ends with the process, however that ends; a process that was not killed
-removes the file too. Objects of one process share the lock. Reading takes none. If a folder cannot be locked (a disk
-that is read-only, some network file systems), nothing is checked.
+Only one process writes to a folder, so that a second server, started by mistake, cannot mix its run with the first
+one's. The lock is on the hidden, empty file ``.lock``. The lock ends with the process, however the process ends. A
+process that was not killed removes the file too. Objects of one process share the lock. Reading needs no lock. If a
+folder cannot be locked (a read-only disk, some network file systems), nothing is checked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from filelock import FileLock, Timeout
 from fedsel_flwr.errors import RunError
 
 CHECKPOINTS_IN_USE = (
-    "another process keeps its checkpoints in {!r}, perhaps a server that is still running. End it first, or give this "
-    "run another checkpoint_dir"
+    "another process writes checkpoints to {!r}, perhaps a server that is still running. Stop it first, or give "
+    "this run another checkpoint_dir"
 )
 """Error for a folder of checkpoints that another process has locked."""
 RUN_IN_USE = (
-    "another process writes to {!r}, perhaps a run or comparison that is still running; nothing there was changed. "
-    "Wait for it or end it first, or give this run another folder"
+    "another process writes to {!r}, perhaps a run or comparison that is still running. Nothing there was changed. "
+    "Wait for it or stop it first, or give this run another folder"
 )
 """Error for the folder of a run or comparison that another process has locked."""
 TEMPORARY = ".tmp"
@@ -36,19 +36,19 @@ LOCK = ".lock"
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents.
+    """Create a folder and its parents.
 
     Raises:
-        RunError: It cannot be made, or cannot be written to.
+        RunError: The folder cannot be created, or cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"the folder {str(folder)!r} cannot be made: {error.strerror}. Give one that can be written to"
+            f"the folder {str(folder)!r} cannot be created: {error.strerror}. Choose one that can be written to"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise RunError(f"the folder {str(folder)!r} cannot be written to. Give another, or change its permissions")
+        raise RunError(f"the folder {str(folder)!r} cannot be written to. Choose another, or change its permissions")
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
@@ -57,11 +57,11 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
     The content is on the disk before the file takes its name. :func:`sync_folder` then syncs the name.
 
     Args:
-        path: The file to make or replace, in a folder that exists.
-        content: Everything that the file shall hold, in one or several parts.
+        path: The file to create or replace, in a folder that exists.
+        content: The whole content of the file, in one or several parts.
 
     Raises:
-        OSError: The disk is full, or otherwise refuses; the temporary file is removed.
+        OSError: The disk is full, or the write fails for another reason; the temporary file is removed.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -69,10 +69,10 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
         try:
             for part in content:
                 rest = memoryview(part)
-                # A system call may write less than it was given.
+                # A system call may write less than the given data.
                 while rest:
                     rest = rest[os.write(file, rest) :]
-            # Before the rename: otherwise a power failure can leave the new name with old or no content.
+            # Before the rename, because otherwise a power failure can leave the new name with old or no content.
             os.fsync(file)
         finally:
             os.close(file)
@@ -93,12 +93,12 @@ def sync_folder(folder: Path) -> None:
 
 
 class FolderLock(FileLock):
-    """Locks a folder for this process, for as long as the object lives; the last release removes the file."""
+    """Locks a folder for this process, as long as the object lives; the last release removes the file."""
 
     def release(self, force: bool = False) -> None:
         """Release the lock; see :meth:`filelock.BaseFileLock.release`."""
         if self.is_locked and (force or self.lock_counter == 1):
-            # Before the release: a process that has the file open already sees that it is gone, and tries again.
+            # Before the release: a process that already has the file open sees that it is gone, and tries again.
             Path(self.lock_file).unlink(missing_ok=True)
         super().release(force)
 
@@ -108,15 +108,15 @@ def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock |
 
     Args:
         folder: A folder that exists.
-        refusal: The error if another process has locked it, with a place for the folder.
+        refusal: The error if another process has locked the folder, with a placeholder for the folder.
 
     Returns:
-        The lock, to be kept for as long as the process writes there.
+        The lock. Keep it as long as the process writes to the folder.
 
     Raises:
-        RunError: Another process has locked it.
+        RunError: Another process has locked the folder.
     """
-    # One lock per folder and process, whichever path and thread it is used from. It ends with its last reference.
+    # One lock per folder and process, for every path and thread. It ends with its last reference.
     lock = FolderLock(folder.resolve() / LOCK, timeout=0, thread_local=False, is_singleton=True)
     try:
         if not lock.is_locked:

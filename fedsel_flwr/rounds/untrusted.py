@@ -1,6 +1,6 @@
 """Untrusted values from clients: reading them, showing them in messages, and logging clients' faults.
 
-Whatever a client sends, these functions do not raise, and take no longer than its size allows. Log lines name the first
+No value from a client makes these functions raise, or take longer than its size allows. Log lines name the first
 clients and count the others.
 """
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_NAMED = 8
-"""Clients named for each kind of problem in a round; the history has all of them."""
+"""Number of clients named for each kind of problem in a round. The history has all of them."""
 SIMULATED_FAULTS = ("late", "lost", "crashed")
-"""Kinds of problems that a simulation draws itself; one warning at the end of the run counts them."""
+"""Kinds of problems that a simulation draws itself. One warning at the end of the run counts them."""
 MAX_EXAMPLES = int(COLUMNS["num_examples"].high)
-"""Most examples of a client."""
+"""Largest number of examples of a client."""
 MAX_METRICS = 10_000
-"""Most metrics of a reply; one with more is refused unread."""
+"""Largest number of metrics in a reply. A reply with more is refused unread."""
 MAX_SKETCH = 2**16
-"""Most numbers of a client's sketch."""
+"""Largest length of a client's sketch."""
 MAX_NUMBERS = 2**24
-"""Most numbers of a client's gradient if the global model cannot be decoded."""
+"""Largest length of a client's gradient if the global model cannot be decoded."""
 MAX_CHARACTERS = 1000
-"""Characters of a client's text that are read for a message."""
+"""Number of characters of a client's text that are read for a message."""
 MAX_SHOWN = 8
-"""Most elements of a client's list that a message shows."""
+"""Largest number of elements of a client's list that a message shows."""
 MAX_LINES = 20
-"""Most log lines of one kind in a round, for any number of connections."""
+"""Largest number of log lines of one kind in a round, for any number of connections."""
 
 
 def usable_count(value: object) -> int:
-    """Return a reported number of examples; 0 if it cannot be one.
+    """Return a reported number of examples; 0 if the value is not valid.
 
     >>> usable_count(12), usable_count(-1), usable_count("12"), usable_count(10**400)
     (12, 0, 0, 0)
     """
-    # The common case first: fleets are large.
+    # The common case comes first, because fleets are large.
     if type(value) is int:
         return value if 1 <= value <= MAX_EXAMPLES else 0
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
@@ -58,13 +58,13 @@ def usable_count(value: object) -> int:
 
 
 def finite_number(value: object) -> float | None:
-    """Return ``value`` as a float; None if it is no finite number."""
+    """Return ``value`` as a float; None if it is not a finite number."""
     as_float = to_float(value)
     return as_float if as_float is not None and math.isfinite(as_float) else None
 
 
 def to_float(value: object) -> float | None:
-    """Return ``value`` as a float, NaN and infinities included; None if it is no number."""
+    """Return ``value`` as a float, NaN and infinities included; None if it is not a number."""
     if type(value) is float:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
@@ -76,12 +76,12 @@ def to_float(value: object) -> float | None:
 
 
 def finite_vector(value: object, max_length: int | None = None, high: float = math.inf) -> FloatArray | None:
-    """Return a vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
+    """Return a vector of finite numbers, from an array or the bytes of a float32 array; None if it is not valid.
 
     Args:
-        value: What a client sent.
-        max_length: Most numbers of the vector; a longer one is not copied. None for no limit.
-        high: Largest size of a number.
+        value: The value from a client.
+        max_length: Largest length of the vector. A longer one is not copied. None for no limit.
+        high: Largest magnitude of a number.
 
     >>> sent = np.array([1.0, 2.0], dtype=np.float32).tobytes()
     >>> finite_vector(sent).tolist(), finite_vector(b"abc"), finite_vector(b"")
@@ -98,12 +98,12 @@ def finite_vector(value: object, max_length: int | None = None, high: float = ma
 
 
 def column_value(column: Column, value: object, max_length: int | None = None) -> float | FloatArray | None:
-    """Return a client's value if the column may hold it, else None.
+    """Return a client's value if it is valid for the column, else None.
 
     Args:
         column: The column.
-        value: What a client sent.
-        max_length: Most numbers of a vector; None for no limit.
+        value: The value from a client.
+        max_length: Largest length of a vector; None for no limit.
 
     >>> column_value(COLUMNS["local_accuracy"], 0.5), column_value(COLUMNS["local_accuracy"], 1.5)
     (0.5, None)
@@ -115,7 +115,7 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
 
 
 def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
-    """Return how many numbers a client's vector of a column may have: for a gradient, the model's parameters.
+    """Return the largest length of a client's vector in a column: for a gradient, the model's parameters.
 
     >>> max_vector_length("gradient", [np.zeros((2, 3)), np.zeros(2)]), max_vector_length("gradient", None)
     (8, 16777216)
@@ -135,7 +135,7 @@ def one_line(text: str) -> str:
 
 
 def indented_lines(text: str) -> str:
-    r"""Return a client's text with all lines but the first indented, so that none looks like a line of the log.
+    r"""Return a client's text with all lines after the first indented, so that none looks like a line of the log.
 
     >>> indented_lines("Traceback:\n\x1b[31mINFO : all well")
     'Traceback:\n     [31mINFO : all well'
@@ -145,7 +145,7 @@ def indented_lines(text: str) -> str:
 
 
 def without_middle(text: str) -> str:
-    """Return a text, or of a long one its beginning and its end."""
+    """Return a short text unchanged, and only the beginning and the end of a long one."""
     return (
         text
         if len(text) <= 20 * MAX_CHARACTERS
@@ -154,24 +154,24 @@ def without_middle(text: str) -> str:
 
 
 def first_lines(lines: Sequence[str]) -> list[str]:
-    """Return the first :data:`MAX_LINES` lines for the log, and how many more there are.
+    """Return the first :data:`MAX_LINES` lines for the log, and the number of further lines.
 
     >>> first_lines(["a"] * 25)[-1], len(first_lines(["a"] * 25))
-    ('and 5 more of the kind', 21)
+    ('and 5 more like these', 21)
     """
     more = len(lines) - MAX_LINES
-    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more of the kind"]
+    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more like these"]
 
 
 def shown(value: object) -> str:
-    """Return a client's value in at most 80 characters, for a message; a large one is described, not written out.
+    """Return a client's value in at most 80 characters, for a message; a large value is described, not written out.
 
     >>> shown("fast"), shown([1.0] * 10**6), shown(10**400)
     ("'fast'", 'a list of 1000000', 'an integer of 1329 bits')
     """
     try:
         return _shown(value)[:80]
-    # A client's object may raise anything when it is printed.
+    # The value is a client's object, and printing it may raise anything.
     except Exception:
         return f"a {type(value).__name__} that cannot be shown"
 
@@ -196,9 +196,9 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = 
     """Log clients' problems as warnings.
 
     Args:
-        where: The round, as text.
-        faults: Client id and problem; the text before a problem's colon is its kind.
-        simulated: Whether a simulation draws them: problems of :data:`SIMULATED_FAULTS` are then logged at level INFO.
+        where: Name of the round, as text.
+        faults: Client id and problem. The text before a problem's colon is its kind.
+        simulated: Whether a simulation draws the problems. Those of :data:`SIMULATED_FAULTS` then have the level INFO.
     """
     faults = list(faults)
     if simulated:
@@ -209,18 +209,18 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = 
 
 
 def log_simulated_faults(history: History, spares: bool = False) -> None:
-    """Log one warning after a simulation with the number of stragglers and lost answers.
+    """Log one warning after a simulation, with the number of stragglers and lost answers.
 
     Args:
         history: The run's history.
-        spares: Whether rounds asked more clients than they waited for; the others count as late in the history.
+        spares: Whether rounds asked more clients than they waited for. The history counts the other clients as late.
     """
     counts = history.problem_counts()
     told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
     if told:
         asked = sum(record.num_selected for record in history.rounds)
-        more = ", those included that no round waited for" if spares else ""
-        logger.warning("%s of %s answers in %s rounds%s; the history names the clients", ", ".join(told), f"{asked:,}",
+        more = ", including answers that no round waited for" if spares else ""
+        logger.warning("%s of %s answers in %s rounds%s. The history names the clients", ", ".join(told), f"{asked:,}",
                        f"{len(history.rounds):,}", more)  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:
     more = {kind: count - MAX_NAMED for kind, count in met.most_common() if count > MAX_NAMED}
     if more:
         told = ", ".join(f"{kind} ({count})" for kind, count in more.items())
-        logger.log(level, "%s: %d more problems that are not listed one by one: %s", where, sum(more.values()), told)
+        logger.log(level, "%s: %d more problems, counted by kind: %s", where, sum(more.values()), told)
 
 
 def _kind(problem: str) -> str:
@@ -242,7 +242,7 @@ def _kind(problem: str) -> str:
 
 
 def first_ids(ids: Sequence[str]) -> str:
-    """Return a list of client ids for a message; of a long one the first :data:`MAX_NAMED`.
+    """Return a list of client ids for a message; for a long list the first :data:`MAX_NAMED`.
 
     >>> first_ids(["a", "b"]), first_ids(list("abcdefghijk"))
     ("['a', 'b']", "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] and 3 more")

@@ -60,8 +60,8 @@ def check_declarations(cls: Any, base: type) -> None:
     for attribute, value in cls.client_state.items():
         if np.asarray(value).dtype.kind not in KINDS:
             raise ParameterError(
-                f"{owner}.client_state[{attribute!r}] must be a newcomer's value: a number, a boolean or an array of "
-                f"them, got {value!r}. Use a value such as 0.0"
+                f"{owner}.client_state[{attribute!r}] must be the value of a new client: a number, a boolean or an "
+                f"array of them, got {value!r}. Use a value such as 0.0"
             )
     declared = (*cls.client_state, *cls.free_state, *cls.scalar_state)
     keys = Counter(map(state_key, declared))
@@ -126,8 +126,8 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
         array = np.array(chosen, dtype=object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise RunError(
-            f"{method} must return a one-dimensional array of indices from `available`, got {array.tolist()!r}. End it "
-            "with such an array, as available[mask] is"
+            f"{method} must return a one-dimensional array of indices from `available`, got {array.tolist()!r}. "
+            "Return such an array, for example available[mask]"
         )
     ordered: IntArray = np.sort(array).astype(np.int64)
     if (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
@@ -187,9 +187,9 @@ def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
 
 def _undeclared(selector: Any, method: str, error: Exception, attribute: str, reason: str) -> str:
     return (
-        f"{type(selector).__name__}.{method} ended with {type(error).__name__} ({error}): it may use self.{attribute}, "
-        f"{reason}. Declare values by client as client_state = {{{attribute!r}: 0.0}}, with a newcomer's value, and a "
-        f"single number as scalar_state = ({attribute!r},), set in __init__"
+        f"{type(selector).__name__}.{method} failed with {type(error).__name__} ({error}). It probably uses "
+        f"self.{attribute}, {reason}. Declare values per client as client_state = {{{attribute!r}: 0.0}}, with the "
+        f"value of a new client. Declare a single number as scalar_state = ({attribute!r},), and set it in __init__"
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import GOETZ
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
@@ -66,6 +67,7 @@ class ActiveFL(Selector):
     """
 
     name: ClassVar[str] = "active-fl"
+    citations: ClassVar[tuple[str, ...]] = (GOETZ,)
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size", "loss": "_loss"}

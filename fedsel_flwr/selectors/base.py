@@ -75,6 +75,8 @@ class Selector(SavedState, ABC):
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
+    citations: ClassVar[tuple[str, ...]] = ()
+    """BibTeX entries of its papers, which ``fedsel cite`` prints."""
     over_selection: float = 0.0
     common_warmup: int = 0
     max_clients: int | None = None
@@ -238,7 +240,7 @@ class Selector(SavedState, ABC):
         if not known.all():
             unknown = report.clients[~known].tolist()
             raise ParameterError(
-                f"report names clients {unknown}, which were never available nor informed about. Report the "
+                f"report names clients {unknown}, which were never available and never passed to inform. Report the "
                 "clients that select returned"
             )
         if not report.clients.size:

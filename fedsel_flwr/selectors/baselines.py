@@ -15,6 +15,7 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import BEN_AMI, LI, MCMAHAN, XIA
 
 
 class Random(Selector):
@@ -36,6 +37,7 @@ class Random(Selector):
     """
 
     name: ClassVar[str] = "random"
+    citations: ClassVar[tuple[str, ...]] = (MCMAHAN,)
 
     def _select(self, available: IntArray) -> IntArray:
         return self._generator.permutation(available)[: self.asked_per_round]
@@ -74,6 +76,7 @@ class RandomBySize(Selector):
     """
 
     name: ClassVar[str] = "random-by-size"
+    citations: ClassVar[tuple[str, ...]] = (BEN_AMI, LI)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     # A size of -1 is unknown.
     client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
@@ -141,6 +144,7 @@ class RoundRobin(Selector):
     """
 
     name: ClassVar[str] = "round-robin"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     scalar_state: ClassVar[tuple[str, ...]] = ("_next",)
 
     def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
@@ -180,6 +184,7 @@ class LocalAccuracy(Selector):
     """
 
     name: ClassVar[str] = "local-accuracy"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     # An unknown accuracy is 2, above every other.
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}

@@ -92,11 +92,11 @@ class Column:
 
 _ROWS = (
     Column(name="latency", key="latency_s", source="clock", low=0.0, high=LARGEST, recorded=True,
-           meaning="seconds from sending the model to holding the update"),
+           meaning="seconds from sending the model to receiving the update"),
     Column(name="spare", source="clock", shape="flag",
            meaning="whether the client was asked as a spare (over-selection) and was not needed"),
     Column(name="first", source="clock", shape="flag",
-           meaning="whether the latency stands in place of the first time that the server measured of the client"),
+           meaning="whether the latency replaces the first time that the server measured for the client"),
     Column(name="energy", key="energy_j", source="reply", low=0.0, high=LARGEST, recorded=True,
            meaning="joules spent by the client"),
     Column(name="download", key="download_s", source="reply", low=0.0, high=LARGEST, reported=False, recorded=True,
@@ -235,7 +235,7 @@ def check_columns(owner: str, what: str, names: object, allowed: frozenset[str])
             close = difflib.get_close_matches(str(name), allowed, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ParameterError(
-                f"{owner}.{what} names {name!r}, which is no column{hint}. Choose from {', '.join(sorted(allowed))}"
+                f"{owner}.{what} names {name!r}, which is not a column{hint}. Choose from {', '.join(sorted(allowed))}"
             )
     return frozenset(names)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
+from fedsel_flwr.selectors.citations import XIA
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -74,6 +75,7 @@ class CSUCBQ(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
@@ -141,7 +143,7 @@ class CSUCBQ(LatencyRewards):
     def _check_shares(self, shares: list[float]) -> None:
         """Refuse a fairness that no sequence of selections can meet."""
         if max(shares, default=0.0) > 1.0:
-            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}. Lower it")
+            raise ParameterError(f"each value of fairness must be at most 1, got {max(shares)}. Lower it")
         # Rounding makes the sum of shares such as 1/3 slightly too large.
         if sum(shares) > self.clients_per_round * (1 + 1e-9):
             raise ParameterError(

@@ -13,6 +13,7 @@ from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors.citations import BALAKRISHNAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
@@ -87,6 +88,7 @@ class DivFL(VectorSelector):
     """
 
     name: ClassVar[str] = "divfl"
+    citations: ClassVar[tuple[str, ...]] = (BALAKRISHNAN,)
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True
@@ -266,8 +268,8 @@ def _distance_matrix(count: int) -> FloatArray:
         return np.empty((count, count))
     except MemoryError:
         raise ParameterError(
-            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer, or use a "
-            "selector that keeps no distances"
+            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer clients, "
+            "or use a selector that keeps no distances"
         ) from None
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors.citations import PAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 MOST_STEPS = 100
@@ -129,7 +130,7 @@ class NCCB(GroupBandit):
 
     References:
         Q. Pan, H. Cao, Y. Zhu, J. Liu, B. Li, Contextual client selection for efficient federated learning over edge
-        devices, IEEE TMC 2023, as a baseline of PCZFL. SimHash: M. Charikar, Similarity estimation techniques from
+        devices, IEEE TMC 2024, as a baseline of PCZFL. SimHash: M. Charikar, Similarity estimation techniques from
         rounding algorithms, STOC 2002.
 
     >>> selector = NCCB(clients_per_round=1, clusters=2, seed=0)
@@ -142,6 +143,7 @@ class NCCB(GroupBandit):
     """
 
     name: ClassVar[str] = "nccb"
+    citations: ClassVar[tuple[str, ...]] = (PAN,)
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {**GroupBandit.client_state, "_cluster": -1}
     scalar_state: ClassVar[tuple[str, ...]] = (*GroupBandit.scalar_state, "_regroup")
 
@@ -218,7 +220,7 @@ class LSH(GroupBandit):
 
     References:
         Q. Pan, H. Cao, Y. Zhu, J. Liu, B. Li, Contextual client selection for efficient federated learning over edge
-        devices, IEEE TMC 2023, without its clustering, as a baseline of PCZFL. SimHash: M. Charikar, Similarity
+        devices, IEEE TMC 2024, without its clustering, as a baseline of PCZFL. SimHash: M. Charikar, Similarity
         estimation techniques from rounding algorithms, STOC 2002.
 
     >>> selector = LSH(clients_per_round=1, seed=0)
@@ -231,6 +233,7 @@ class LSH(GroupBandit):
     """
 
     name: ClassVar[str] = "lsh"
+    citations: ClassVar[tuple[str, ...]] = (PAN,)
 
     def __init__(
         self,

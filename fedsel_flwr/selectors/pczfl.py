@@ -8,6 +8,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import ANONYMOUS_PCZFL
 from fedsel_flwr.selectors.round_report import RoundReport
 
 INSIDE = 1e-12
@@ -64,8 +65,8 @@ class PCZFL(Selector):
         ParameterError: A parameter is out of range.
 
     References:
-        Optimizing federated learning client selection via multi-objective contextual bandits (under review): (2) to
-        (5), Definitions 1 and 2, Algorithm 1.
+        Optimizing federated learning client selection via multi-objective contextual bandits (OpenReview, 2025): (2)
+        to (5), Definitions 1 and 2, Algorithm 1.
 
     >>> import numpy as np
     >>> selector = PCZFL(seed=0)
@@ -75,6 +76,7 @@ class PCZFL(Selector):
     """
 
     name: ClassVar[str] = "pczfl"
+    citations: ClassVar[tuple[str, ...]] = (ANONYMOUS_PCZFL,)
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     remembers: ClassVar[dict[str, str]] = {"accuracy": "_accuracy", "energy_score": "_energy_score"}

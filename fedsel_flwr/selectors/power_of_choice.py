@@ -12,6 +12,7 @@ from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import CHO
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
@@ -39,7 +40,7 @@ class Candidates(Selector):
         if self.candidates < self.clients_per_round:
             raise ParameterError(
                 f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
-                "clients. Raise candidates; twice clients_per_round and more make a difference"
+                "clients. Raise candidates, best to at least twice clients_per_round"
             )
 
     def _num_candidates(self) -> int:
@@ -101,6 +102,7 @@ class PowerOfChoice(Candidates):
     """
 
     name: ClassVar[str] = "power-of-choice"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
@@ -227,6 +229,7 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {

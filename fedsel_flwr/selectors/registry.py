@@ -96,7 +96,7 @@ def create(name: str, **params: Any) -> Selector:
         raise
     except Exception as error:
         # A user's class may raise any exception.
-        raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
+        raise ParameterError(f"selector {name!r} cannot be created: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:
@@ -116,17 +116,79 @@ def description(name: str) -> list[str]:
     reads: local_accuracy (by a probe)
     parameters: clients_per_round, seed=None
     """
+    facts = describe(name)
+    if "problem" in facts:
+        return [f"cannot be loaded: {facts['problem']}"]
+    columns = [*facts["reads"], *(f"{column} (by a probe)" for column in facts["probes"])]
+    parameters = [
+        one["name"] if one["required"] else f"{one['name']}={one['default']!r}" for one in facts["parameters"]
+    ]
+    return [
+        facts["summary"],
+        f"paper: {facts['paper']}",
+        f"reads: {', '.join(columns) or 'nothing'}",
+        f"parameters: {', '.join(parameters)}",
+    ]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return the facts about a selector, by name.
+
+    Args:
+        name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
+
+    Returns:
+        ``name``, ``summary``, ``paper``, ``reads`` and ``probes`` (names of columns), and ``parameters``: a list with
+        ``name``, ``required`` and, if there is one, ``default``. For an installed selector that cannot be loaded only
+        ``name`` and ``problem``.
+
+    >>> describe("round-robin")["parameters"]
+    [{'name': 'clients_per_round', 'required': True}, {'name': 'seed', 'required': False, 'default': None}]
+    """
     try:
         cls = selector_class(name)
     except ParameterError as error:
-        return [f"cannot be loaded: {error}"]
+        return {"name": name, "problem": str(error)}
     text = inspect.cleandoc(cls.__doc__ or "-")
-    return [
-        text.splitlines()[0],
-        f"paper: {_references(text)}",
-        f"reads: {_columns(cls)}",
-        f"parameters: {', '.join(map(_parameter, inspect.signature(cls).parameters.values()))}",
-    ]
+    parameters: list[dict[str, Any]] = []
+    for parameter in inspect.signature(cls).parameters.values():
+        required = parameter.default is parameter.empty
+        parameters.append({"name": parameter.name, "required": required})
+        if not required:
+            parameters[-1]["default"] = parameter.default
+    return {
+        "name": name,
+        "summary": text.splitlines()[0],
+        "paper": _references(text),
+        # An instance decides if it is a property.
+        "reads": [] if isinstance(cls.needs, property) else sorted(cls.needs),
+        "probes": sorted(cls.asks),
+        "parameters": parameters,
+    }
+
+
+def citations(name: str) -> tuple[str, ...]:
+    """Return the BibTeX entries of a selector's papers.
+
+    Args:
+        name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
+
+    Returns:
+        The entries, at least one.
+
+    Raises:
+        ParameterError: The selector is unknown, or its class names no paper.
+
+    >>> print(citations("active-fl")[0].splitlines()[2])
+      title         = {Active Federated Learning},
+    """
+    cls = selector_class(name)
+    if not cls.citations:
+        raise ParameterError(
+            f"selector {name!r} names no paper. Set {cls.__name__}.citations to a tuple of BibTeX entries"
+        )
+    # A text would otherwise be taken for a tuple of letters.
+    return (cls.citations,) if isinstance(cls.citations, str) else tuple(cls.citations)
 
 
 def _installed() -> dict[str, str]:
@@ -140,7 +202,7 @@ def _checked_class(found: Any, name: str) -> type[Selector]:
     if not (inspect.isclass(found) and issubclass(found, Selector)):
         kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
         raise ParameterError(
-            f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}. Refer to such a class"
+            f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}. Name such a class"
         )
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
         raise ParameterError(
@@ -153,12 +215,3 @@ def _references(text: str) -> str:
     """Return the section "References" of a docstring on one line."""
     _, heading, after = text.partition("\nReferences:\n")
     return " ".join(after.split("\n\n")[0].split()) if heading else "-"
-
-
-def _columns(cls: type[Selector]) -> str:
-    needs = [] if isinstance(cls.needs, property) else sorted(cls.needs)
-    return ", ".join([*needs, *(f"{name} (by a probe)" for name in sorted(cls.asks))]) or "nothing"
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"

@@ -10,6 +10,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import CHAI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
@@ -77,6 +78,7 @@ class TiFL(Selector):
     """
 
     name: ClassVar[str] = "tifl"
+    citations: ClassVar[tuple[str, ...]] = (CHAI,)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare", "first"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     remembers: ClassVar[dict[str, str]] = {"local_accuracy": "_accuracy"}
@@ -195,4 +197,4 @@ def _by_tier(credits: int | Sequence[int], tiers: int) -> tuple[int, ...]:
         raise ParameterError(
             f"credits must be one number for each of the {tiers} tiers, got {credits!r}. Give {tiers} numbers, or one"
         )
-    return tuple(whole("every one of credits", number, 1) for number in given)
+    return tuple(whole("each value of credits", number, 1) for number in given)

@@ -4,29 +4,33 @@
 >>> load_scenario("smoke").num_clients
 10
 
-The rooms, in the order in which a run passes through them:
+Modules, in the order in which a run uses them:
 
 ======================  ============================================================================================
 ``scenario_tables``     the tables of a scenario that describe its world, and synthetic data
-``scenario``            the scenario: everything that defines a simulation
-``scenario_files``      reading TOML, overriding keys, errors that name the key
+``scenario``            everything that defines a simulation
+``listing``             names of scenarios and selectors: ``fedsel list``
+``scenario_files``      TOML files, overrides of single keys, errors that name the key
+``scenario_text``       a scenario with its units and defaults: ``fedsel show``
 ``worlds``              data, partition, model and availability of a scenario
 ``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run
-``fingerprints``        what tells one version of a run's code and data from another
-``existing_runs``       resuming: a run's folder compared with what is to be run, and its checkpoints
-``parallelism``         the runs at a time, a run's threads, and the size by which its backend is chosen
-``vectorized``          the vectorized engine: a round's clients as one batch in this process
+``fingerprints``        digests of a run's code and data, to notice when they change
+``existing_runs``       resuming: check that a run's folder fits the scenario, and plan the checkpoints
+``parallelism``         parallel runs, the threads of a run, and the size that decides its backend
+``vectorized``          the vectorized engine: all clients of a round as one batch, in this process
 ``on_flower``           the Ray engine, and the app of ``flwr run``: a scenario on Flower
-``divergence``          the diagnosis of a finished run
-``results``             the run's folder, its result, and the tables derived from it
-``run_record``          ``run.json``: what was run, and a digest of each file
+``divergence``          the diagnosis of a finished run: divergence, or no updates
+``results``             the run's folder, its result, and the tables computed from it
+``run_record``          ``run.json``: the settings of a run, and a digest of each file
 ``comparisons``         several selectors on the same seeds
 ``untrusted_folders``   checks of folders that another person may have made
+``package_checks``      checks of the installed packages
+``doctor``              checks of the installation and of this machine: ``fedsel doctor``
 ``logs``                log records during a run
 ``shutdown``            Ctrl-C and SIGTERM
 ======================  ============================================================================================
 
-Importing this package loads neither torch nor Flower; each name loads what it needs when it is first used.
+Importing this package loads neither torch nor Flower. Each name loads what it needs on first use.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "OwnData", "Scenario", "compare", "load_scenario", "simulate"]
 
-# Loaded on first use: the command line and selectors import this package without torch and Flower.
+# Names are loaded on first use, because the command line and selectors import this package without torch and Flower.
 _HOMES = {
     "Comparison": "comparisons.comparison",
     "OwnData": "worlds.own_data",
@@ -63,7 +67,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        # A module of ours that is missing is a fault of the package, which installing an extra does not cure.
+        # If one of our own modules is missing, the package is broken, and installing an extra does not help.
         if str(error.name).startswith("fedsel_flwr"):
             raise
         raise RunError(

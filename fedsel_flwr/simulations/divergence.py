@@ -1,6 +1,6 @@
-"""Diagnose a finished run: it has diverged, or no client delivered an update.
+"""Diagnosis of a finished run: it has diverged, no client delivered an update, or many clients were late.
 
-A run has diverged if its loss is not finite, if its clients send no model of finite size, or if it is no better than
+A run has diverged if its loss is not finite, its clients send no finite models, or its model is no better than
 guessing.
 """
 
@@ -14,27 +14,30 @@ from collections import Counter
 import numpy as np
 
 from fedsel_flwr.clients.objectives import OBJECTIVES
-from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.history import LATE, History
+from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")
 WINDOW = 5
-"""Rounds in a row that must agree before a run counts as diverged."""
+"""Consecutive rounds with the same fault before a run counts as diverged."""
+MANY_LATE = 0.1
+"""Share of late selections above which the longest wait is probably too short."""
 CURE = "Lower training.learning_rate"
-"""The usual remedy for divergence."""
+"""Usual cure for divergence."""
 
 
 def diagnose(world: World, history: History) -> str:
     """Return what is wrong with a finished run, and log it.
 
     Args:
-        world: The scenario's world; its test set says what guessing achieves.
-        history: The run's.
+        world: The scenario's world. Its test set determines what guessing achieves.
+        history: History of the run.
 
     Returns:
-        One sentence; empty if nothing is, or there are too few measured rounds to tell.
+        One sentence. Empty if nothing is wrong, or if the run has too few measured rounds for a diagnosis.
     """
-    # In this order: a model that is not finite also guesses, and the first reason is the one that helps.
+    # The order matters: a model that is not finite is also no better than guessing, but the first reason helps more.
     found = (
         _loss_not_finite(history)
         or _no_finite_models(history)
@@ -46,22 +49,40 @@ def diagnose(world: World, history: History) -> str:
     return found
 
 
-def chance_level(world: World) -> float:
-    """Return the quality that guessing achieves, two standard errors included; NaN if that is unknown.
+def late_share(scenario: Scenario, history: History) -> float:
+    """Return the share of a run's selections in which the client reached the longest wait, ``wireless.max_latency_s``.
 
     Args:
-        world: Its test set.
+        scenario: Scenario of the run.
+        history: History of the run.
 
     Returns:
-        For classes the share of the most frequent one; 0, R² of the mean, for numbers to predict. NaN for a quality of
-        the caller's own.
+        The share. 0 if over-selection or a deadline ends rounds earlier, because clients are then late by design.
+    """
+    options = scenario.aggregation.options()
+    asked = sum(record.num_selected for record in history.rounds)
+    if not asked or options["over_selection"] or options["round_deadline_s"] is not None:
+        return 0.0
+    return history.problem_counts()[LATE] / asked
+
+
+def chance_level(world: World) -> float:
+    """Return the quality that guessing achieves, plus two standard errors; NaN if it is unknown.
+
+    Args:
+        world: The world, whose test set is used.
+
+    Returns:
+        For classes, the share of the most frequent class. For numbers to predict, 0, which is the R² of their mean. NaN
+        if the caller defines the quality.
     """
     if world.objective is not OBJECTIVES[world.dataset.task]:
         return math.nan
     if world.dataset.task == "regression":
         return 0.0
     labels = world.dataset.test.labels.astype(np.int64, copy=False)
-    # Two standard errors of a share on a test set of this size: chance alone passes the share itself half of the time.
+    # Two standard errors of a share on a test set of this size, because chance exceeds the plain share half of the
+    # time.
     share = float(np.bincount(labels).max() / len(labels))
     return math.nan if share == 1 else share + 2 * math.sqrt(share * (1 - share) / len(labels))
 
@@ -81,8 +102,8 @@ def _no_finite_models(history: History) -> str:
     if not any(re.search("arrays: (not finite|.*beyond)", row.problem) for row in rows):
         return ""
     return (
-        f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, and "
-        f"the model stays as it was. {CURE}"
+        f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, so "
+        f"the model did not change. {CURE}"
     )
 
 
@@ -90,9 +111,9 @@ def _no_updates(history: History) -> str:
     asked = sum(record.num_selected for record in history.rounds)
     if not asked or any(record.num_completed for record in history.rounds):
         return ""
-    # The last thousand rows stand for all: those of a long history are read back from the disk.
+    # The last thousand rows represent all rows, because a long history must be read from the disk.
     reasons = Counter(row.problem for row in history.clients[-min(asked, 1000) :])
-    return f"no update could be used in {len(history.rounds)} rounds; most often: {reasons.most_common(1)[0][0]}"
+    return f"no update was usable in {len(history.rounds)} rounds. Most frequent reason: {reasons.most_common(1)[0][0]}"
 
 
 def _no_better_than_guessing(world: World, history: History) -> str:

@@ -1,4 +1,4 @@
-"""Simulate a scenario: with Flower on Ray, on hundreds of virtual clients, or vectorized in this process."""
+"""Simulation of a scenario: with Flower on Ray and hundreds of virtual clients, or vectorized in this process."""
 
 from __future__ import annotations
 
@@ -81,72 +81,75 @@ def simulate(
     track_clients: int | Sequence[int] = TRACKED_CLIENTS,
     code: Fingerprints | None = None,
 ) -> RunResult:
-    """Run a scenario to its end, or resume a run that was cut off; both give the same result.
+    """Run a scenario to its end, or resume an interrupted run. Both give the same result.
 
     Args:
-        scenario: The scenario; its ``selector`` chooses.
-        engine: "ray": Flower on Ray, each client by itself; "vectorized": the same rounds in this process, a round's
-            clients trained as one batched computation (:mod:`fedsel_flwr.simulations.vectorized`). None takes the
-            scenario's.
-        on_round: Called with each finished round, on Ray from the server's thread.
-        should_stop: Called with each finished round's number and the history so far, after ``on_round``; True ends the
-            run with this round, as a budget does. Such a run has finished.
-        num_cpus: Cores that Ray gets; None: every core. As many clients train at one time if each takes one core. On a
-            cluster it is refused: the cluster has the cores it was started with. The vectorized engine refuses this
-            and the other arguments that only Ray uses.
-        num_gpus: GPUs that Ray gets; None: those that ``client_gpus`` asks for. Refused on a cluster.
-        client_cpus: Cores that a client takes on Ray, above 0.
-        client_gpus: GPUs that a client takes on Ray: whole ones or a fraction; a client that has one trains on it.
-            None: an equal share of ``num_gpus``.
-        ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine; None takes the
+        scenario: The scenario, which also names the selector.
+        engine: Either "ray" or "vectorized". The engine "ray" runs Flower on Ray and trains each client separately. The
+            vectorized engine runs the same rounds in this process, and trains a round's clients as one batch
+            (:mod:`fedsel_flwr.simulations.vectorized`). If None, the scenario's engine.
+        on_round: Function called with each finished round; on Ray, the server's thread calls it.
+        should_stop: Function called after ``on_round``, with the number of the finished round and the history so far.
+            If it returns True, the run ends with this round, as with a budget. Such a run counts as finished.
+        num_cpus: Cores for Ray. If None, all cores. If each client takes one core, this number of clients train at a
+            time. On a cluster the argument is refused, because the cluster already has its cores. The vectorized
+            engine refuses all arguments that only Ray uses.
+        num_gpus: GPUs for Ray. If None, the number that ``client_gpus`` needs. Refused on a cluster.
+        client_cpus: Cores per client on Ray, above 0.
+        client_gpus: GPUs per client on Ray, a whole number or a fraction. A client with a GPU trains on it. If None,
+            an equal share of ``num_gpus``.
+        ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine. If None, the
             environment variable RAY_ADDRESS.
-        quiet: Keep Flower's log, this package's, and "Starting Ray" from standard error.
-        strategy: A selection strategy of your own, of the scenario's API. Latencies, channels and availability are
-            then those of the strategy, and its base sends ``round`` in the config (legacy API). None makes the
-            scenario's (:func:`~fedsel_flwr.simulations.on_flower.building.make_strategy`).
-        selector: A selector of your own, in place of the scenario's.
+        quiet: Whether to keep the logs of Flower and of this package, and "Starting Ray", off standard error.
+        strategy: Your selection strategy, of the scenario's API. It then sets latencies, channels and availability,
+            and its base must send ``round`` in the config (legacy API). If None,
+            :func:`~fedsel_flwr.simulations.on_flower.building.make_strategy` makes the scenario's strategy.
+        selector: Your selector, which replaces the scenario's.
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
-        backend: What trains in the vectorized engine: "numba", "manual", "vmap", "sequential", or "auto" for the first
-            of them that can except "numba". None: by the kinds and sizes of model and run
-            (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`).
-        model: Makes a torch module of your own, in place of ``model.name``
+        backend: Backend that trains in the vectorized engine: "numba", "manual", "vmap", "sequential" or "auto". The
+            value "auto" means the first of them, except "numba", that can train the model. If None,
+            :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides by the kind and size of model and run.
+        model: Function that makes your torch module, which replaces ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
-        data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
-            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`); or a function of the
-            seed that returns one of them.
-        objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
-        folder: Folder to which the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as
-            it ends. If an error ends the run, its last model is ``model-after-round-N.safetensors``. None: none.
-        label: The selector's label in the folder; None: as in the scenario, or the name of a selector of your own.
-        checkpoint_dir: Folder of the run's checkpoints, which stay when it has finished. None: the checkpoints of a run
-            with a ``folder`` are there, in ``checkpoints``, until it has finished; any other run has none.
-        checkpoint_every: Rounds between two checkpoints. None: every round, but on the vectorized engine with a
-            ``folder`` as often as costs 2 % of the run's time. 0, without ``checkpoint_dir``: no checkpoints.
-        keep_checkpoints: Number of checkpoints that stay.
-        resume: False begins a new run, and refuses to overwrite checkpoints. True resumes from the newest checkpoint
-            that can be used, and begins a new run if there is none, which "must" refuses. A finished run returns its
-            result. Scenario, code and data must be the same, and your own selector, model or data given again;
-            ``rounds`` and the budgets may be larger. The last trained round is evaluated again, and ``on_round``
-            called with it again. A run in the ``folder`` is refused if the code of selector, model or objective, its
-            data, partition or scenario has changed; the error names which.
-        replay: With ``resume``: play a run again that does not fit or is damaged, in place of refusing it.
+        data: Your examples, which replace ``data.dataset``: an ``OwnData`` or a pair (train, test). Each of the two is
+            a pair of arrays or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`). A
+            function of the seed may return any of these.
+        objective: Your loss and quality (:class:`~fedsel_flwr.clients.objectives.Objective`).
+        folder: Folder of the run (:class:`~fedsel_flwr.simulations.results.RunFolder`). Each round is written when it
+            ends. After an error, the last model is in ``model-after-round-N.safetensors``. If None, nothing is written.
+        label: The selector's label in the folder. If None, the scenario's, or the name of your selector.
+        checkpoint_dir: Folder of the checkpoints, which are kept after the run. If None, a run with a ``folder`` has
+            its checkpoints there, in ``checkpoints``, until it has finished. Other runs have no checkpoints.
+        checkpoint_every: Rounds between two checkpoints. If None, each round writes a checkpoint. On the vectorized
+            engine with a ``folder``, None writes them less often, so that they take at most 2 % of the run's time. 0
+            writes no checkpoints, and is allowed only without ``checkpoint_dir``.
+        keep_checkpoints: Number of checkpoints that are kept.
+        resume: False begins a new run, and refuses to overwrite checkpoints. True resumes from the newest usable
+            checkpoint, and begins a new run if there is none. "must" raises an error if there is none. A finished run
+            returns its result. Scenario, code and data must be unchanged, and you must pass your selector, model or
+            data again. ``rounds`` and the budgets may be larger. The last trained round is evaluated again, and
+            ``on_round`` is called again with it. A run in the ``folder`` is refused if the code of selector, model or
+            objective, or its data, partition or scenario has changed. The error names what has changed.
+        replay: Whether ``resume`` runs a damaged run, or one that does not fit, again from the start. If False, such a
+            run is refused.
         track: The tracker that receives parameters and metrics: "tensorboard", "mlflow" or "wandb". An address may
             follow, as in "mlflow:http://host:5000". A class derived from :class:`~fedsel_flwr.callbacks.Recorder`, or
-            its reference, is your own tracker. If the tracker fails, the run continues. None: no tracker.
+            its reference, is your own tracker. If the tracker fails, the run continues. If None, there is no tracker.
         track_clients: Number of clients with per-client metrics, spread evenly over the ids, or a list of ids.
-        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`), taken in
-            another process that has its source; None: they are taken here.
+        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`), computed in
+            another process that has its source. If None, they are computed here.
 
     Returns:
         History and final model.
 
     Raises:
-        ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``should_stop``, ``selector``, ``folder``, ``track`` or checkpoints; or
-            this backend cannot train the model.
-        RunError: The simulation broke off, the folder cannot be written to, the address leads nowhere, no client ever
-            completed a round of a strategy of your own, or no run can be resumed from the checkpoints: they are of
-            another run, damaged, or of a newer version. If Ray dies, this process ends with status 2 and one line.
+        ParameterError: The data or a parameter cannot be used, or the backend cannot train the model. Also raised if
+            the strategy has another API than the scenario, or comes together with ``on_round``, ``should_stop``,
+            ``selector``, ``folder``, ``track`` or checkpoints.
+        RunError: The simulation broke off, the folder cannot be written to, or no cluster answers at the address. Also
+            raised if no client ever completed a round of your strategy. Also raised if no run can be resumed,
+            because the checkpoints are damaged, or belong to another run or a newer version. If Ray dies, this process
+            ends with status 2 and a message of one line.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -163,26 +166,24 @@ def simulate(
     _check_types(selector, objective, on_round)
     check_should_stop(should_stop)
     if strategy is not None:
-        cures = {"folder": "Write the result yourself", "track": "Give the strategy a tracker's callback as on_round"}
+        cures = {"folder": "Save the result yourself", "track": "Pass a tracker's callback to the strategy as on_round"}
         given = {"folder": folder, "checkpoint_dir": checkpoint_dir, "resume": resume or None, "track": track}
         for name, value in given.items():
             if value is not None:
-                cure = cures.get(name, "Give it to the strategy when you make it")
-                raise ParameterError(f"{name} cannot be given together with a strategy of your own. {cure}")
+                cure = cures.get(name, "Pass it to the strategy when you create it")
+                raise ParameterError(f"{name} cannot be combined with strategy=. {cure}")
     if track is not None and not isinstance(track, Tracking):
-        track = Tracking.of(
-            track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients
-        )  # fmt: skip
+        track = Tracking.of(track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients)
     checkpoints = CheckpointPlan.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
     brought = OwnParts(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
     if replay and not (resume and folder is not None and checkpoint_dir is None):
         raise ParameterError(
-            "replay = True plays a run of a folder again. Give resume = True and the folder, and no checkpoint_dir"
+            "replay = True repeats a run of a folder. Set resume = True and folder, and leave checkpoint_dir out"
         )
     code = code_fingerprints(scenario, selector, brought) if code is None else code
-    # In this thread: faults in data and parameters then come before Ray starts.
+    # Built in this thread, so that faults in data and parameters are reported before Ray starts.
     world = world_of(scenario, brought)
     prints = fingerprints(world, brought, code)
     finished, restart = None, False
@@ -192,16 +193,15 @@ def simulate(
         )
     tracked: TrackedRun | None = None
     if track is not None:
-        name, used = label or scenario.selector, run_parameters(scenario, label or scenario.selector, selector)
-        tracked = track.run(
-            run_name(name, scenario.seed), used, folder=folder, resume=bool(resume) and not restart
-        )  # fmt: skip
+        shown = label or scenario.selector
+        used, resumes = run_parameters(scenario, shown, selector), bool(resume) and not restart
+        tracked = track.run(run_name(shown, scenario.seed), used, folder=folder, resume=resumes)
         on_round = tracked if on_round is None else together(tracked, on_round)
     if finished is not None:
         if tracked is not None:
-            # Rounds that the tracker lacks: it failed, or the run had none.
+            # The tracker may lack rounds, because it failed, or the run had no tracker.
             tracked.follow(finished.history).close()
-        # The earlier process may have been killed between the result and this.
+        # An earlier process may have been killed after it wrote the result and before it removed the checkpoints.
         checkpoints.discard()
         return finished
     session = RaySession(where, quiet)
@@ -225,8 +225,8 @@ def simulate(
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
-                f"no client completed in any of {scenario.rounds} rounds, the first because of {rows[0].problem!r}. "
-                "To try a selector of your own, give simulate selector= in place of strategy="
+                f"no client completed in any of {scenario.rounds} rounds. The first failure was {rows[0].problem!r}. "
+                "To use your own selector, pass selector= instead of strategy="
             )
         return result
     written = RunFolder(folder, scenario, label, prints)
@@ -238,13 +238,13 @@ def simulate(
                 tracked.restart()
         plan = replace(checkpoints, resume=False) if replay else checkpoints
         made = make_strategy(world, on_round, selector, plan.options(scenario, selector), should_stop)
-        # Before the strategy reads its checkpoint, which restores the history from this journal.
+        # Called before the strategy reads its checkpoint, which restores the history from this journal.
         written.record_rounds(made.history, elsewhere=checkpoint_dir is not None)
         plan.attach(made, world, prints)
         return made
 
     try:
-        # Only now: the folder is locked, so that no other process resumes from what goes.
+        # Done only after the folder is locked, so that no other process resumes from files that are removed here.
         made = begin(replay=restart)
     except RunError as error:
         replay_or_refuse(RunError(f"{error}. {REPLAY_CURE}") if checkpoints.temporary else error, replay=replay)
@@ -253,13 +253,13 @@ def simulate(
         written.begin()
         result = _complete(run(made), world, prints)
         written.finish(result, derived_tables(world, result))
-        # Last: until the result is on the disk, the run can only be resumed.
+        # Done last, because an unfinished run needs its checkpoints until the result is on the disk.
         checkpoints.discard()
     except BaseException as error:
-        # Ctrl-C too: the last model is worth writing whatever ended the run.
+        # The last model is saved after any end of the run, including Ctrl-C.
         written.save_last_model(made.last_model)
         if isinstance(error, RunError):
-            # A full disk makes Flower's run break off; the disk's error says why.
+            # A full disk breaks off Flower's run. The disk's error names this cause.
             raise (written.failure or error) from None
         raise
     finally:
@@ -268,7 +268,7 @@ def simulate(
 
 
 def _complete(result: RunResult, world: World, prints: Fingerprints) -> RunResult:
-    """Add to a run's result what is known when it is over."""
+    """Add the fingerprints and the clients' accuracies to a run's result."""
     return replace(result, fingerprints=prints, client_accuracies=client_accuracies(world, result.arrays))
 
 
@@ -284,13 +284,13 @@ def _run(
     folder: str | Path | None,
     tracked: TrackedRun | None,
 ) -> RunResult:
-    """Run a scenario's world with a strategy, on the scenario's engine."""
+    """Run a scenario's world with a strategy on the scenario's engine."""
     scenario = world.scenario
     tracking = contextlib.nullcontext() if tracked is None else tracked.follow(strategy.history)
     if scenario.engine == "vectorized":
         with silent(quiet), tracking:
             return run_vectorized(world, strategy, device, backend, CheckpointPace(checkpoints.share))
-    # Flower's run_simulation returns nothing: the server app leaves its result here.
+    # Flower's run_simulation returns nothing, so the server app stores its result here.
     results: list[RunResult] = []
     server_app = ServerApp()
 
@@ -302,7 +302,7 @@ def _run(
     def what_is_left() -> str:
         if folder is None:
             return f" after {len(strategy.history.rounds)} of {scenario.rounds} rounds"
-        # What is on the disk: the last round of the history may not have been written yet.
+        # Describe the files on the disk, because the last round of the history may not have been written yet.
         return f"; {folder} holds {describe_runs(Path(folder)) or 'no round yet'}"
 
     with silent(quiet), tracking:
@@ -321,7 +321,7 @@ def _run(
 
 @dataclass(frozen=True)
 class SameScenario:
-    """Returns the same scenario on every node; unlike a closure it can be pickled for Ray's actors."""
+    """Function that returns the same scenario on every node. Unlike a closure, it can be pickled for Ray's actors."""
 
     scenario: Scenario
 
@@ -331,13 +331,14 @@ class SameScenario:
 
 
 def run_simulation(*, session: RaySession, what_is_left: Callable[[], str] = str, **simulation: Any) -> None:
-    """Run Flower's simulation, on a cluster or on Ray started here.
+    """Run Flower's simulation, on a cluster or on Ray on this machine.
 
-    This process connects to Ray itself, before Flower's threads start: they would keep running after a failure.
+    This process connects to Ray itself, before Flower's threads start. Otherwise they would keep running after a
+    failure.
 
     Args:
-        session: Ray for this run.
-        what_is_left: As in :meth:`RaySession.open`.
+        session: The Ray session of this run.
+        what_is_left: See :meth:`RaySession.open`.
         **simulation: ``server_app``, ``client_app`` and ``num_supernodes`` of Flower's simulation.
     """
     with session.open(what_is_left):
@@ -358,11 +359,11 @@ def check_engine(
         scenario: The scenario, with its engine.
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
-        rounds_on_flower: Rounds on Ray in addition to those of the vectorized engine.
-        backend: What trains in the vectorized engine.
+        rounds_on_flower: Rounds that run on Ray, in addition to those of the vectorized engine.
+        backend: Backend that trains in the vectorized engine.
 
     Raises:
-        FedSelError: Says what to change.
+        FedSelError: The engine cannot run the scenario. The message says what to change.
     """
     if backend is not None:
         one_of("backend", backend, BACKENDS)
@@ -390,16 +391,16 @@ def check_engine(
 
 
 def _check_types(selector: Any, objective: Any, on_round: Any) -> None:
-    """Refuse arguments of :func:`simulate` whose type is wrong.
+    """Refuse arguments of :func:`simulate` that have the wrong type.
 
     Raises:
-        ParameterError: Says what was expected.
+        ParameterError: An argument has the wrong type. The message says what was expected.
     """
     if selector is not None and not isinstance(selector, Selector):
         got = selector.__name__ if isinstance(selector, type) else repr(selector)
         raise ParameterError(
-            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}. "
-            "Give a selector by its name in the scenario"
+            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}. To "
+            "use a selector by name, set it in the scenario"
         )
     if objective is not None and not isinstance(objective, Objective):
         raise ParameterError(

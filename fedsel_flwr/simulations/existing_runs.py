@@ -1,6 +1,6 @@
-"""Existing runs: what a run's folder holds, whether it fits what is to be run, and the plan of its checkpoints.
+"""Existing runs: read a run's folder, check that it fits the scenario, and plan its checkpoints.
 
-What follows from that is decided in :mod:`fedsel_flwr.rounds.resumption`.
+:mod:`fedsel_flwr.rounds.resumption` decides what follows: resume, begin again, or refuse.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from fedsel_flwr.simulations.scenario import Scenario, abbreviate, course_settin
 from fedsel_flwr.simulations.worlds.world import World
 
 CHECKPOINTS = "checkpoints"
-"""Name of the folder of checkpoints inside that of a run."""
+"""Name of the folder of checkpoints inside a run's folder."""
 CHECKPOINT_SHARE = 0.02
-"""Largest share of a vectorized run's time that goes into checkpoints of its own folder."""
+"""Largest share of a vectorized run's time that checkpoints in the run's folder may take."""
 END_KEYS = ("rounds", "simulated_s", "joules")
-"""Keys of a scenario that say where a run ends."""
-REPLAY_CURE = "Play it again with --replay (replay=True), or begin a new run in another folder"
-"""The remedy if a run does not fit."""
+"""Keys of a scenario that determine when a run ends."""
+REPLAY_CURE = "Repeat it with --replay (replay=True), or begin a new run in another folder"
+"""Advice in errors about a run that does not fit the scenario."""
 
 
 def has_begun(folder: Path) -> bool:
-    """Tell whether a folder holds a run, finished or not."""
+    """Return whether a folder holds a run, finished or not."""
     return (folder / RUN).is_file() and (folder / run_folder.SCENARIO).is_file()
 
 
 def has_finished(folder: Path) -> bool:
-    """Tell whether a folder holds a run with its result."""
+    """Return whether a folder holds a run with its result."""
     # The model is written last, after the digests of all other files.
     return has_begun(folder) and (folder / run_folder.MODEL).is_file()
 
@@ -54,21 +54,21 @@ def has_finished(folder: Path) -> bool:
 def read_fitting_run(
     folder: str | Path, scenario: Scenario, label: str | None, prints: Fingerprints, *, explain: bool
 ) -> RunResult | None:
-    """Read a finished run back, if it fits what is to be run.
+    """Read the result of a finished run, if the run fits the scenario.
 
     Args:
-        folder: Of the run.
-        scenario: What is to be run there.
-        label: The selector's label; None: as in the scenario.
-        prints: The fingerprints of the code and data of this process.
-        explain: Compare the fingerprints of a run that was cut off too. Otherwise its checkpoint is compared, whose
-            error names the differences.
+        folder: Folder of the run.
+        scenario: Scenario that is to be run there.
+        label: The selector's label. If None, the scenario's.
+        prints: Fingerprints of the code and data of this process.
+        explain: Whether to compare the fingerprints of an interrupted run too. If not, its checkpoint is compared
+            later, and that error names the differences.
 
     Returns:
-        Its result; None if there is no run, or one that was cut off.
+        The result of the run; None if there is no run, or if it was interrupted.
 
     Raises:
-        RunError: The folder holds another run; names what differs.
+        RunError: The folder holds another run. The error names the differences.
         ParameterError: A file is damaged.
     """
     place, label = Path(folder), label or scenario.selector
@@ -85,11 +85,11 @@ def read_fitting_run(
 
 
 def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunResult:
-    """Read a finished run back; refuse one whose damage would not show, and one that ended earlier."""
+    """Read the result of a finished run; refuse a run without digests, or with another length or budget."""
     if not has_digests(read_record(folder)):
         raise RunError(
-            f"the run in {str(folder)!r} is of an older version, which wrote no digest of each file, so that damage to "
-            f"them would not show. {REPLAY_CURE}; fedsel report still reads this one"
+            f"the run in {str(folder)!r} was written by an older version without file digests, so damage would go "
+            f"unnoticed. {REPLAY_CURE}. fedsel report can still read this run"
         )
     _, _, result = read_run(folder)
     done = len(result.history.rounds)
@@ -103,22 +103,22 @@ def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunRes
 
 
 def _check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
-    """Refuse to resume a run whose code, data or scenario has changed, and one that kept no fingerprints."""
+    """Refuse to resume a run without fingerprints, or whose code, data or scenario has changed."""
     there = read_fingerprints(folder)
     if not there:
         raise RunError(
-            f"the run in {str(folder)!r} is of an older version, which kept no fingerprint of selector, model and "
-            f"data, so that changes to them would not show. {REPLAY_CURE}"
+            f"the run in {str(folder)!r} was written by an older version without fingerprints, so changes of "
+            f"selector, model or data would go unnoticed. {REPLAY_CURE}"
         )
     if names := changed_parts(there, here):
         changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
         raise RunError(
-            f"the run in {str(folder)!r} was made with other code or data than there is now: {changed}. {REPLAY_CURE}"
+            f"the run in {str(folder)!r} was made with other code or data. Changed since then: {changed}. {REPLAY_CURE}"
         )
 
 
 def discard_progress(folder: Path) -> None:
-    """Remove the checkpoints and the result of a run, so that it is played again."""
+    """Remove the checkpoints and the result of a run, so that it can be run again."""
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     (folder / run_folder.MODEL).unlink(missing_ok=True)
 
@@ -127,10 +127,10 @@ def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None
     """Refuse to resume in a folder with another run.
 
     Raises:
-        RunError: Names the keys that differ.
+        RunError: The settings differ. The error names their keys.
     """
-    # First by the reference itself: the keys of another selector's parameters begin with its label, which is known only
-    # once its code has run.
+    # References are compared first. The keys of another selector's parameters begin with its label, and the label is
+    # known only after the selector's code has run.
     if theirs.selector != mine.selector and is_reference(theirs.selector):
         raise _different_run(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
     here, there = course_settings(mine), course_settings(theirs)
@@ -143,8 +143,8 @@ def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None
 
 def _different_run(folder: Path, differences: str) -> RunError:
     return RunError(
-        f"{str(folder)!r} holds another run, so that this one cannot be resumed there: {differences}. Begin a new run "
-        "in another folder, or resume the one that this folder holds"
+        f"{str(folder)!r} holds another run: {differences}. Begin a new run in another folder, or resume the run in "
+        "this folder"
     )
 
 
@@ -153,12 +153,12 @@ class CheckpointPlan:
     """Checkpoints of a run: their folder, how often they are written, and whether the run resumes from them.
 
     Attributes:
-        folder: Of the checkpoints; None keeps none.
-        temporary: Whether the folder belongs to that of the run, and is removed when the run has finished.
+        folder: Folder of the checkpoints. If None, no checkpoints are written.
+        temporary: Whether the folder is inside the run's folder, and is removed when the run has finished.
         every: Rounds between two checkpoints.
-        keep: Number of checkpoints that stay.
+        keep: Number of checkpoints that are kept.
         resume: Whether to resume.
-        share: Largest share of the run's time that goes into checkpoints; 1 sets no limit.
+        share: Largest share of the run's time that checkpoints may take; 1 sets no limit.
     """
 
     folder: Path | None = None
@@ -178,10 +178,10 @@ class CheckpointPlan:
         keep: int,
         resume: Resume,
     ) -> CheckpointPlan:
-        """Read the arguments of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        """Return the plan that the arguments of :func:`~fedsel_flwr.simulations.engine.simulate` describe.
 
         Raises:
-            ParameterError: One is out of range, or they contradict each other.
+            ParameterError: An argument is out of range, or arguments contradict each other.
         """
         check_resume(resume)
         number = 1 if every is None else whole("checkpoint_every", every, 0)
@@ -193,20 +193,21 @@ class CheckpointPlan:
             return cls(Path(checkpoint_dir), False, number, keep, resume)
         if folder is None and resume:
             raise ParameterError(
-                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Give one"
+                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Set "
+                "one of them"
             )
         if folder is None or not number:
             return cls()
-        # A vectorized round may take less time than its checkpoint; on Ray no round does.
+        # A vectorized round may take less time than its checkpoint. A round on Ray always takes longer.
         share = CHECKPOINT_SHARE if every is None and scenario.engine == "vectorized" else 1.0
         return cls(Path(folder) / CHECKPOINTS, True, number, keep, resume, share)
 
     def options(self, scenario: Scenario, selector: Selector | None = None) -> dict[str, Any]:
-        """Return the options of a strategy.
+        """Return the options of a strategy that set these checkpoints.
 
         Args:
-            scenario: What is run.
-            selector: The caller's; it may plan for another number of rounds.
+            scenario: Scenario that is run.
+            selector: The caller's selector, which may plan for another number of rounds.
         """
         if self.folder is None:
             return {}
@@ -220,16 +221,16 @@ class CheckpointPlan:
         """Give a strategy the fingerprint of its run, and let it read its checkpoint, if there is one.
 
         Args:
-            strategy: Made with :meth:`options`.
-            world: The scenario's.
-            fingerprints: Of code and data, which must be the same in the checkpoint.
+            strategy: Strategy made with :meth:`options`.
+            world: The scenario's world.
+            fingerprints: Fingerprints of code and data. Those in the checkpoint must be equal.
 
         Raises:
-            RunError: No checkpoint can be used, or more rounds were done than are to be run.
+            RunError: No checkpoint can be used, or the checkpoint has more rounds than the scenario.
         """
         if self.folder is None:
             return
-        # Before `resumed` is read: reading the checkpoint compares it with all of this.
+        # Set before `resumed` is read, because reading the checkpoint compares it with these values.
         strategy.fingerprint.update(run_fingerprint(world, strategy.selector))
         strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
@@ -243,7 +244,7 @@ class CheckpointPlan:
 
 
 class CheckpointPace:
-    """Limits the share of a run's time that goes into checkpoints.
+    """Limit on the share of a run's time that checkpoints take.
 
     Args:
         share: Largest share of the time; 1 sets no limit.
@@ -260,20 +261,20 @@ class CheckpointPace:
         write()
         ended = time.monotonic()
         if self._share < 1.0:
-            # Waiting cost / share from here on keeps the cost below its share, whatever the disk is busy with.
+            # Waiting cost / share from now keeps the cost below its share, even if the disk is slow.
             self._next = ended + (ended - began) / self._share
 
 
 def run_fingerprint(world: World, selector: Selector) -> dict[str, str]:
-    """Return what a checkpoint must agree with for a run to resume from it: name -> value as text.
+    """Return the values that a checkpoint must match before a run resumes from it: name -> value as text.
 
     Args:
         world: The scenario's world.
-        selector: The one that chooses.
+        selector: Selector of the run.
     """
     scenario = world.scenario
     found = {f"scenario.{key}": value for key, value in course_settings(scenario).items()}
-    # A selector that plans for the number of rounds chooses otherwise from the first round on.
+    # A selector that plans for a number of rounds makes other choices for another number, from the first round on.
     if "total_rounds" in inspect.signature(type(selector)).parameters:
         found["scenario.rounds"] = str(scenario.rounds)
     examples = hashlib.sha256(world.sizes.tobytes())

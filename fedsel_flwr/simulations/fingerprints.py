@@ -1,10 +1,11 @@
-"""Fingerprints of a run's code and data: equal in every process and on every machine for the same code and data.
+"""Fingerprints of a run's code and data: digests that are equal on every machine for the same code and data.
 
-No id, address or path goes into one, so that runs of two machines can be compared.
+Fingerprints contain no id, address or path, so that runs from two machines can be compared.
 
-The fingerprint of code covers the source text of the modules of a class and of its bases, and the values that a
-function or object holds. Code without a file counts by its bytecode, which depends on the version of Python. Python's
-own library, NumPy, torch and Flower do not count: the record of a run has their versions.
+The fingerprint of a class or function covers the source text of the modules that define it and its bases. It also
+covers the values that a function or object holds. Code without a file is represented by its bytecode, which depends on
+the version of Python. Python's standard library, NumPy, torch and Flower do not count. The record of a run has their
+versions.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")
 Fingerprints = Mapping[str, str]
-"""Part of a run, one of :data:`PARTS` -> its fingerprint."""
+"""Mapping of each part of a run, from :data:`PARTS`, to its fingerprint."""
 PARTS = ("selector", "model", "objective", "scenario", "data", "partition")
 """Parts of a run that have a fingerprint."""
 PATH_KEYS = ("model.name", "data.dataset", "system.devices")
-"""Keys of a scenario that may name a file of the user's by its path."""
+"""Keys of a scenario that may hold the path of a user's file."""
 OF_SEED, DRAWN = "of seed", "drawn for seed"
-"""Marks in a fingerprint: a function of the user's made this for the seed; the scenario drew it for the seed."""
+"""Marks in a fingerprint: the user's function made the value for the seed, or the scenario drew it for the seed."""
 LENGTH = 32
-"""Characters of a fingerprint."""
+"""Length of a fingerprint, in characters."""
 CODE = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
 PLAIN = (tuple, int, float, str, frozenset, list, dict, type(None))
-"""Types of the attributes of a class without a file that count."""
+"""Types of the class attributes that count if a class has no file."""
 LIBRARIES = frozenset({"builtins", "flwr", "numpy", "torch"})
-"""Packages that do not count, in addition to Python's own."""
+"""Packages that do not count, in addition to Python's standard library."""
 
 
 def code_fingerprints(scenario: Scenario, selector: Selector | None, own: OwnParts) -> dict[str, str]:
     """Return the fingerprints of a run's code.
 
     Args:
-        scenario: Of the run.
-        selector: The caller's, before its first round; None: the scenario's.
-        own: Model, data and objective of the caller's.
+        scenario: Scenario of the run.
+        selector: The caller's selector before its first round. If None, the scenario's.
+        own: The caller's model, data and objective.
 
     Returns:
-        ``selector`` with its parameters; ``model`` and ``objective`` if they are the user's.
+        Fingerprint of ``selector``, with its parameters, and of ``model`` and ``objective`` if the user brought them.
     """
     if selector is None:
         params: Mapping[str, Any] = scenario.selectors.get(label_of(scenario.selector), {})
         found = {"selector": fingerprint(selector_class(scenario.selector), params)}
     else:
-        # Seed and rounds stand in the scenario; a resumed run may have more rounds.
+        # Seed and rounds belong to the scenario, and a resumed run may have more rounds.
         names = inspect.signature(type(selector)).parameters.keys() - {"seed", "total_rounds"}
         held = {name: getattr(selector, name) for name in names if hasattr(selector, name)}
         found = {"selector": fingerprint(type(selector), held)}
@@ -83,9 +84,9 @@ def code_fingerprints(scenario: Scenario, selector: Selector | None, own: OwnPar
 
 
 def scenario_fingerprint(scenario: Scenario) -> str:
-    """Return the fingerprint of a scenario with its defaults, without selector, seed, engine and folders."""
+    """Return the fingerprint of a scenario and its defaults, without selector, seed, engine and folders."""
     kept = {key: text for key, text in course_settings(scenario).items() if key not in ("selector", "seed", "engine")}
-    # The name of a file without its folder: the same file lies elsewhere on another machine.
+    # A file's name counts without its folder, because the same file may be elsewhere on another machine.
     kept |= {key: text.rpartition("/")[2] for key, text in kept.items() if key in PATH_KEYS}
     return fingerprint({key: text for key, text in kept.items() if not key.startswith("selectors.")})
 
@@ -94,19 +95,20 @@ def fingerprints(world: World, own: OwnParts, code: Fingerprints) -> dict[str, s
     """Return the fingerprints of a run.
 
     Args:
-        world: Of the run.
-        own: Model, data and objective of the caller's.
-        code: Those of :func:`code_fingerprints`.
+        world: World of the run.
+        own: The caller's model, data and objective.
+        code: Fingerprints from :func:`code_fingerprints`.
 
     Returns:
-        ``code``, and ``scenario``, ``data`` and ``partition``; the parts of a user's model count too.
+        The fingerprints in ``code``, and those of ``scenario``, ``data`` and ``partition``. The fingerprint of a user's
+        model then also covers the parts of the model.
     """
     scenario, given = world.scenario, own_data_of(world.scenario, own)
     data, partition = (
         data_fingerprint(world.dataset, content=given is not None),
         partition_fingerprint(world.partitions),
     )
-    # The marks tell a difference between seeds, which is meant, from one between runs of a seed.
+    # The marks separate intended differences between seeds from differences between runs of the same seed.
     fixed = isinstance(given, OwnData) and given.partition is not None and not callable(given.partition)
     if isinstance(given, SeededData):
         data += f" {OF_SEED} {scenario.seed}"
@@ -118,7 +120,7 @@ def fingerprints(world: World, own: OwnParts, code: Fingerprints) -> dict[str, s
     if (devices := getattr(world.system, "devices", None)) is not None:  # the file may change while its name stays
         found["scenario"] = fingerprint([found["scenario"], devices])
     if "model" in code:
-        # A function that builds a model says nothing of the classes of its layers, which may lie in other files.
+        # The function that builds a model does not show the classes of its layers, which may be in other files.
         parts = sorted({type(part) for part in world.model.modules()}, key=lambda cls: cls.__qualname__)
         found["model"] = fingerprint(code["model"], parts)
     return found
@@ -129,11 +131,11 @@ def plan_fingerprints(codes: Mapping[str, Fingerprints], world: World, own: OwnP
 
     Args:
         codes: Label of each selector -> its :func:`code_fingerprints`.
-        world: Of the first seed.
-        own: Model, data and objective of the caller's.
+        world: World of the first seed.
+        own: The caller's model, data and objective.
 
     Returns:
-        ``selectors``: label -> fingerprint; ``seed``, and the other fingerprints of the first run.
+        A table with ``selectors`` (label -> fingerprint), ``seed``, and the other fingerprints of the first run.
     """
     first = fingerprints(world, own, next(iter(codes.values())))
     selectors = {label: code["selector"] for label, code in codes.items()}
@@ -143,14 +145,14 @@ def plan_fingerprints(codes: Mapping[str, Fingerprints], world: World, own: OwnP
 
 
 def changed_plan_parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the names of what differs between the fingerprints of two plans.
+    """Return the names of the parts in which the fingerprints of two plans differ.
 
-    Selectors may be added, and another seed may be the first.
+    The new plan may have more selectors, and may begin with another seed.
     """
     before, now = there.get("selectors"), here["selectors"]
     known = before if isinstance(before, Mapping) else {}
     changed = [f"selector {label!r}" for label in now if label in known and known[label] != now[label]]
-    # Not the scenario: when a run is resumed, its error names the key that differs. Other seeds have other data.
+    # The scenario is left out, because resuming a run reports the key that differs. Data may differ between seeds.
     left_out = ("scenario",) if there.get("seed") == here["seed"] else ("scenario", "data", "partition")
     return changed + [key for key in PARTS[1:] if key not in left_out and there.get(key) != here.get(key)]
 
@@ -161,20 +163,20 @@ def changed_parts(there: Fingerprints, here: Fingerprints) -> list[str]:
 
 
 def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
-    """Refuse to pool runs of different code or data, and warn of runs without fingerprints.
+    """Refuse to pool runs of different code or data, and warn about runs without fingerprints.
 
     Args:
-        runs: Label, seed, fingerprints and folder of each.
+        runs: Label, seed, fingerprints and folder of each run.
 
     Raises:
-        ParameterError: Names the first part that differs, and two folders.
+        ParameterError: Runs differ. The error names the first part that differs, and two folders.
     """
     seen: dict[tuple[Any, ...], tuple[str, str]] = {}
     for label, seed, prints, place in runs:
         if not prints:
             logger.warning(
-                "%s holds a run of an older version, without fingerprints: its selector, data and partition may differ "
-                "from those of the others",
+                "%s holds a run of an older version without fingerprints. Its selector, data or partition may "
+                "differ from the other runs",
                 place,
             )
             continue
@@ -188,15 +190,15 @@ def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
                 on = f" on seed {seed}" if of_one_seed else ""
                 raise ParameterError(
                     f"the runs in {where!r} and {place!r} cannot be compared: {part} is not the same in both{on}. "
-                    "Leave one out, or play it again with --resume and --replay"
+                    "Leave one out, or repeat it with --resume and --replay"
                 )
 
 
 def describe_shared(by_seed: Mapping[int, Fingerprints]) -> str:
-    """Return what runs on the same seeds share, as the end of a sentence.
+    """Describe what the runs of each seed have in common, as the end of a sentence.
 
     Args:
-        by_seed: Seed -> the fingerprints of one of its runs.
+        by_seed: Seed -> fingerprints of one of its runs.
     """
     own = any(f" {OF_SEED} " in one.get("data", "") for one in by_seed.values())
     partitions = {one["partition"].partition(" ")[0] if "partition" in one else None for one in by_seed.values()}
@@ -206,14 +208,14 @@ def describe_shared(by_seed: Mapping[int, Fingerprints]) -> str:
 
 
 def partition_fingerprint(partitions: Sequence[npt.NDArray[np.int64]]) -> str:
-    """Return the fingerprint of a partition: which client holds which rows.
+    """Return the fingerprint of a partition, that is, of the rows that each client holds.
 
     >>> one, other = [np.array([0, 2]), np.array([1])], [np.array([0]), np.array([1, 2])]
     >>> partition_fingerprint(one) == partition_fingerprint(other)
     False
     """
     found = hashlib.sha256()
-    # A sampled partition draws rows when they are asked for: its parameters determine them.
+    # A sampled partition draws rows on demand, and its parameters determine them.
     if isinstance(partitions, SampledPartition):
         found.update(repr(sorted(vars(partitions).items())).encode())
         return found.hexdigest()[:LENGTH]
@@ -229,7 +231,7 @@ def data_fingerprint(dataset: Dataset, *, content: bool) -> str:
 
     Args:
         dataset: The examples, which are never changed.
-        content: Whether the inputs count, as for data of the user's. The labels identify data sets that have a name.
+        content: Whether the inputs count, as they do for the user's data. The labels identify data sets with a name.
     """
     found = hashlib.sha256()
     for split in (dataset.train, dataset.validation, dataset.test):
@@ -244,7 +246,7 @@ def _arrays(split: Split, *, content: bool) -> list[npt.NDArray[Any]]:
 
 
 def fingerprint(*values: Any) -> str:
-    """Return the fingerprint of classes, functions and the values that they hold.
+    """Return the fingerprint of classes and functions, and of the values that they hold.
 
     >>> fingerprint(int) == fingerprint(int), fingerprint({"a": 1}) == fingerprint({"a": 2})
     (True, False)
@@ -253,26 +255,26 @@ def fingerprint(*values: Any) -> str:
 
 
 class _SourceHasher(NumpyHasher):  # type: ignore[misc]
-    """Hasher of any value, to which classes and functions are their source, not their names.
+    """Hasher of any value that represents classes and functions by their source, not by their names.
 
-    joblib's hasher pickles a value in a form that depends neither on the process nor on identities.
+    joblib's hasher pickles a value in a form that does not depend on the process or on object identities.
     """
 
     def __init__(self, hash_name: str) -> None:
         super().__init__(hash_name)
-        # By id, with the object itself: without a reference its id could be given to another one.
+        # By id, together with the object. Without a reference to the object, another object could get its id.
         self._seen: dict[int, Any] = {}
 
     def save(self, obj: Any) -> None:
-        """Add a value; one that cannot be pickled counts by its kind."""
+        """Add a value; a value that cannot be pickled is represented by its type."""
         try:
             super().save(self._stand_in(obj))
         except (pickle.PicklingError, TypeError, AttributeError):
             super().save(type(obj).__qualname__)
 
     def _stand_in(self, obj: Any) -> Any:
-        """Return what is hashed in place of an object."""
-        # The state of a generator does not count: the seed of a run stands in its scenario.
+        """Return the value that is hashed in place of an object."""
+        # The state of a generator does not count, because the scenario has the run's seed.
         if isinstance(obj, np.random.Generator | np.random.BitGenerator | torch.Generator):
             return type(obj).__qualname__
         if isinstance(obj, torch.Tensor):
@@ -281,7 +283,7 @@ class _SourceHasher(NumpyHasher):  # type: ignore[misc]
             return str(obj.dtype), obj.tolist()
         if isinstance(obj, set | frozenset):
             return sorted(fingerprint(one) for one in obj)
-        # Without its file and lines.
+        # A code object counts without its file and line numbers.
         if isinstance(obj, CodeType):
             return obj.co_code, obj.co_names, obj.co_varnames, obj.co_freevars, obj.co_consts
         if isinstance(obj, property):
@@ -292,14 +294,14 @@ class _SourceHasher(NumpyHasher):  # type: ignore[misc]
             return obj.func
         if not isinstance(obj, type | FunctionType) or not _counts(obj.__module__):
             return obj
-        # A class and its methods lead to each other.
+        # A class and its methods refer to each other, so classes are hashed only once.
         seen = id(obj) in self._seen
         self._seen[id(obj)] = obj
         return obj.__qualname__ if seen else (obj.__qualname__, *_source_of(obj))
 
 
 def _source_of(code: type | FunctionType) -> list[Any]:
-    """Return the source of a class or function, or its parts without a file, and what a function holds."""
+    """Return the source of a class or function (its parts if it has no file), and the values that a function holds."""
     if isinstance(code, type):
         modules = dict.fromkeys(one.__module__ for one in code.__mro__ if _counts(one.__module__))
         texts = {name: module_source(name) for name in modules}
@@ -308,17 +310,17 @@ def _source_of(code: type | FunctionType) -> list[Any]:
     text = module_source(code.__module__)
     cells = [_cell_content(cell) for cell in code.__closure__ or ()]
     held = [code.__defaults__, code.__kwdefaults__, cells]
-    # A module may have several lambdas, which share this name.
+    # A module may have several lambdas, which all share this name.
     if text is not None:
         return [text, held, code.__code__ if code.__name__ == "<lambda>" else None]
     return [code.__code__, held, _used_by(code)]
 
 
 def _used_by(function: FunctionType) -> dict[str, Any]:
-    """Return the functions and classes of its module that a function without a file uses, through others too."""
+    """Return the functions and classes that a function without a file uses from its module, directly or indirectly."""
     found: dict[str, Any] = {}
     unread = [function]
-    # Not by recursion: a notebook's functions may call each other in long chains.
+    # Not by recursion, because a notebook's functions may call each other in long chains.
     while unread:
         for name in unread.pop().__code__.co_names:
             used = function.__globals__.get(name)
@@ -330,7 +332,7 @@ def _used_by(function: FunctionType) -> dict[str, Any]:
 
 
 def _body(cls: type) -> dict[str, Any]:
-    """Return the attributes of a class that its author wrote; others hold addresses, lines or caches."""
+    """Return the attributes of a class that its author wrote; the others hold addresses, line numbers or caches."""
     return {
         name: value
         for name, value in vars(cls).items()
@@ -349,14 +351,14 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _counts(module: str) -> bool:
-    """Tell whether the source of a module counts; that of the program itself always does."""
+    """Return whether the source of a module counts; the source of the program itself always counts."""
     top = module.partition(".")[0]
     return top not in LIBRARIES and (top not in sys.stdlib_module_names or top == "__main__")
 
 
 def module_source(name: str) -> str | None:
-    """Return the source text of a module; None for the program itself, a notebook's cells, and modules without one."""
-    # A program's text also says how many seeds it runs, and changes with them.
+    """Return the source text of a module; None for the program itself, notebook cells, and modules without text."""
+    # The program's text also contains, for example, the number of seeds, and changes with it.
     if name == "__main__" or (module := sys.modules.get(name)) is None:
         return None
     try:

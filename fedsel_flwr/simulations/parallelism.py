@@ -1,4 +1,4 @@
-"""Parallelism of simulations: runs at a time, threads of a run, and the size by which its backend is chosen."""
+"""Parallelism of simulations: parallel runs, the threads of a run, and the size that decides its backend."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 
 THREADED_OPERATIONS = 2e9
-"""A step of the whole round with less arithmetic is done by one thread sooner than by several."""
+"""Arithmetic of one step of the whole round below which one thread is faster than several."""
 
 
 def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
-    """Return the number of runs at a time.
+    """Return the checked number of parallel runs.
 
     Raises:
-        ParameterError: It is below 1, or above 1 where runs share Ray or a device.
+        ParameterError: The number is below 1, or it is above 1 although the runs share Ray or a device.
     """
     number = whole("jobs", jobs, 1)
     if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
@@ -32,18 +32,19 @@ def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
 
 
 def threads_for(world: World) -> int:
-    """Return how many threads torch uses in the vectorized engine on the CPU: those it has, or one for small products.
+    """Return the number of torch threads for the vectorized engine on the CPU: all of them, or one for small products.
 
-    A step on small stacks is some sixty operations of microseconds. Threads that meet after each of them wait longer
-    than they work, and many times longer if the machine has other work. The rule depends on sizes only.
+    A step on small stacks consists of about sixty operations of a few microseconds each. Threads synchronize after
+    each operation, so they wait longer than they work. On a busy machine they wait many times longer. The rule depends
+    on sizes only.
     """
     operations = step_operations(world.model, world.scenario.training.settings(), world.scenario.clients_per_round)
     return torch.get_num_threads() if convolves(world.model) or operations >= THREADED_OPERATIONS else 1
 
 
 def run_size(world: World) -> RunSize:
-    """Return the size of a world's run, from which its backend follows."""
+    """Return the size of a world's run, which decides its backend."""
     scenario, settings = world.scenario, world.scenario.training.settings()
-    # Rounded up: the last batch of an epoch may be smaller.
+    # Rounded up, because the last batch of an epoch may be smaller.
     steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
     return RunSize(scenario.rounds, scenario.clients_per_round, float(np.mean(steps)), int(world.sizes.max()))

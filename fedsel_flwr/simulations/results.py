@@ -1,4 +1,4 @@
-"""Results of a run: in memory, in the run's folder, and the tables that are computed when it is over."""
+"""Results of a run: in memory, in the run's folder, and the tables computed after the run."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from fedsel_flwr.strategies.wrapping.round_end import LastModel
 
 MAX_CLIENTS = 10_000
-"""Largest fleet whose regret is computed: the table of choices has a cell for each client and round."""
+"""Largest number of clients for which the regret is computed. The table of choices has a cell per client and round."""
 CLIENT_ACCURACY = "client-accuracy"
-"""Name of the table of the final model's accuracies on the clients' examples."""
+"""Name of the table with the final model's accuracy on each client's examples."""
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
@@ -57,12 +57,13 @@ class RunResult:
     """Result of a simulation.
 
     Attributes:
-        history: Round by round and client by client.
+        history: Records of each round and each client.
         arrays: The final global model.
-        diagnosis: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
-        fingerprints: Those of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
-        client_accuracies: Accuracy of the final model on each client's test examples, shape (num_clients,); NaN for a
-            client without any, empty if it was not measured.
+        diagnosis: One sentence if the run diverged, or if no update could be used. Otherwise empty, as it is for a run
+            that was read from its folder.
+        fingerprints: Fingerprints of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if unknown.
+        client_accuracies: Accuracy of the final model on each client's test examples, shape (num_clients,). NaN for a
+            client without test examples. Empty if it was not measured.
     """
 
     history: History
@@ -73,16 +74,16 @@ class RunResult:
 
 
 class RunFolder:
-    """Folder of a run: the scenario from the start, each round as it ends, history and model at the end.
+    """Folder of a run: written at the start (scenario), after each round, and at the end (history and model).
 
     Args:
-        folder: Its path; made if needed.
-        scenario: What is run.
-        label: The selector's label; None: as in the scenario.
-        fingerprints: Those of code and data.
+        folder: Path of the folder; created if needed.
+        scenario: Scenario that is run.
+        label: The selector's label. If None, the scenario's.
+        fingerprints: Fingerprints of code and data.
 
     Raises:
-        ParameterError: There is a link in the folder.
+        ParameterError: The folder contains a link.
         RunError: The folder cannot be written to, another process writes there, or pyarrow is not installed.
     """
 
@@ -93,13 +94,13 @@ class RunFolder:
         label: str | None = None,
         fingerprints: Fingerprints | None = None,
     ) -> None:
-        # Needed only when the run finishes: a missing package should not cost the run.
+        # Loaded now although it is needed only at the end, so that a missing package does not cost the run.
         load_optional("pyarrow.parquet")
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._fingerprints = dict(fingerprints or {})
         self._journal: Journal | None = None
         check_links(self.path)
-        with self._disk_errors("begun"):
+        with self._disk_errors("written"):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(self.path, RUN_IN_USE)
 
@@ -107,7 +108,7 @@ class RunFolder:
         """Write the scenario and the record of the run, and begin the journal.
 
         Raises:
-            RunError: That cannot be done.
+            RunError: A file cannot be written.
         """
         scenario = self._scenario
         record = {
@@ -116,8 +117,8 @@ class RunFolder:
             "versions": versions(),
             FINGERPRINTS: self._fingerprints,
         }
-        with self._disk_errors("begun"):
-            # Files of an earlier run here. The model goes first: with it the folder would count as finished.
+        with self._disk_errors("written"):
+            # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):
                 (self.path / name).unlink(missing_ok=True)
             self._remove_saved_models()
@@ -128,11 +129,11 @@ class RunFolder:
             self._journal.begin()
 
     def record_rounds(self, history: History, *, elsewhere: bool = False) -> None:
-        """Write each round of a history as it ends; call this before the history is restored from a checkpoint.
+        """Write each round of a history when it ends; call this before a checkpoint restores the history.
 
         Args:
-            history: Of the run.
-            elsewhere: Whether the checkpoints' folder has its journal; else it goes to this folder.
+            history: History of the run.
+            elsewhere: Whether the journal is in the checkpoints' folder. If not, it is in this folder.
         """
         if not elsewhere:
             history.write_to(Journal(self.path / JOURNAL))
@@ -140,22 +141,22 @@ class RunFolder:
 
     @property
     def failure(self) -> RunError | None:
-        """The error of a round that could not be written, if there is one."""
+        """Error of a round that could not be written; None if there is none."""
         return self._journal.failure if self._journal else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Write history and model in place of the journal, and the tables derived from them.
+        """Replace the journal with the history and the model, and write the tables computed from them.
 
-        The history stays readable, though it had rows in the journal.
+        The history in memory stays readable, although it had rows in the journal.
 
         Args:
             result: History and model.
             tables: Name -> columns.
 
         Raises:
-            RunError: That cannot be done.
+            RunError: A file cannot be written.
         """
-        with self._disk_errors("finished; the journal in it holds every round"):
+        with self._disk_errors("finished (its journal holds every round)"):
             written = [*run_folder.write_history(self.path, result.history)]
             accuracies = result.client_accuracies
             measured = {"client": np.arange(len(accuracies)), "accuracy": accuracies}
@@ -165,49 +166,49 @@ class RunFolder:
                 run_folder.write_table(written[-1], columns)
             digests = {path.name: digest_of_file(path) for path in written}
 
-            # A folder with a model counts as finished. So the record has every digest before the model gets its name.
+            # A folder with a model counts as finished, so the record gets every digest before the model gets its name.
             def record_digests(model: bytes) -> None:
                 record = read_record(self.path)
                 files = record.get(FILES, {}) | digests | {run_folder.MODEL: digest_of(model)}
                 write_record(self.path, record | {FILES: files})
 
             run_folder.write_model(self.path, list(result.arrays), before=record_digests)
-        # The history still reads it: its journal keeps the file open.
+        # The history can still read the journal, because it keeps the file open.
         (self.path / JOURNAL).unlink(missing_ok=True)
         self._remove_saved_models()
 
     def save_last_model(self, last: LastModel | None) -> Path | None:
-        """Write the last model of a run that an error ends, if a round has ended and the run has not finished.
+        """Write the last model after an error, if at least one round has ended and the run has not finished.
 
         Returns:
-            The file; None if there is none, or it cannot be written.
+            Path of the file; None if there is no model, or if it cannot be written.
         """
         if last is None or not last.round or (self.path / run_folder.MODEL).exists():
             return None
-        # The error that ends the run says more than one about this file would.
+        # The error that ends the run is more useful than an error about this file.
         with contextlib.suppress(OSError, FedSelError):
             return run_folder.write_model(self.path, last.arrays, run_folder.MODEL_AFTER_ROUND.format(last.round))
         return None
 
     def close(self) -> None:
-        """Let other processes write to the folder."""
-        # The lock is released with its last reference.
+        """Release the folder, so that other processes can write to it."""
+        # Removing the last reference releases the lock.
         self._lock = None
 
     def _remove_saved_models(self) -> None:
-        """Remove the models of earlier attempts that an error ended."""
+        """Remove the models that earlier attempts saved after an error."""
         for path in self.path.glob(run_folder.MODEL_AFTER_ROUND.format("*")):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _disk_errors(self, what: str) -> Iterator[None]:
-        """Turn the disk's errors into ours, which name the folder."""
+        """Convert the disk's errors into our errors, which name the folder."""
         try:
             yield
         except OSError as error:
             raise RunError(
-                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Make room or give the right to "
-                "write, and run again with --resume (resume=True)"
+                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Free disk space or make the folder "
+                "writable, then resume with --resume (resume=True)"
             ) from error
 
 
@@ -215,10 +216,10 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     """Write the resolved scenario, the history and the model of a finished run.
 
     Args:
-        folder: Its folder; made if needed.
-        scenario: What was run.
+        folder: Folder of the run; created if needed.
+        scenario: Scenario that was run.
         result: History and model.
-        label: The selector's label; None: as in the scenario.
+        label: The selector's label. If None, the scenario's.
 
     Raises:
         RunError: The folder cannot be written to.
@@ -230,16 +231,16 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
 
 
 def write_interrupted_run(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
-    """Write the resolved scenario, the rounds and the last model of a run that an error ended.
+    """Write the resolved scenario, the rounds and the last model of a run that ended with an error.
 
     Args:
-        folder: Its folder; made if needed.
-        scenario: What was run.
-        history: Its rounds.
-        last: Its last model.
+        folder: Folder of the run; created if needed.
+        scenario: Scenario that was run.
+        history: Rounds of the run.
+        last: Last model of the run.
 
     Returns:
-        The model's file; None if there is none.
+        Path of the model's file; None if there is no model.
 
     Raises:
         RunError: The folder cannot be written to.
@@ -253,7 +254,7 @@ def write_interrupted_run(folder: Path, scenario: Scenario, history: History, la
 
 
 def describe_runs(folder: Path) -> str:
-    """Return what the runs in a folder hold: "bsfl-seed1: 300 rounds, finished; random-seed1: 17 rounds"."""
+    """Describe the runs in a folder, for example "bsfl-seed1: 300 rounds, finished; random-seed1: 17 rounds"."""
     places = [folder, *sorted(folder.glob("*/"))]
     described = []
     for place in places:
@@ -265,7 +266,7 @@ def describe_runs(folder: Path) -> str:
 
 
 def read_label(folder: Path) -> tuple[str, Scenario]:
-    """Read the label and the scenario of a run back; the selector's code is not needed.
+    """Read the label and the scenario of a run, without the selector's code.
 
     Args:
         folder: The folder of one run.
@@ -279,28 +280,28 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
     try:
         record = read_record(folder)
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
-        # Before anything else looks at them: the folder may come from another person.
+        # Checked first, because the folder may come from another person.
         check_tree(record)
         check_tree(tables)
         return check_label(str(record["selector"])), Scenario.model_validate({"name": str(record["scenario"])} | tables)
     except FileNotFoundError as error:
         raise ParameterError(
-            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}. Give a folder that fedsel run or "
-            "compare has written"
+            f"{str(folder)!r} is not a run: it has no {Path(str(error.filename)).name}. Give a folder that fedsel "
+            "run or compare has written"
         ) from error
-    # The errors of JSON and TOML are ValueErrors; a file nested too deeply raises RecursionError.
+    # Errors of JSON and TOML are ValueErrors. A file with too deep nesting raises RecursionError.
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ParameterError(f"{str(folder)!r} is no run: {describe_faults(error)}") from error
+        raise ParameterError(f"{str(folder)!r} is not a run: {describe_faults(error)}") from error
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
-    """Read back what :func:`write_run` wrote, if every file is unchanged; the selector's code is not needed.
+    """Read the files of :func:`write_run`, if they are unchanged, without the selector's code.
 
     Args:
         folder: The folder of one run.
 
     Returns:
-        The selector's label, the scenario and the result, whose model is empty if the run was cut off.
+        The selector's label, the scenario and the result. The result's model is empty if the run was interrupted.
 
     Raises:
         ParameterError: A file is missing or damaged.
@@ -319,14 +320,14 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
 def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:
     """Compute the tables of a finished run: name -> columns.
 
-    They need the true latencies and every client's examples, which neither a selector nor a server knows.
+    The tables need the true latencies and every client's examples. Neither a selector nor a server knows them.
 
     Args:
         world: The scenario's world.
-        result: Of the run.
+        result: Result of the run.
 
     Returns:
-        ``regret`` if the system model gives the latencies; ``classes`` if the scenario asks for it.
+        ``regret`` if the system model defines the latencies, and ``classes`` if the scenario asks for it.
     """
     tables: dict[str, Columns] = {}
     if world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
@@ -337,18 +338,19 @@ def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:
 
 
 def client_accuracies(world: World, arrays: Arrays) -> FloatArray:
-    """Compute the model's accuracy for each client, on examples on which nobody trained.
+    """Compute the model's accuracy for each client, on examples that no client trained on.
 
-    A client with test examples of its own is judged by them. If the scenario sets none aside, it is judged by the test
-    set, whose classes count as often as among the client's examples.
+    If the scenario sets local test examples aside, they measure the client's accuracy. If not, the test set measures
+    it, with each class weighted by its share of the client's examples.
 
     Args:
         world: The clients' examples and the test set.
         arrays: The model.
 
     Returns:
-        Shape (num_clients,); NaN for a client none of whose classes is in the test set. Shape (0,) with more than
-        :data:`MAX_CLIENTS` clients, or without test examples of the clients if the labels are no classes.
+        Accuracies, shape (num_clients,); NaN for a client if the test set has none of its classes. Shape (0,) if there
+        are more than :data:`MAX_CLIENTS` clients. Also shape (0,) without local test examples, if the labels are not
+        classes.
     """
     scenario = world.scenario
     own = scenario.data.local_test_fraction > 0
@@ -361,7 +363,7 @@ def client_accuracies(world: World, arrays: Arrays) -> FloatArray:
 def _on_own_examples(world: World) -> FloatArray:
     """Return the accuracy of the world's model on each client's test examples."""
     data, tested = world.dataset.train, [rows for _, rows in world.train_test_rows(range(world.scenario.num_clients))]
-    # Clients may share examples: each goes through the model once.
+    # Clients may share examples, but the model evaluates each example once.
     needed = np.unique(np.concatenate(tested))
     found, labels = outputs(world.model, data.inputs[needed]), read_only_tensor(data.labels)
     quality = world.objective.quality
@@ -369,7 +371,7 @@ def _on_own_examples(world: World) -> FloatArray:
 
 
 def _on_test_set(world: World) -> FloatArray:
-    """Return the accuracy of the world's model on the test set, its classes weighted as each client has them."""
+    """Return the accuracy of the world's model on the test set, for each client weighted by its share of each class."""
     test, classes = world.dataset.test, world.dataset.num_classes
     labels, trained = np.asarray(test.labels), np.asarray(world.dataset.train.labels)
     right = outputs(world.model, test.inputs).argmax(-1).numpy() == labels
@@ -377,7 +379,7 @@ def _on_test_set(world: World) -> FloatArray:
     held = np.array([
         np.bincount(trained[world.train_rows(k)], minlength=classes) for k in range(world.scenario.num_clients)
     ])  # fmt: skip
-    # A class that the test set lacks counts for nobody.
+    # A class that is missing from the test set counts for no client.
     held[:, tested == 0] = 0
     by_class = np.bincount(labels, weights=right, minlength=classes) / np.maximum(tested, 1)
     with np.errstate(invalid="ignore"):
@@ -385,21 +387,22 @@ def _on_test_set(world: World) -> FloatArray:
 
 
 def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Columns:
-    """Compute the seconds a round that the choices lost to the m clients of the least mean latency (Xia, (14)).
+    """Compute the seconds lost per round, compared with the m clients of the lowest mean latency (Xia, (14)).
 
     Args:
-        world: Its system model gives the mean latencies.
+        world: The world, whose system model defines the mean latencies.
         clients: The clients chosen in each round.
         rounds: Number of rounds.
 
     Raises:
-        RunError: A client or a round is none of the scenario's.
+        RunError: A client or a round does not belong to the scenario.
 
     Returns:
-        ``round``; ``Theta``, the seconds lost since the start, tau_max times the regret; ``theta`` = Theta / round.
+        The columns ``round``, ``Theta`` and ``theta``. Theta is the seconds lost since the start, tau_max times the
+        regret. theta = Theta / round.
     """
     scenario, longest = world.scenario, world.system.max_latency_s
-    # A client that does not answer has reward 0. Latencies are capped at the longest, so no reward is below 0.
+    # A client that does not answer has reward 0. Latencies are capped at the maximum, so no reward is below 0.
     answers = 1.0 - world.dropout.probability
     mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # mean of Xia (5)
     chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
@@ -407,9 +410,9 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
     for row in clients:
         if row.client_id not in known or not 1 <= row.round <= rounds:
             raise RunError(
-                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients 0 "
-                f"to {scenario.num_clients - 1} and {rounds} rounds: the checkpoints that it was resumed from are of "
-                "another run. Begin a new one"
+                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients "
+                f"0 to {scenario.num_clients - 1} and {rounds} rounds. It was resumed from checkpoints of another "
+                "run. Begin a new run"
             )
         chosen[row.round - 1, known[row.client_id]] = True
     _, best = xia_genie(mean_reward, scenario.clients_per_round)
@@ -426,12 +429,13 @@ def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
         arrays: The model.
 
     Returns:
-        ``client``, ``label``, ``num_examples`` and ``accuracy``, a row for each class that a client has.
+        The columns ``client``, ``label``, ``num_examples`` and ``accuracy``, with a row for each class that a client
+        has.
     """
     set_arrays(world.model, list(arrays))
     data = world.dataset.train
     labels = np.asarray(data.labels)
-    # All outputs in one pass: clients may share examples.
+    # One pass computes all outputs, because clients may share examples.
     right = (outputs(world.model, data.inputs).argmax(-1).numpy() == labels).astype(np.float64)
     rows: list[tuple[int, int, int, float]] = []
     for k in range(world.scenario.num_clients):

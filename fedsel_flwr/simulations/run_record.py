@@ -1,7 +1,7 @@
-"""The record of a run, ``run.json``: scenario, selector, versions, and a digest of each file of a finished run.
+"""Record of a run, ``run.json``: scenario, selector, versions, and a digest of each file of a finished run.
 
-A bit that flips in a file of numbers gives other numbers, which nothing else would show. The record has a digest of
-itself too. Digests find damage; they do not protect against a person who writes new ones.
+A flipped bit in a file of numbers gives other numbers, and only a digest shows that. The record also has a digest of
+itself. Digests reveal damage. They do not protect against a person who writes new digests.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
+from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.scenario import Scenario, flat_settings
-from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+from fedsel_flwr.simulations.scenario_files import load_scenario
 
 RUN = "run.json"
-"""Name of the file."""
+"""Name of the file with the record."""
 FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
 """Keys of the files' digests, of the record's own digest, and of the fingerprints of code and data."""
 NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
-"""Files that every finished run has."""
+"""Files of every finished run."""
 NO_PARAMETERS = frozenset({"name", "description", "selector", "seed", "data.data_dir"})
 """Keys of a scenario that are no parameters of a run, or that :func:`run_parameters` lists in any case."""
-CURE = "Play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
-"""The remedy for damage."""
+CURE = "Repeat the run with --resume and --replay (replay=True), or restore the folder from a copy"
+"""Cure for damage, in errors."""
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -82,7 +83,7 @@ def run_parameters(scenario: Scenario, label: str, selector: Selector | None = N
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest of some bytes.
+    """Return the digest of bytes.
 
     >>> digest_of(b"abc")[:20]
     'sha256:ba7816bf8f01c'
@@ -91,7 +92,7 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the digest of a file, which is never in memory as a whole."""
+    """Return the digest of a file, without reading the whole file into memory."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
@@ -100,7 +101,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record of a run, with a digest of itself.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The record cannot be written.
     """
     rest = {key: value for key, value in record.items() if key != DIGEST}
     with atomic_write(folder / RUN) as temporary:
@@ -108,12 +109,12 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a run, unchecked.
+    """Read the record of a run without checks.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no JSON.
-        TypeError: It is no object.
+        OSError: The record cannot be read.
+        ValueError: The record is not JSON.
+        TypeError: The record is not a JSON object.
     """
     record = json.loads((folder / RUN).read_text("utf-8"))
     if not isinstance(record, dict):
@@ -129,10 +130,10 @@ def _read_or_refuse(folder: Path) -> dict[str, Any]:
 
 
 def read_fingerprints(folder: Path) -> dict[str, str]:
-    """Read the fingerprints of a run's code and data; empty if a version without them wrote its record.
+    """Read the fingerprints of a run's code and data; empty if an older version wrote the record without them.
 
     Raises:
-        ParameterError: The record cannot be read, or holds something else there.
+        ParameterError: The record cannot be read, or its fingerprints are not a table of texts.
     """
     found = _read_or_refuse(folder).get(FINGERPRINTS, {})
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
@@ -141,38 +142,36 @@ def read_fingerprints(folder: Path) -> dict[str, str]:
 
 
 def has_digests(record: Mapping[str, Any]) -> bool:
-    """Tell whether a finished run's record has a digest of each file that every finished run has."""
+    """Return whether the record of a finished run has a digest of each file in :data:`NEEDED`."""
     files = record.get(FILES)
     return isinstance(files, Mapping) and set(NEEDED) <= set(files)
 
 
 def check_digests(folder: Path, *, finished: bool) -> None:
-    """Refuse a run with a damaged file; warn if an older version wrote it, so that damage would not show.
+    """Refuse a run with a damaged file; warn if an older version wrote the run without digests.
 
     Args:
-        folder: Of the run.
-        finished: Whether it has finished.
+        folder: Folder of the run.
+        finished: Whether the run has finished.
 
     Raises:
-        ParameterError: Names the file.
+        ParameterError: A file is damaged. The error names it.
     """
     record = _read_or_refuse(folder)
     rest = {key: one for key, one in record.items() if key != DIGEST}
-    # Records of older versions have neither key. One with either lost the other by damage.
+    # Records of older versions have neither key. A record with only one of them has lost the other by damage.
     if (DIGEST in record or FILES in record) and record.get(DIGEST) != _record_digest(rest):
-        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it has another digest than it says. {CURE}")
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: its digest does not match its content. {CURE}")
     if finished and not has_digests(record):
-        logger.warning(
-            "%s holds a run of an older version, without a digest of each file: damage to them would not show", folder
-        )
+        logger.warning("%s holds a run of an older version without file digests, so damage would go unnoticed", folder)
         return
     files = record.get(FILES)
     kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
     for name, expected in kept.items():
-        # A plain name: the folder may come from another person, and no file outside is to be opened.
+        # Only plain names are allowed. The folder may come from another person, and no file outside may be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run. {CURE}")
-        # A run cut off between its record and its model has digests of files that resuming writes again.
+            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is not a file of a run. {CURE}")
+        # A run that was interrupted between its record and its model has digests of files that resuming writes again.
         if not finished and name != run_folder.SCENARIO:
             continue
         try:
@@ -183,10 +182,10 @@ def check_digests(folder: Path, *, finished: bool) -> None:
             ) from error
         if found != expected:
             raise ParameterError(
-                f"{str(folder / name)!r} is damaged: its content has another digest than {RUN} says. {CURE}"
+                f"{str(folder / name)!r} is damaged: its content does not match the digest in {RUN}. {CURE}"
             )
 
 
 def _record_digest(rest: Mapping[str, Any]) -> str:
-    # Sorted, so that the digest does not depend on the order in which keys were added.
+    # Keys are sorted, so that the digest does not depend on the order in which they were added.
     return digest_of(json.dumps(rest, sort_keys=True).encode())

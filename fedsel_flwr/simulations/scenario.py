@@ -1,4 +1,4 @@
-"""A scenario: everything that defines a simulation, units in the names. Loads neither torch nor Flower."""
+"""Scenario: everything that defines a simulation, with units in the names. Loads neither torch nor Flower."""
 
 from __future__ import annotations
 
@@ -36,18 +36,21 @@ CHANGEABLE_ON_RESUME = frozenset({
     "selectors",
     "data.data_dir", "aggregation.round_timeout_s", "aggregation.wait_timeout_s",
 })  # fmt: skip
-"""Keys that may change when a run is resumed: its end, the folder of its data, timeouts, and what is only reported."""
+"""Keys that may change when a run is resumed: its length, the data folder, timeouts, and keys that only reports use."""
 MAX_TEXT = 60
-"""Longest text of a value, characters; a longer one is cut and gets a digest."""
+"""Longest text of a value, in characters. A longer text is cut and gets a digest."""
 
 
 class Clients(Table):
-    """Clients' clocks and dropout.
+    """Clocks and dropout of the clients.
 
-    ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once. In each round a chosen client
-    crashes before training with ``crash_probability``; one that trained does not answer with ``failure_probability``.
-    With ``reference_multiplications`` above 0 seconds and joules of computing follow the model: the devices' speed is
-    that for a model of so many multiplications an example, and another model takes proportionally longer or shorter.
+    If ``energy_score_low`` is below 1, each client's PCZFL score is drawn once from U[low, 1]. In each round a chosen
+    client crashes before training with ``crash_probability``. A client that trained does not answer with
+    ``failure_probability``.
+
+    If ``reference_multiplications`` is above 0, the time and energy of computing depend on the size of the model. The
+    devices' speed then holds for a model with this number of multiplications per example. Other models take
+    proportionally more or less time.
     """
 
     energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
@@ -62,9 +65,9 @@ class Scenario(Table):
     """Everything that defines a simulation.
 
     The target is reached when the mean of the last ``target_rounds`` measured accuracies is ``target_accuracy``. The
-    global model is evaluated every ``evaluation_every`` rounds, with ``per_class_accuracy`` at the end also on each
-    client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before ``rounds`` do; 0
-    is no budget.
+    global model is evaluated every ``evaluation_every`` rounds. With ``per_class_accuracy``, the final model is also
+    evaluated on each client's examples of each class. ``simulated_s`` and ``joules`` are budgets that can end the run
+    before ``rounds`` are over; 0 means no budget.
     """
 
     name: str
@@ -97,8 +100,8 @@ class Scenario(Table):
     @model_validator(mode="before")
     @classmethod
     def _default_max_latency(cls, tables: Any) -> Any:
-        """Set the default of ``wireless.max_latency_s``: the paper's in Xia's cell, the strategies' for phones."""
-        # Before validation: afterwards a default cannot be told from a value that the user gave.
+        """Set the default of ``wireless.max_latency_s``: the paper's for Xia's cell, the strategies' for phones."""
+        # Done before validation, because afterwards a default looks like a value that the user set.
         if not isinstance(tables, dict):
             return tables
         system, wireless = tables.get("system"), tables.get("wireless", {})
@@ -135,15 +138,16 @@ class Scenario(Table):
         """Return the system model: delays and energy of the clients.
 
         Args:
-            sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
-            model_bytes: Size of the model as it is sent, bytes; read for phones if ``payload_bytes`` is 0.
-            multiplications: The model's for an example, read if ``clients.reference_multiplications`` is set; 0: as
-                many as the reference.
-            devices: Seconds per example, downlink and uplink in bytes/s of each client, shape (num_clients, 3), in
-                place of drawn phones; None draws them.
+            sizes: Number of training examples of each client, shape (num_clients,). Phones need it, Xia's cell does
+                not.
+            model_bytes: Size of the model when it is sent, in bytes. Used for phones if ``payload_bytes`` is 0.
+            multiplications: Multiplications of the model per example; 0 means as many as the reference. Used if
+                ``clients.reference_multiplications`` is set.
+            devices: Seconds per example, and downlink and uplink in bytes/s, of each client, shape (num_clients, 3).
+                None draws phones instead.
 
         Raises:
-            ParameterError: Phones without sizes or payload.
+            ParameterError: The system model is phones, and sizes or payload are missing.
         """
         reference = self.clients.reference_multiplications
         factor = multiplications / reference if multiplications and reference else 1.0
@@ -168,10 +172,10 @@ class Scenario(Table):
         )
 
     def model_bytes(self, own: int) -> tuple[float, float]:
-        """Return the bytes of a model on its way to a client, and of an update on its way back.
+        """Return the bytes of a model sent to a client, and of an update sent back.
 
         Args:
-            own: Size of the model itself, bytes; used for phones without ``system.payload_bytes``.
+            own: Size of the model itself, in bytes. Used for phones without ``system.payload_bytes``.
         """
         if self.system.kind == "cell":
             return self.wireless.payload_down_bits / 8, self.wireless.payload_up_bits / 8
@@ -180,7 +184,7 @@ class Scenario(Table):
 
     def _cell(self, factor: float) -> SystemModel:
         w, device = self.wireless, self.device.model_dump()
-        # Xia's model has no speed in multiplications: a model of twice the size is twice as many samples.
+        # Xia's model has no speed in multiplications, so a model of twice the size counts as twice as many samples.
         device["samples_per_round"] *= factor
         return SystemModel(
             num_clients=self.num_clients,
@@ -204,20 +208,20 @@ def flat_settings(scenario: Scenario) -> dict[str, Any]:
 
 
 def course_settings(scenario: Scenario) -> dict[str, str]:
-    """Return the settings on which the course of a run depends: dotted key -> value as text."""
+    """Return the settings that determine the course of a run: dotted key -> value as text."""
     kept = {
         key: value
         for key, value in flat_settings(scenario).items()
         if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")
     }
-    # Of the selectors' tables only that of the selector that runs.
+    # Only the table of the selector that runs counts.
     label = label_of(scenario.selector)
     kept |= {f"selectors.{label}.{key}": value for key, value in scenario.selectors.get(label, {}).items()}
     return {key: abbreviate(repr(value)) for key, value in kept.items()}
 
 
 def abbreviate(text: str) -> str:
-    """Return a text, cut and with its digest if it is longer than 60 characters.
+    """Return a text; if it is longer than 60 characters, cut it and add its digest.
 
     >>> abbreviate("0.1")
     '0.1'

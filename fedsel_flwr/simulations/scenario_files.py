@@ -1,4 +1,4 @@
-"""Scenario files: read TOML, override single keys, and name the key in every error."""
+"""Scenario files: read TOML, override single keys, and name the faulty key in every error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import inspect
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,23 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
+from fedsel_flwr.simulations.listing import packaged_text, scenario_names
 from fedsel_flwr.simulations.scenario import Scenario
 
 REFERENCE_KEYS = ("selector", "model.name", "data.dataset")
-"""Keys whose value may refer to code of the user's."""
+"""Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
 """Selector parameters that the scenario sets.
 
-``max_latency`` may be "auto" in a selector's table. A selector that chooses the size of its cohort takes
-``clients_per_round`` there too, as a cap.
+``max_latency`` may be "auto" in a selector's table. If a selector chooses the size of its cohort, its table may also
+hold ``clients_per_round``, as a cap.
 """
 EXPECTED = {
-    "model_type": "expected a table, whose keys are set one by one",
-    "dict_type": "expected a table, whose keys are set one by one",
+    "model_type": "expected a table; set its keys one by one",
+    "dict_type": "expected a table; set its keys one by one",
     "tuple_type": "expected a list of numbers, such as 3, 4, 5",
 }
-"""Type of a fault whose message by pydantic is about Python's types -> what a TOML file should hold."""
-
-
-def scenario_names() -> tuple[str, ...]:
-    """Return the names of the scenarios inside the package, sorted."""
-    folder = resources.files("fedsel_flwr.simulations") / "scenarios"
-    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+"""Replacements for pydantic's messages about Python types: type of the error -> what the TOML file should hold."""
 
 
 def load_scenario(
@@ -49,20 +43,20 @@ def load_scenario(
 ) -> Scenario:
     """Read a scenario and replace single keys.
 
-    A file that a key refers to, as in ``selector = "./mine.py:Fastest"``, is relative to the TOML file; in an override
-    it is relative to the working directory.
+    A key may refer to a file, as in ``selector = "./mine.py:Fastest"``. Such a path is relative to the TOML file. In an
+    override it is relative to the working directory.
 
     Args:
-        source: A name of :func:`scenario_names`, or the path of a TOML file.
-        overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
-            the scenario's own.
-        selectors: References of other selectors whose parameters the scenario may hold.
+        source: A name from :func:`scenario_names`, or the path of a TOML file.
+        overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``. A value of None or "" keeps the
+            scenario's value.
+        selectors: References to other selectors whose parameters the scenario may hold.
 
     Returns:
-        The scenario, checked.
+        The checked scenario.
 
     Raises:
-        ParameterError: No such scenario, broken TOML, an unknown key or a value that is not allowed.
+        ParameterError: The scenario does not exist, its TOML is broken, a key is unknown, or a value is not allowed.
     """
     if not isinstance(source, str | os.PathLike):
         raise ParameterError(f"scenario must be a name or the path of a TOML file, got {type(source).__name__}")
@@ -77,8 +71,8 @@ def load_scenario(
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ParameterError(f"scenario {source!r} is not valid TOML: {error}. Correct the file there") from error
     if not tables:
-        raise ParameterError(f"scenario file {source!r} is empty: give at least one key, such as rounds = 10")
-    # Before overrides are set: their files are relative to another folder.
+        raise ParameterError(f"scenario file {source!r} is empty. Set at least one key, such as rounds = 10")
+    # Done before overrides are set, because paths in overrides are relative to another folder.
     for key in REFERENCE_KEYS:
         _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
@@ -89,7 +83,7 @@ def load_scenario(
                 absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
             )
     scenario = _validated(source, {"name": name} | tables)
-    _check_selectors(source, scenario, selectors)
+    check_selector_tables(source, scenario, selectors)
     return scenario
 
 
@@ -97,13 +91,13 @@ def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scena
     """Return a scenario made from its tables, with single keys replaced.
 
     Args:
-        tables: Those of ``Scenario.model_dump``.
-        changes: Dotted key -> value; None leaves the value in the tables.
+        tables: The tables that ``Scenario.model_dump`` returns.
+        changes: Dotted key -> value. None keeps the value in the tables.
 
     Raises:
-        ParameterError: A key is unknown, or a value not allowed.
+        ParameterError: A key is unknown, or a value is not allowed.
     """
-    # A deep copy: keys are set in inner tables, which belong to the caller.
+    # A deep copy, because keys are set in inner tables, which belong to the caller.
     changed = copy.deepcopy(dict(tables))
     for key, value in changes.items():
         if value is not None:
@@ -112,7 +106,7 @@ def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scena
 
 
 def _validated(source: str | None, tables: Mapping[str, Any]) -> Scenario:
-    """Return the scenario of these tables; name every fault, and the scenario's source."""
+    """Return the scenario of these tables; an error names every fault and the scenario's source."""
     try:
         return Scenario.model_validate(tables)
     except ValidationError as error:
@@ -127,13 +121,13 @@ def own_parameters(cls: type[Selector]) -> tuple[str, ...]:
 
 
 def chooses_cohort_size(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Tell whether a selector with these parameters chooses the size of its cohort (FedCS, PCZFL)."""
+    """Return whether a selector with these parameters chooses the size of its cohort (FedCS, PCZFL)."""
     return "clients_per_round" in parameters and parameters["clients_per_round"].default is None
 
 
 def _read(source: str) -> tuple[str, str]:
     if source in scenario_names():
-        return source, (resources.files("fedsel_flwr.simulations") / "scenarios" / f"{source}.toml").read_text("utf-8")
+        return source, packaged_text(source)
     path = Path(source).expanduser()
     if not source.strip():
         raise ParameterError(f"scenario must be a name or the path of a TOML file, got {source!r}")
@@ -149,7 +143,7 @@ def _read(source: str) -> tuple[str, str]:
     try:
         return path.stem, path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ParameterError(f"scenario file {source!r} is no text in UTF-8: {error}. Save it as UTF-8") from error
+        raise ParameterError(f"scenario file {source!r} is not UTF-8 text: {error}. Save it as UTF-8") from error
     except OSError as error:
         raise ParameterError(
             f"scenario file {source!r} cannot be read: {error.strerror}. Check its path and permissions"
@@ -157,7 +151,7 @@ def _read(source: str) -> tuple[str, str]:
 
 
 def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
-    """Make the file of a reference under a dotted key absolute."""
+    """Make the path in the reference under a dotted key absolute."""
     *parents, last = key.split(".")
     for parent in parents:
         tables = tables.get(parent, {})
@@ -168,7 +162,7 @@ def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
 
 
 def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; intermediate tables are made where missing."""
+    """Set a dotted key; create missing intermediate tables."""
     *parents, last = key.split(".")
     for parent in parents:
         tables = tables.setdefault(parent, {})
@@ -178,7 +172,7 @@ def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a table and of those inside it."""
+    """Yield the dotted keys of a table and of its inner tables."""
     for key, field in table.model_fields.items():
         if (inner := _table(field)) is not None:
             yield from _keys(inner, f"{prefix}{key}.")
@@ -193,7 +187,7 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return the faults in one line: each key, its value and what is allowed."""
+    """Return the faults in one line: each key, its value and the allowed values."""
     lines = []
     for fault in error.errors():
         key = ".".join(str(part) for part in fault["loc"])
@@ -202,7 +196,7 @@ def _explain(error: ValidationError) -> str:
             known = [k for k in _keys(Scenario) if k.rpartition(".")[0] == parent]
             if not parent:
                 known += [f"[{name}]" for name, field in Scenario.model_fields.items() if _table(field) is not None]
-            # The same key in another table is what people mean most often.
+            # People most often mean the same key in another table.
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
             same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
@@ -215,22 +209,31 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
-    """Refuse an unknown selector, and parameters that a selector does not take."""
+def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
+    """Refuse an unknown selector, and parameters that a selector does not take.
+
+    Args:
+        source: Name of the scenario, for errors.
+        scenario: The scenario.
+        selectors: References of other selectors whose parameters it may hold.
+
+    Raises:
+        ParameterError: Names the selector or the key.
+    """
     own = {label_of(name): selector_class(name) for name in (scenario.selector, *selectors) if is_reference(name)}
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
         cls = own[name] if name in own else selector_class(name)
         allowed = sorted(own_parameters(cls))
         for key, value in params.items():
-            # "auto" concerns the selector's rewards only, not the latency at which a client has failed.
+            # "auto" affects only the selector's rewards, not the latency from which a client counts as failed.
             if key == "max_latency" and value == AUTO and key in inspect.signature(cls).parameters:
                 continue
             if key in COMMON_PARAMETERS and key not in allowed:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
                 raise ParameterError(
-                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is the scenario's. Set {instead!r} in its "
-                    "place"
+                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is set by the scenario. Use {instead!r} "
+                    "instead"
                 )
             if key not in allowed:
                 raise ParameterError(

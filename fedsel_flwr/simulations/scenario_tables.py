@@ -1,7 +1,7 @@
-"""The tables of a scenario: data, partition, model, training, availability, delays, and the strategy's options.
+"""Tables of a scenario: data, partition, model, training, availability, delays, and options of the strategy.
 
-Defaults of the synthetic data, the channel, the devices, the training and the strategy are those of the classes that
-get them.
+The defaults of the synthetic data, the channel, the devices, the training and the strategy come from the classes that
+receive these values.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """Synthetic data of a linear model with noise: y = w·x + b + noise, x of independent standard normal features.
+    """Synthetic data of a linear model with noise: y = w·x + b + noise, with independent standard normal features x.
 
     w is normal with variance 1 / num_features, so that w·x has a variance of about 1, and b is standard normal. The
     best R² is about 1 / (1 + noise²).
 
-    Deviations: Ben Ami et al. give neither the number of examples, nor that of features, nor any distribution; all of
-    them are ours. Their non-i.i.d. scenario differs from the i.i.d. one in how much data each client has (section V-A):
-    that is the partition's part, for example ``partition.kind = "sizes"``.
+    Deviations: Ben Ami et al. state neither the number of examples, nor the number of features, nor any distribution.
+    We chose all of them. Their non-i.i.d. scenario differs from the i.i.d. one in the amount of data per client
+    (section V-A). Here the partition sets these amounts, for example with ``partition.kind = "sizes"``.
 
     Args:
-        num_examples: How many examples, at least 1.
-        num_features: How many features, at least 1.
+        num_examples: Number of examples, at least 1.
+        num_features: Number of features, at least 1.
         noise: Standard deviation of the noise, at least 0.
 
     References:
@@ -60,7 +60,7 @@ class Synthetic:
             seed: Seed of the run.
 
         Returns:
-            Inputs, float32 of shape (num_examples, num_features), and numbers to predict, float32 of shape
+            Inputs, float32 of shape (num_examples, num_features), and the numbers to predict, float32 of shape
             (num_examples,).
 
         Example:
@@ -68,7 +68,7 @@ class Synthetic:
             >>> inputs.shape, numbers.shape
             ((3, 2), (3,))
         """
-        # The order of the draws is part of the data: another one would give other examples for the same seed.
+        # The order of the draws is part of the data: another order would give other examples for the same seed.
         generator = stream(seed, "synthetic", 0)
         weights = generator.standard_normal(self.num_features) / np.sqrt(self.num_features)
         bias = generator.standard_normal()
@@ -78,7 +78,7 @@ class Synthetic:
         return inputs.astype(np.float32), numbers.astype(np.float32)
 
 
-# Strict: a number given as text or as a boolean is a mistake, which pydantic would otherwise convert.
+# Strict, because pydantic would otherwise convert numbers that are given by mistake as text or as booleans.
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -89,11 +89,11 @@ CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 Counts = tuple[Count, ...]
 
 PYTHON_PREFIX = "python "
-"""Beginning of the name of a model or of data given in Python, which no file can name."""
+"""Prefix of the name of a model or of data from Python code. Scenario files cannot refer to such names."""
 
 
 def name_or_reference(*names: str) -> AfterValidator:
-    """Accept one of these names, or a reference to code of the user's (:mod:`fedsel_flwr.references`)."""
+    """Return a validator that accepts these names and references to your own code (:mod:`fedsel_flwr.references`)."""
 
     def check(value: str) -> str:
         if value not in names and not is_reference(value) and not value.startswith(PYTHON_PREFIX):
@@ -105,15 +105,17 @@ def name_or_reference(*names: str) -> AfterValidator:
 
 
 class Table(BaseModel):
-    """A table of a scenario, immutable; unknown keys are refused."""
+    """Table of a scenario: immutable, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Data(Table):
-    """The examples; torchvision's data sets need ``data_dir``, synthetic data ``synthetic_...``.
+    """Data set: its name, its folder, and its validation and test shares.
 
-    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on its training examples.
+    The data sets of torchvision need ``data_dir``. The keys ``synthetic_...`` describe synthetic data.
+    ``local_test_fraction`` is the share of each client's examples that become its local test set. If it is 0, a client
+    tests on its training examples.
     """
 
     dataset: Annotated[
@@ -135,10 +137,10 @@ class Data(Table):
 
 
 class Availability(Table):
-    """Availability: every client always, each with a probability, or by the CSV file ``trace``.
+    """Availability: all clients always, each client with a probability, or a trace from the CSV file ``trace``.
 
-    ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
-    to the trace's seconds, in place of the simulated clock.
+    ``trace`` is a path, relative to the working directory or to the data folder. If ``seconds_per_round`` is above 0,
+    it converts rounds into the trace's seconds, and the simulated clock is not used.
     """
 
     kind: Literal["always", "bernoulli", "trace"] = "always"
@@ -148,11 +150,12 @@ class Availability(Table):
 
 
 class Partition(Table):
-    """The partition of the training examples.
+    """Partition of the training examples.
 
-    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
-    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples. "dirichlet" is Kim's client
-    heterogeneity, "dirichlet-classes" his class heterogeneity, "dirichlet-sizes" GPFL's quadratic program.
+    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold one number per client.
+    ``examples_per_client`` belongs to the kind "sampled", in which clients may share examples. The kind "dirichlet" is
+    Kim's client heterogeneity, and "dirichlet-classes" his class heterogeneity. The kind "dirichlet-sizes" is GPFL's
+    quadratic program.
     """
 
     kind: Literal[
@@ -166,16 +169,17 @@ class Partition(Table):
 
 
 class Model(Table):
-    """The model that is trained."""
+    """Model that is trained."""
 
     name: Annotated[str, name_or_reference("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
 
 
 class Training(Table):
-    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``.
+    """Local stochastic gradient descent.
 
-    ``augmentation`` = "crop-flip" shows images cropped at random after padding by four pixels, half of them mirrored.
-    ``halved_at`` holds rounds from each of which on the learning rate is halved.
+    ``local_steps`` above 0 replaces ``local_epochs``. ``augmentation`` = "crop-flip" pads images by four pixels, crops
+    them at random, and mirrors half of them. ``halved_at`` lists rounds; the learning rate is halved at the start of
+    each of them.
     """
 
     learning_rate: Positive = 0.1
@@ -189,16 +193,16 @@ class Training(Table):
     halved_at: Counts = ()
 
     def settings(self) -> TrainingSettings:
-        """Return the settings of a client."""
+        """Return the training settings of a client."""
         return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
 
 
 class System(Table):
-    """The system model: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+    """System model: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
 
-    The keys other than ``kind`` are for phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``,
-    phones use ``max_latency_s`` and ``channels``. ``devices`` is a CSV file with your own devices
-    (:mod:`fedsel_flwr.simulations.worlds.devices`); the medians and the ``..._log_sd`` keys are then unused.
+    All keys except ``kind`` are for phones; ``payload_bytes`` = 0 means the size of the model. From the table
+    ``wireless``, phones use only ``max_latency_s`` and ``channels``. ``devices`` is a CSV file with your own devices
+    (:mod:`fedsel_flwr.simulations.worlds.devices`). The medians and the ``..._log_sd`` keys are then unused.
     """
 
     kind: Literal["cell", "phones"] = "cell"
@@ -217,10 +221,10 @@ class System(Table):
 
 
 class Wireless(Table):
-    """Xia et al., section V; ``channels`` = 0 means as many as clients per round.
+    """Wireless channel of Xia et al., section V.
 
-    A client that takes ``max_latency_s`` or longer has failed. The default is Xia's 5 s in the cell. It is
-    60 s for phones, as in the strategies.
+    ``channels`` = 0 means as many channels as clients per round. A client that takes ``max_latency_s`` or longer has
+    failed. The default is Xia's 5 s in the cell. It is 60 s for phones, as in the strategies.
     """
 
     radius_km: Positive = SystemModel.radius_km
@@ -249,7 +253,10 @@ class Wireless(Table):
 
 
 class Device(Table):
-    """Processors of the clients; ``samples_per_round`` is Xia's rho, whatever the model trains on."""
+    """Processors of the clients.
+
+    ``samples_per_round`` is Xia's rho. It does not depend on the examples that the model trains on.
+    """
 
     samples_per_round: Positive = SystemModel.samples_per_round
     computing_step: Positive = SystemModel.computing_step
@@ -258,7 +265,7 @@ class Device(Table):
 
 
 def with_options(table: type[OptionTable]) -> type[OptionTable]:
-    """Add to a table the keys of a strategy's options, as :class:`~fedsel_flwr.rounds.settings.Options` declares them.
+    """Add to a table the options of a strategy, which :class:`~fedsel_flwr.rounds.settings.Options` declares, as keys.
 
     >>> @with_options
     ... class Empty(Table):
@@ -277,7 +284,7 @@ def with_options(table: type[OptionTable]) -> type[OptionTable]:
 def _option_value(option: OptionField[Any], key: str, value: Any) -> Any:
     """Return the checked value of an option's key."""
     unset = option.metadata["unset"]
-    # A boolean is no number, although False equals 0.
+    # False equals 0, but a boolean is not a number here.
     if option.default is None and value == unset and not isinstance(value, bool):
         return unset
     return option.metadata["check"](key, value)
@@ -285,11 +292,11 @@ def _option_value(option: OptionField[Any], key: str, value: Any) -> Any:
 
 @with_options
 class Aggregation(Table):
-    """The base strategy, what is averaged, and the server's patience.
+    """Aggregation: the base strategy, the filter of models, timeouts, and the options of the strategy.
 
-    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set; if it is empty, the selector's paper
-    decides. The other keys are options of the strategy, which :class:`fedsel_flwr.rounds.settings.Options` declares and
-    explains: a number of 0 and an empty text stand for None.
+    ``filter`` = "loss" or "accuracy" applies FedCA's filter on the validation set. If it is empty, the selector's paper
+    decides. The other keys are options of the strategy; :class:`fedsel_flwr.rounds.settings.Options` declares and
+    explains them. The number 0 and an empty text stand for None.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -298,7 +305,7 @@ class Aggregation(Table):
     round_timeout_s: Positive = 600.0
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the strategy that this table sets, by their names in Python."""
+        """Return the strategy's options that this table sets, by their Python names."""
         named = {option.name: option for option in fields(Options) if option.metadata.get("key")}
         values = {name: getattr(self, option.metadata["key"]) for name, option in named.items()}
         unset = {name for name, option in named.items() if option.default is None and not values[name]}

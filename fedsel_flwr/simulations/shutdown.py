@@ -1,4 +1,4 @@
-"""Shut down at once after Ctrl-C or SIGTERM: kill all child processes, leave only what a run can be resumed from."""
+"""Shutdown after Ctrl-C or SIGTERM: kill all child processes at once, and keep the files that a resumed run needs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fedsel_flwr.rounds.storage import TEMPORARY
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAIN_THREAD_S = 1.5
-"""Seconds that the main thread has to notice a signal before another thread shuts down in its place."""
+"""Seconds that the main thread has to notice a signal. After that, another thread shuts down in its place."""
 SHUTDOWN_LIMIT_S = 7.0
-"""Longest shutdown, seconds; then every process is killed and no message of the caller's is printed."""
+"""Longest shutdown, in seconds. After that, every process is killed without the caller's message."""
 KILL_LIMIT_S = 2.0
-"""Longest wait for the end of killed processes, seconds."""
+"""Longest wait for killed processes to end, in seconds."""
 POLL_S = 0.05
-"""Seconds between two looks at processes that are ending."""
+"""Seconds between two checks of processes that are ending."""
 RESTORE_S = 0.01
 """Seconds between two restorations of the system's action on SIGTERM."""
 ACTION_BYTES = 1024
-"""Size of a buffer for ``struct sigaction``; more than any system's has."""
+"""Size of a buffer for ``struct sigaction``, larger than on any system."""
 UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")
 """Folders in which :func:`fedsel_flwr.report.run_folder.atomic_write` writes a file."""
 _ENDING = threading.Lock()
 """Held by the thread that ends this process."""
-# Linux's number of the option in <sys/prctl.h>; Python has no name for it.
+# Linux's number for this option in <sys/prctl.h>, for which Python has no name.
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -44,15 +44,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 def shutdown_on_signal(
     on_signal: Callable[[], None], message: Callable[[], str], status: int
 ) -> Iterator[SignalShutdown]:
-    """Shut this process and its children down after Ctrl-C or SIGTERM within the block.
+    """Shut this process and its children down if Ctrl-C or SIGTERM comes within the block.
 
     Args:
-        on_signal: Called first; a second signal does not disturb it.
-        message: Returns the last line on standard error.
+        on_signal: Function called first. A second signal does not interrupt it.
+        message: Function that returns the last line on standard error.
         status: The exit status.
 
     Yields:
-        The handler, whose attributes may be changed within the block.
+        The handler. Its attributes may be changed within the block.
     """
     shutdown = SignalShutdown(on_signal, message, status)
     # Python allows only the main thread to set handlers.
@@ -64,23 +64,23 @@ def shutdown_on_signal(
 
 
 class SignalShutdown:
-    """Kills the processes that this one started, then ends this one, when a signal comes.
+    """Handler of a signal: it kills all child processes and then ends this process.
 
-    Everything is done in the signal's handler. An exception would first have to pass Flower's orderly end, which on a
-    busy machine waits long for Ray's dead workers. Flower's server thread cannot be asked to stop.
+    The signal's handler does everything. An exception would first have to pass through Flower's own shutdown. On a busy
+    machine that waits long for Ray's dead workers. Flower's server thread has no way to stop it from outside.
 
-    Python runs handlers in the main thread, and not while a library works there. So a listener thread hears of each
-    signal at once. If the main thread does not answer in time, the listener shuts down in its place.
+    Python runs handlers in the main thread, but not while a library works there. Therefore a listener thread receives
+    each signal at once. If the main thread does not react in time, the listener shuts down in its place.
 
     Args:
-        on_signal: As the attribute.
-        message: As the attribute.
+        on_signal: See the attribute.
+        message: See the attribute.
         status: The exit status.
 
     Attributes:
-        on_signal: Called first; a second signal does not disturb it.
-        message: Returns the last line on standard error.
-        folder: Folder from which unfinished files are removed; None removes none.
+        on_signal: Function called first. A second signal does not interrupt it.
+        message: Function that returns the last line on standard error.
+        folder: Folder from which unfinished files are removed. If None, no files are removed.
     """
 
     def __init__(self, on_signal: Callable[[], None], message: Callable[[], str], status: int) -> None:
@@ -90,10 +90,10 @@ class SignalShutdown:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen while the block lasts; only the main thread can."""
+        """Listen for signals within the block; call this only in the main thread."""
         before = {each: signal.signal(each, self._handle) for each in SIGNALS}
         try:
-            # Windows takes only sockets for waking up, and has no pthread_kill.
+            # Windows accepts only sockets as wake-up descriptors, and has no pthread_kill.
             with contextlib.nullcontext() if os.name == "nt" else self._listener_thread():
                 yield
         finally:
@@ -102,9 +102,9 @@ class SignalShutdown:
 
     @contextlib.contextmanager
     def _listener_thread(self) -> Iterator[None]:
-        """Run the listener thread, to which Python's C handler writes the number of each signal."""
+        """Run the listener thread. Python's C handler writes the number of each signal to its pipe."""
         read, write = os.pipe()
-        # The C handler must never wait: Python refuses a wake-up descriptor that blocks.
+        # The C handler must never wait, so Python refuses a wake-up descriptor that blocks.
         os.set_blocking(write, False)
         earlier = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         listener = threading.Thread(
@@ -116,45 +116,45 @@ class SignalShutdown:
         finally:
             signal.set_wakeup_fd(earlier)
             os.close(write)
-            # The listener reads the end of the pipe. If a signal came before that, it ends this process.
+            # The listener stops at the end of the pipe. If it finds a signal before that, it ends this process.
             listener.join()
             os.close(read)
 
     def _handle(self, *_: object) -> None:
         """Handle a signal in the main thread."""
-        # A second signal interrupts this very function: it returns to the shutdown under way.
+        # A second signal interrupts this function. Returning continues the shutdown that has begun.
         if self._seen:
             return
         self._seen = True
         self._shut_down()
-        # The listener shuts down already. Returning would let the program run on meanwhile.
+        # The listener is already shutting down. This thread waits, because returning would let the program continue.
         while True:
             time.sleep(1.0)
 
     def _listen(self, read: int, restore: Callable[[], object]) -> None:
         """Wait for a signal in the listener thread, and make sure that it is handled."""
         heard = b""
-        # Other signals, such as a terminal's resizing, pass through the same pipe.
+        # Other signals, such as the resizing of a terminal, pass through the same pipe.
         while not heard or heard[0] not in map(int, SIGNALS):
-            # Only Ray takes the action away.
+            # Only Ray resets the action on SIGTERM.
             while not select.select([read], [], [], RESTORE_S if "ray" in sys.modules else POLL_S)[0]:
                 if "ray" in sys.modules:
                     restore()
             heard = os.read(read, 1)
             if not heard:
                 return
-        late = "fedsel: interrupted; what was left has been killed"
+        late = "fedsel: interrupted; the remaining processes were killed"
         limit = threading.Timer(SHUTDOWN_LIMIT_S, _exit, [late, self._status, os.dup(2)])
         limit.daemon = True
         limit.start()
         deadline = time.monotonic() + MAIN_THREAD_S
         main = threading.main_thread().ident
         while main is not None and time.monotonic() < deadline and not _ENDING.locked():
-            # The system may have given the signal to any thread. Sent to the main one, it interrupts a system call
-            # there, after which Python runs the handler. SIGINT, as Ray may just have taken away the one of SIGTERM.
+            # The system may have delivered the signal to any thread. A signal to the main thread interrupts a system
+            # call there, and Python then runs the handler. It is SIGINT, because Ray may just have reset SIGTERM.
             signal.pthread_kill(main, signal.SIGINT)
             time.sleep(0.1)
-        # The main thread is inside a library, or shuts down.
+        # The main thread is inside a library, or is already shutting down.
         self._shut_down()
         limit.join()
 
@@ -165,31 +165,30 @@ class SignalShutdown:
 def end_process(
     message: Callable[[], str], status: int, first: Callable[[], None] = lambda: None, folder: Path | None = None
 ) -> None:
-    """Kill all children and end this process; returns at once if another thread is ending it.
+    """Kill all child processes and end this process; return at once if another thread is ending it.
 
     Args:
-        message: Returns the last line on standard error; called when the children have ended.
+        message: Function that returns the last line on standard error, called after the child processes have ended.
         status: The exit status.
-        first: Called before anything else.
-        folder: Folder from which unfinished files are removed; None removes none.
+        first: Function called before anything else.
+        folder: Folder from which unfinished files are removed. If None, no files are removed.
     """
     if not _ENDING.acquire(blocking=False):
         return
-    # Nothing may keep this process from ending, a progress display that breaks included.
+    # Nothing may prevent the end of this process, not even a broken progress display.
     with contextlib.suppress(Exception):
         first()
-    # os._exit flushes nothing. A signal may have come while this very buffer was being written to: that is the
-    # RuntimeError.
+    # os._exit flushes nothing. The RuntimeError comes if the signal interrupted a write to this buffer.
     with contextlib.suppress(RuntimeError, OSError):
         sys.stdout.flush()
-    # Ray's C++ in this process complains about each of its processes that ends.
+    # Ray's C++ code in this process prints a complaint for each of its processes that ends.
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     end_descendants()
-    # After the children: they may have been writing there.
+    # Done after the children have ended, because they may have been writing there.
     if folder is not None:
         remove_unfinished(folder)
-    # The message reads files of the run, one of which may be half written, and may need a half-finished import.
+    # The message may read a file that is half written, or need an import that is half finished.
     try:
         line = message()
     except Exception as error:
@@ -198,21 +197,21 @@ def end_process(
 
 
 def _exit(line: str, status: int, stderr: int) -> None:
-    # The descriptor itself: a signal may have interrupted a write to sys.stderr. The reader may be gone.
+    # Write to the descriptor, because the signal may have interrupted a write to sys.stderr. The reader may be gone.
     with contextlib.suppress(OSError):
         os.write(stderr, f"{line}\n".encode())
     _kill_descendants()
-    # Not sys.exit: it would wait for threads and exit handlers of Flower and Ray.
+    # Not sys.exit, because it would wait for threads and exit handlers of Flower and Ray.
     os._exit(status)
 
 
 def _keeper_of_sigterm() -> Callable[[], object]:
-    """Return a function that restores the system's present action on SIGTERM.
+    """Return a function that restores the system's current action on SIGTERM.
 
-    When Ray ends, its C++ resets the action to the default without Python's knowledge, and then needs a second or more.
-    A signal in that time would end the process silently.
+    When Ray ends, its C++ code resets the action to the default without Python's knowledge, and then takes a second or
+    more. A signal in that time would end the process silently.
     """
-    # The C function: signal.signal works in the main thread only, which is inside Ray.
+    # The C function is called, because signal.signal works only in the main thread, which is inside Ray.
     sigaction = ctypes.CDLL(None).sigaction
     action = ctypes.create_string_buffer(ACTION_BYTES)
     sigaction(int(signal.SIGTERM), None, action)
@@ -220,9 +219,9 @@ def _keeper_of_sigterm() -> Callable[[], object]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that :func:`end_descendants` finds them (Linux only).
+    """Become the parent of descendants whose parent ends, so that :func:`end_descendants` finds them (Linux only).
 
-    Ray's workers outlive the raylet that started them, on a busy machine for seconds.
+    Ray's workers outlive the raylet that started them, for seconds on a busy machine.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -230,25 +229,25 @@ def adopt_orphans() -> None:
 
 
 def end_descendants() -> int:
-    """Kill every process that this one started, directly or not, and wait for their end.
+    """Kill all child processes of this process and their descendants, and wait until they have ended.
 
     Returns:
-        How many processes there were.
+        Number of these processes.
     """
     first, deadline = _kill_descendants(), time.monotonic() + KILL_LIMIT_S
-    # More than once: one of them may have started another before its own end.
+    # Repeated, because a process may have started another one before it ended.
     while time.monotonic() < deadline and _kill_descendants():
         time.sleep(POLL_S)
     return first
 
 
 def _kill_descendants() -> int:
-    """Kill every process that this one started; return how many still ran."""
+    """Kill all descendants of this process; return the number of those that were still running."""
     count = 0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.status() == psutil.STATUS_ZOMBIE:
-                # Takes a child's exit status; another's is taken by its own parent.
+                # Collects the exit status of a child. Other descendants have another parent, which collects theirs.
                 process.wait(0)
             elif not _is_tracker(process):
                 process.kill()
@@ -257,16 +256,16 @@ def _kill_descendants() -> int:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    """Tell whether this is Python's resource tracker, or loky's: they end with their parent, which still needs them."""
+    """Return whether this is the resource tracker of Python or loky; they end with their parent, which needs them."""
     return any(".resource_tracker import main" in part for part in process.cmdline())
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files in a run's folder that were being written."""
+    """Remove the unfinished files from a run's folder."""
     for place, folders, files in os.walk(folder):
         for name in [name for name in folders if UNFINISHED.fullmatch(name)]:
             shutil.rmtree(Path(place, name), ignore_errors=True)
-            # os.walk goes into whatever this list still holds.
+            # os.walk descends into all folders that remain in this list.
             folders.remove(name)
         for name in files:
             if name.endswith(TEMPORARY):

@@ -1,6 +1,6 @@
-"""Untrusted folders: check what a folder that another person may have made names, links to and holds.
+"""Untrusted folders: check names, links and content of a folder that another person may have made.
 
-A link leads out of the folder. Labels and texts must be harmless before anything shows them or makes paths of them.
+A link can lead out of the folder. Labels and texts must be harmless before they are shown or become part of a path.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.untrusted import one_line, shown
 
 MAX_DEPTH = 20
-"""Levels of a file; ours have four."""
+"""Largest nesting depth of a file. Our files have four levels."""
 MAX_FAULTS = 3
-"""Faults of a file that an error names; there may be thousands."""
+"""Number of faults of a file that an error names. A file may have thousands."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters on which a terminal acts, and halves of characters, which no file can hold, but not line ends and tabs."""
+"""Control characters except line ends and tabs, and surrogates, which no file can hold."""
 
 
 def check_label(label: str) -> str:
     """Return the label of a selector if it is safe in tables, LaTeX, a terminal and the name of a folder.
 
     Args:
-        label: The label, when it is written or read.
+        label: The label. It is checked both when it is written and when it is read.
 
     Raises:
-        ParameterError: It cannot be part of a folder's name, or a terminal would act on it.
+        ParameterError: The label cannot be part of a folder's name, or it contains control characters.
 
     >>> check_label("bsfl, alpha = 2")
     'bsfl, alpha = 2'
@@ -45,17 +45,17 @@ def check_label(label: str) -> str:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse links, pipes and devices anywhere inside a folder that is to be read or written.
+    """Refuse links, pipes and devices anywhere inside a folder before it is read or written.
 
-    The folder itself and those above it may be links: the user who names the folder has chosen them.
+    The folder itself and its parents may be links, because the user chose them.
 
     Args:
-        folder: Of a comparison or of a run; nothing needs to be there.
+        folder: Folder of a comparison or a run. It need not exist.
 
     Raises:
-        ParameterError: Names the first one.
+        ParameterError: There is a link, a pipe or a device. The error names the first one.
     """
-    # os.walk lists links to folders among the folders, and does not go into them.
+    # os.walk lists links to folders among the folders, but does not follow them.
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             _check_plain(Path(place) / name)
@@ -72,27 +72,27 @@ def _check_plain(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        # Another process has just removed it, as a run does with its old checkpoints.
+        # Another process has just removed the file, as a run does with its old checkpoints.
         return
     if stat.S_ISLNK(mode):
         raise ParameterError(
-            f"{str(path)!r} is a link, and a run is neither read nor written through links. Delete it, or put what it "
-            "leads to in its place"
+            f"{str(path)!r} is a link, and runs are never read or written through links. Delete it, or replace it "
+            "with what it points to"
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ParameterError(f"{str(path)!r} is neither a file nor a folder. Delete it")
 
 
 def check_tree(tree: Any) -> None:
-    """Refuse a file's content that is nested too deeply, or holds texts with control characters.
+    """Refuse content of a file that is nested too deeply, or that has texts with control characters.
 
     Args:
-        tree: The content of a JSON or TOML file.
+        tree: Content of a JSON or TOML file.
 
     Raises:
-        ParameterError: Names the fault.
+        ParameterError: The content has such a fault. The error names it.
     """
-    # Level by level, not by recursion, which a deep tree would exhaust.
+    # Level by level, because recursion would fail on a deep tree.
     level, depth = [tree], 0
     while level:
         if (depth := depth + 1) > MAX_DEPTH:
@@ -109,11 +109,14 @@ def check_tree(tree: Any) -> None:
 
 
 def describe_faults(error: Exception) -> str:
-    """Return a validation error's first faults in one line: key, value and what was expected; else the message."""
+    """Return the first faults of a validation error in one line, or the message of any other error.
+
+    Each fault has its key, its value and the expected value.
+    """
     if not isinstance(error, ValidationError):
         return one_line(str(error))
     faults = error.errors(include_url=False)
-    # Keys and values are the file's: `shown` and `one_line` keep them from acting on a terminal.
+    # Keys and values come from the file; `shown` and `one_line` remove characters that would act on a terminal.
     lines = [
         f"{one_line('.'.join(map(str, fault['loc'])))} = {shown(fault['input'])}: "
         f"{one_line(str(fault['msg']).removeprefix('Value error, '))}"

@@ -1,9 +1,9 @@
-"""The vectorized engine: a scenario in this process, the round's clients trained as one batched computation.
+"""Vectorized engine: run a scenario in this process and train all clients of a round as one batched computation.
 
-It drives the same course of a round as Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train,
-read, measure, aggregate, observe. Seed, purpose, partition and absolute round determine every random draw. So its
-choices equal those of the Ray engine. Its models differ by the rounding of sums, which rectifiers may amplify over many
-rounds.
+A round has the same steps as with Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train, read,
+measure, aggregate, observe. Seed, purpose, partition and absolute round determine every random draw. Therefore the
+choices equal those of the Ray engine. The models differ by the rounding of sums, which rectifiers may amplify over
+many rounds.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies.wrapping import bases
 
 AVERAGES = ("FedAvg", "FedProx")
-"""Base strategies of Flower whose model is the mean of the clients', weighted by numbers of examples."""
+"""Flower's base strategies that average the clients' models, weighted by numbers of examples."""
 BATCHED_COLUMNS = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "sketch"})
-"""Columns that follow from the model's outputs, or from the examples alone: one pass evaluates them for all clients."""
+"""Columns that one pass evaluates for all clients: they depend on the model's outputs, or on the examples alone."""
 TRAINING_LOSSES = frozenset({"loss", "rms_loss"})
-"""Those of the outputs on the training examples."""
+"""Columns that depend on the outputs for the training examples."""
 
 
 def run_vectorized(
@@ -56,23 +56,23 @@ def run_vectorized(
     backend: Backend | None = None,
     pace: CheckpointPace | None = None,
 ) -> RunResult:
-    """Run a scenario's rounds with a strategy of the legacy API, from its checkpoint on if it has one.
+    """Run a scenario's rounds with a strategy of the legacy API, starting from its checkpoint if there is one.
 
     Args:
         world: The scenario's world.
-        strategy: The strategy; its core is driven, its base aggregates.
+        strategy: The strategy. Its core runs the rounds, and its base aggregates.
         device: Device on which models train.
-        backend: What trains; None: the first that can and pays.
-        pace: Limits the time that goes into checkpoints; None: one whenever the strategy has one due.
+        backend: Backend that trains. If None, :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides.
+        pace: Limit on the time for checkpoints. If None, every checkpoint that is due is written.
 
     Returns:
         History and final model.
 
     Raises:
-        RunError: As the strategy of Flower's legacy API raises them.
+        RunError: The same errors as with Flower's legacy API.
     """
     clients = InProcessClients(world, device, backend)
-    # The clients come first: their trainer asks how many threads torch has outside this block.
+    # The clients are made before this block, because their trainer reads torch's number of threads outside of it.
     with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.saving_on_error():
         return _run_rounds(world, strategy, clients, pace or CheckpointPace())
 
@@ -88,7 +88,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
     core.in_simulation()
     core.begin_run()
     if done:
-        # The run may have been cut off between this round's checkpoint and its evaluation.
+        # The run may have been interrupted between this round's checkpoint and its evaluation.
         ended(done)
     for number in range(done + 1, scenario.rounds + 1):
         if core.ended:
@@ -101,9 +101,9 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
             mean = aggregate(strategy.base, core.round, outcome) if outcome.enough else None
             after = core.finish(mean)
             model = model if after is None else list(after)
-            # Before the next round trains: otherwise two stacks of a whole cohort would be in memory at a time.
+            # Freed before the next round trains, so that memory never holds the models of two cohorts.
             del replies, stack, outcome, mean
-        # Before the checkpoint: if writing that fails, the run's last model is this one.
+        # Set before the checkpoint is written: if that fails, this is the run's last model.
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
@@ -112,10 +112,10 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
 
 
 def check_vectorized(scenario: Scenario) -> None:
-    """Refuse settings that need clients that train one by one.
+    """Refuse settings for which clients must train one by one.
 
     Raises:
-        ParameterError: The scenario measures training times, or sleeps.
+        ParameterError: The scenario measures training times, or its clients sleep.
     """
     for key, wanted in (("latency_mode", "model"), ("delay", "virtual")):
         if (value := getattr(scenario.clients, key)) != wanted:
@@ -126,15 +126,15 @@ def check_vectorized(scenario: Scenario) -> None:
 
 
 class InProcessClients:
-    """A scenario's clients in this process: they answer the core as Flower's nodes do, and train as one batch.
+    """Clients of a scenario in this process. They answer the core as Flower's nodes do, and train as one batch.
 
     Args:
         world: The scenario's world.
         device: Device on which models train.
-        backend: What trains; None: the first that can and pays.
+        backend: Backend that trains. If None, :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides.
 
     Attributes:
-        nodes: The connections, which are the partition ids.
+        nodes: The connections. Their names are the partition ids.
         model: The current global model.
     """
 
@@ -147,14 +147,14 @@ class InProcessClients:
             objective=world.objective,
             backend=backend,
             size=run_size(world),
-            # Read now: during the run torch has fewer threads.
+            # Read now, because torch has fewer threads during the run.
             threads=torch.get_num_threads(),
         )
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 
     def introduce(self, nodes: list[str]) -> tuple[dict[str, dict[str, object]], list[str]]:
-        """Return what each client reports when it registers, and that none failed to."""
+        """Return the properties that each client reports at its registration, and an empty list of failures."""
         world, ids = self._world, [int(node) for node in nodes]
         facts = zip(nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), strict=True)
         return {
@@ -162,26 +162,26 @@ class InProcessClients:
         }, []
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
-        """Return what clients answer to a probe of the current model."""
+        """Return the clients' answers to a probe of the current model."""
         answers = probe_clients(self._world, self.model, [int(node) for node in nodes], config)
         return dict(zip(nodes, answers, strict=True))
 
     def train(self, nodes: Sequence[str], round: int, asks: str) -> tuple[dict[str, Reply], ModelStack]:
-        """Train clients from the current model.
+        """Train clients, starting from the current model.
 
         Args:
             nodes: The clients.
-            round: The absolute round, on which every draw depends.
-            asks: Columns that the selector needs of them, comma-separated.
+            round: The absolute round. Every random draw depends on it.
+            asks: Columns that the selector needs from these clients, comma-separated.
 
         Returns:
-            The reply of each, and their models, a row for each.
+            The reply of each client, and the stack of their models, one row per client.
         """
         world, ids = self._world, [int(node) for node in nodes]
         system, fates = world.system, world.dropout.outcomes(ids, round)
         layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == REPLIED])
         asked = asked_columns(asks or None)
-        # A column outside, such as the gradient, needs a separate pass for each client.
+        # Any other column, such as the gradient, needs a separate pass for each client.
         batched = BatchedEvaluation(world, self.model, ids, asked) if asked and asked <= BATCHED_COLUMNS else None
         replies = {}
         for node, k, size, score, delays, loss, fate in zip(
@@ -196,14 +196,14 @@ class InProcessClients:
             elif batched is not None:
                 metrics |= batched.columns(k, asked)
             elif asked:
-                # The module is shared: other clients and the server's evaluation leave their parameters in it.
+                # Clients and the server share one module, so it may hold the parameters of another client.
                 set_arrays(world.model, list(self.model))
                 metrics |= answer(world.model, asked, *world.examples(k), world.objective, system.seed)
             replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)
 
     def _trained(self, ids: Sequence[int], round: int, answering: Sequence[int]) -> tuple[Arrays, FloatArray]:
-        """Train the clients that answer; the rows of the others hold the received model, and a loss of NaN."""
+        """Train the clients that answer; the rows of other clients hold the received model and a loss of NaN."""
         world, own = self._world, [ids[i] for i in answering]
         self._trainer.settings = self._settings.at(round)
         train, losses = world.dataset.train, np.full(len(ids), np.nan)
@@ -216,7 +216,7 @@ class InProcessClients:
             )
         if len(own) == len(ids):
             return layers, losses
-        # The core expects a row for each client asked; those of clients that failed are never read as updates.
+        # The core expects a row for each client asked. It never reads the rows of failed clients as updates.
         spread = [np.repeat(array[np.newaxis], len(ids), axis=0) for array in self.model]
         for whole, layer in zip(spread, layers, strict=False):
             whole[answering] = layer
@@ -226,16 +226,16 @@ class InProcessClients:
 def probe_clients(
     world: World, arrays: Arrays, partition_ids: Sequence[int], config: Mapping[str, str | int]
 ) -> list[dict[str, object]]:
-    """Return what clients answer to a probe and what it costs them, equal to single evaluations up to rounding.
+    """Return the clients' answers to a probe and the probe's costs, equal to single evaluations up to rounding.
 
     Args:
         world: The scenario's world.
         arrays: The current global model.
         partition_ids: The probed clients.
-        config: The probe's: ``probe``, the columns, and ``round``.
+        config: Config of the probe: ``probe`` (the columns) and ``round``.
 
     Returns:
-        The metrics of each.
+        The metrics of each client.
     """
     asked = asked_columns(config["probe"])
     answers: list[dict[str, object]] = []
@@ -250,26 +250,26 @@ def probe_clients(
     for k, delays in zip(partition_ids, world.system.draws(partition_ids, round), strict=True):
         loss, quality = evaluation.test_metrics(k)
         columns: dict[str, float | bytes] = {}
-        # From the quality at hand: evaluating the column would go over the test examples a second time.
+        # Taken from the quality above, because evaluating the column would read the test examples a second time.
         if "local_accuracy" in asked:
             columns["local_accuracy"] = local_accuracy(quality)
         columns |= evaluation.columns(k, asked - {"local_accuracy"})
         costs = probe_costs(world.system, delays, asked, batch_share=min(1.0, size / int(world.sizes[k])))
-        # The column "loss", if asked for, replaces the test loss, as in a client's own answer.
+        # If the column "loss" was asked for, it replaces the test loss, as in the answer of a Flower client.
         answers.append({"loss": loss, "accuracy": quality, "client_id": k, **columns, **costs})
     return answers
 
 
 class BatchedEvaluation:
-    """One model evaluated for several clients in one pass, equal to single evaluations up to rounding.
+    """Evaluation of one model for several clients in one pass, equal to single evaluations up to rounding.
 
     Args:
         world: The examples and their partition.
         arrays: The model.
         partition_ids: The clients.
-        asked: The columns that will be read: the model sees no other examples.
-        tested: Whether :meth:`test_metrics` will be read too.
-        round: The absolute round, on which the mini-batches depend.
+        asked: The columns that will be read. The model evaluates only the examples that they need.
+        tested: Whether :meth:`test_metrics` will be called too.
+        round: The absolute round. The mini-batches depend on it.
     """
 
     def __init__(
@@ -291,15 +291,15 @@ class BatchedEvaluation:
             self._batches = {
                 k: train[mini_batch(self._seed, k, round, len(train), size)] for k, (train, _) in self._split.items()
             }
-        # Whether training examples are needed, and whether test examples are.
+        # Two flags: training examples are needed, test examples are needed.
         seen = [not TRAINING_LOSSES.isdisjoint(asked), tested or "local_accuracy" in asked]
         parts = [part for split in self._split.values() for part, needed in zip(split, seen, strict=True) if needed]
         parts.extend(self._batches.values())
-        # Clients may share examples: each goes through the model once.
+        # Clients may share examples, but the model evaluates each example once.
         rows = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
-        # If more than half of the examples are needed, all are evaluated, so that none is copied.
+        # If more than half of the examples are needed, all are evaluated, which avoids a copy.
         everything = 2 * len(rows) > len(data)
-        # Row of an example -> row of its output. Of an example that was not needed the place means nothing.
+        # Row of an example -> row of its output; meaningless for examples that were not evaluated.
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
         self._labels = read_only_tensor(data.labels)
         if parts:
@@ -307,7 +307,7 @@ class BatchedEvaluation:
             self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
 
     def test_metrics(self, partition_id: int) -> tuple[float, float]:
-        """Return loss and quality on the client's test examples."""
+        """Return the loss and the quality on the client's test examples."""
         rows = self._split[partition_id][1]
         own, labels = self._outputs[self._place[rows]], self._labels[rows]
         return self._objective.loss(own, labels, reduction="sum").item() / len(rows), self._objective.quality(
@@ -315,7 +315,7 @@ class BatchedEvaluation:
         )
 
     def columns(self, partition_id: int, asked: Collection[str]) -> dict[str, float | bytes]:
-        """Return the client's values of columns of :data:`BATCHED_COLUMNS`."""
+        """Return the client's values of those :data:`BATCHED_COLUMNS` that were asked for."""
         found: dict[str, float | bytes] = {}
         if not TRAINING_LOSSES.isdisjoint(asked):
             losses = self._losses(self._split[partition_id][0])
@@ -326,11 +326,11 @@ class BatchedEvaluation:
             found["local_accuracy"] = local_accuracy(self.test_metrics(partition_id)[1])
         if "sketch" in asked:
             found["sketch"] = sketch(self._inputs[self._split[partition_id][0]], self._seed).tobytes()
-        # Both losses come from one pass; only one may have been asked for.
+        # One pass computes both losses, but perhaps only one was asked for.
         return {name: value for name, value in found.items() if name in asked}
 
     def _losses(self, rows: npt.NDArray[np.int64]) -> FloatArray:
-        """Return the model's loss on each of some examples."""
+        """Return the model's loss on each of these examples."""
         own, labels = self._outputs[self._place[rows]], self._labels[rows]
         return np.asarray(self._objective.loss(own, labels, reduction="none").numpy(), dtype=np.float64)
 
@@ -338,20 +338,20 @@ class BatchedEvaluation:
 def aggregate(base: Any, round: int, outcome: Outcome) -> Arrays | None:
     """Aggregate the kept models with a base strategy of the legacy API.
 
-    Flower's FedAvg and FedProx are weighted means, which are one product over the stack. Any other base gets Flower's
-    types.
+    Flower's FedAvg and FedProx are weighted means, which one matrix product computes over the stack. Any other base
+    receives Flower's types.
 
     Args:
         base: The base strategy.
         round: The absolute round.
-        outcome: The replies of the round, with the models that the filter kept.
+        outcome: Replies of the round, with the models that the filter kept.
 
     Returns:
-        The new model; None if the base keeps the old one.
+        The new model; None if the base keeps the old model.
     """
     bases.check_survivors(base, len(outcome.kept), round)
     kept, weights = outcome.models.take(outcome.positions), outcome.weights
-    # By the exact type: a subclass may aggregate in another way.
+    # The exact type is compared, because a subclass may aggregate in another way.
     if type(base).__name__ in AVERAGES and type(base).__module__.startswith("flwr.") and isinstance(kept, ModelStack):
         return stack_mean(kept, weights)
     ok = Status(Code.OK, "")
@@ -364,29 +364,29 @@ def aggregate(base: Any, round: int, outcome: Outcome) -> Arrays | None:
 
 
 def stack_mean(stack: ModelStack, weights: FloatArray) -> Arrays:
-    """Return the weighted mean of a stack's models, in the types of its layers."""
+    """Return the weighted mean of a stack's models; each layer keeps its type."""
     total = float(weights.sum())
     means = []
     for layer in stack.layers:
-        # The mean of integers, such as a counter of batches, is no integer.
+        # The mean of integers, such as counters of batches, may not be an integer.
         values = layer if layer.dtype.kind == "f" else layer.astype(np.float64)
         flat = values.reshape(len(values), -1)
-        # Weights in the layer's type: otherwise NumPy would copy the whole stack to float64.
+        # The weights get the layer's type, because NumPy would otherwise copy the whole stack to float64.
         mean = (weights.astype(values.dtype) @ flat) / total
         means.append(mean.reshape(layer.shape[1:]).astype(values.dtype, copy=False))
     return means
 
 
 class NamedClient(ClientProxy):
-    """A client that a base strategy knows by its name; it trains in this process and cannot be called.
+    """Client that a base strategy knows only by its name. It trains in this process, and Flower cannot call it.
 
     Args:
-        cid: Its name.
+        cid: Name of the client.
     """
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RunError(
-            f"client {self.cid} trains in this process, so that a base strategy cannot call it. Use the engine 'ray'"
+            f"client {self.cid} trains in this process, so a base strategy cannot call it. Use the engine 'ray'"
         )
 
     fit = evaluate = get_properties = get_parameters = reconnect = _refuse

@@ -1,26 +1,26 @@
-"""Flower strategies that choose their clients with a selector.
+"""Flower strategies in which a selector chooses the clients.
 
 The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``). The same names for the Message API
 (``configure_train``, ``aggregate_train``) are in :mod:`fedsel_flwr.strategies.message`.
 
 >>> from fedsel_flwr.selectors import RoundRobin
 >>> from fedsel_flwr.strategies import BSFL, SelectionStrategy
->>> SelectionStrategy(RoundRobin(clients_per_round=5)).base.fraction_evaluate  # any selector, any Flower strategy
+>>> SelectionStrategy(RoundRobin(clients_per_round=5)).base.fraction_evaluate  # any selector, any base strategy
 0.0
->>> BSFL(clients_per_round=5, min_latency=0.05).selector.name  # a paper: its selector, and what else it asks for
+>>> BSFL(clients_per_round=5, min_latency=0.05).selector.name  # a paper: its selector and its other requirements
 'bsfl'
 
 =======================  ==============================================================================================
-``bsfl``                 BSFL: speed against even participation
-``cs_ucb``               CS-UCB: the largest upper confidence bounds on speed
-``cs_ucb_q``             CS-UCB-Q: fast clients under a fairness constraint
-``fedca``                FedCA: the best combination of the round's models is averaged
+``bsfl``                 BSFL: trains fast clients, but each as often as its data deserve
+``cs_ucb``               CS-UCB: trains the clients that answer fastest
+``cs_ucb_q``             CS-UCB-Q: trains fast clients under a fairness constraint
+``fedca``                FedCA: averages the combination of the round's models with the best score
 ``fedcm``                FedCM: FedCA, with clients sampled by how often their models were kept
-``gpfl``                 GPFL: gradients that point in the global model's direction
-``pczfl``                PCZFL: the Pareto front of accuracy and energy
-``selection_strategy``   any selector around any base strategy: the round, which all papers share
-``message``              the twins of these files, for the Message API
-``wrapping``             wrapping a base strategy: transport, waiting, failures, checkpoints, for both APIs
+``gpfl``                 GPFL: trains clients whose gradients point in the global model's direction
+``pczfl``                PCZFL: trains clients on the Pareto front of accuracy and energy
+``selection_strategy``   any selector around any base strategy: the round that all papers share
+``message``              the twins of these classes for the Message API
+``wrapping``             wrapping a base strategy: transport, waiting, failures and checkpoints, for both APIs
 =======================  ==============================================================================================
 """
 

@@ -30,8 +30,8 @@ class CombinatorialAveraging(Adapter):
         if (selector is None) == (clients_per_round is None):
             given = "none" if selector is None else "both"
             raise ParameterError(
-                f"expected either selector or clients_per_round, got {given}. "
-                "Give clients_per_round for uniform sampling, or a selector for any other."
+                f"expected either selector or clients_per_round, got {given}. Set clients_per_round for uniform "
+                "sampling, or pass a selector."
             )
         if selector is None:
             selector = Random(clients_per_round=clients_per_round or 0, seed=seed)

@@ -1,8 +1,8 @@
 """Client selection around any strategy of Flower's legacy API: the round that all papers share.
 
-``configure_fit`` asks the selector who trains, and ``aggregate_fit`` reads what came back. The base strategy configures
-and averages. The course of the round is :class:`~fedsel_flwr.rounds.core.SelectionCore`'s, and this room translates
-Flower's types for it.
+``configure_fit`` lets the selector choose the clients that train, and ``aggregate_fit`` reads their results. The base
+strategy configures and averages. :class:`~fedsel_flwr.rounds.core.SelectionCore` plays the round. This room translates
+between it and Flower's types.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 
 
 class SelectionStrategy(Adapter, Strategy):
-    """Wraps a Flower strategy: a selector decides who trains, ``base`` decides how their updates are aggregated.
+    """Wraps a Flower strategy: the selector chooses the clients that train, ``base`` aggregates their updates.
 
-    It is the outermost wrapper; differential-privacy wrappers go inside. Its options are those of
-    :class:`fedsel_flwr.rounds.settings.Options`, explained below; its attributes are those of
+    Make this the outermost wrapper, with differential-privacy wrappers inside. The options are those of
+    :class:`fedsel_flwr.rounds.settings.Options`, described below. The attributes are those of
     :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and registers newcomers (``get_properties``).
-        2. The selector chooses; before that it may probe clients.
+        1. ``configure_fit`` waits a bounded time for clients, and registers new clients (``get_properties``).
+        2. The selector chooses clients. Before that it may probe clients.
         3. ``base`` configures the instructions, which go to exactly the chosen clients.
-        4. ``aggregate_fit`` drops updates that cannot be used, and lets ``base`` aggregate the others in a fixed order.
+        4. ``aggregate_fit`` drops updates that cannot be used. ``base`` aggregates the others in a fixed order.
         5. The selector observes the round, and the history gets its record.
 
     References:
@@ -95,26 +95,26 @@ class SelectionStrategy(Adapter, Strategy):
         """Return the checkpoint's model, else the base's initial model, else that of the first client that answers.
 
         Raises:
-            RunError: No client returned a model, or there are checkpoints, but none can be used.
+            RunError: No client returned a model. Or there are checkpoints, but none can be used.
         """
         known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
         checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
-                    "the server's rounds come on top of the %d that were done. Give the strategy total_rounds to end "
-                    "the run with its last round", checkpoint.round,
+                    "the server adds its rounds to the %d rounds that are already done. To end the run at a fixed "
+                    "round, set total_rounds in the strategy", checkpoint.round,
                 )  # fmt: skip
             return from_checkpoint(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded_manager(client_manager))
         if parameters is not None:
             return parameters
-        clients = wait_for_clients(client_manager, 1, self.wait_timeout, "one to get the initial model from")
+        clients = wait_for_clients(client_manager, 1, self.wait_timeout, "for the initial model")
         for client in clients.values():
             try:
                 answer = client.get_parameters(GetParametersIns(config={}), self._question_timeout, None)
             except Exception:
-                # a client may raise anything, and any other client's model is as good
+                # A client may raise any error, and the model of any other client works as well.
                 continue
             if answer.status.code == Code.OK:
                 return answer.parameters
@@ -127,13 +127,13 @@ class SelectionStrategy(Adapter, Strategy):
         """Choose clients and return the base's instructions for exactly these.
 
         Raises:
-            RunError: Too few clients were connected when the time was over, the base decides itself who trains, or
+            RunError: Too few clients were connected at the end of the wait, the base chooses the clients itself, or
                 Flower's round does not follow the selector's.
         """
         self._dispatched = {}
         if self._resuming.is_over:
             return []
-        # before anything can fail: an error of this round then says where the model is
+        # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
         clients = self._wait_for_free(connected)
@@ -146,13 +146,13 @@ class SelectionStrategy(Adapter, Strategy):
             parameters=parameters,
             client_manager=ChosenCohort(chosen, len(clients)),
         )
-        # sorted lists, not sets: a base that sends a client two instructions is refused too
+        # Sorted lists, not sets, so that a base that sends a client two instructions is refused too.
         dispatched = sorted(client.cid for client, _ in instructions)
         if dispatched != sorted(chosen):
             raise RunError(
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
-                f"{len(chosen)} clients. A base that decides itself who trains cannot be combined with a selector: "
-                "wrap another base."
+                f"{len(chosen)} clients. A base that chooses clients itself cannot be combined with a selector. Wrap "
+                "another base."
             )
         self._dispatched = {
             client.cid: TimedProxy(client, round=self.core.round, late=self._late) for client, _ in instructions
@@ -166,14 +166,14 @@ class SelectionStrategy(Adapter, Strategy):
         """Read the results, let the base aggregate the usable ones, and report the round to the selector.
 
         Raises:
-            RunError: The base needs more models, updates must be read that are not there (secure aggregation), or
-                Flower's simulation has lost its actors.
+            RunError: The base needs more models, the selector needs updates that secure aggregation hides, or Flower's
+                simulation has lost its actors.
         """
         if not self._dispatched:
-            # nobody was chosen, and the history got its record with the choice
+            # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, {}
         self._check_actors(str(failure) for failure in failures if isinstance(failure, BaseException))
-        # before replies are read: under secure aggregation every result holds the sum, which looks like an update
+        # Before replies are read: under secure aggregation every result holds the sum, which looks like an update.
         if reader := self.core.update_reader:
             bases.check_not_aggregated([res.parameters for _, res in results], reader)
         arrived = {result[0].cid: result for result in results}
@@ -183,10 +183,10 @@ class SelectionStrategy(Adapter, Strategy):
             for cid, proxy in self._dispatched.items()
         }
         self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
-        # a client with a grid was noted as busy by the grid's own wait; nothing else knows that these still work
+        # If a client has a grid, the grid's own wait has marked it as busy. The other clients are marked here.
         without_grid = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
         self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
-        # the models are measured in here, as a base may aggregate in place
+        # The models are measured here, before the base, because a base may aggregate in place.
         outcome = self.core.collect(replies)
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}
@@ -199,7 +199,8 @@ class SelectionStrategy(Adapter, Strategy):
                 kept = [
                     (c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)
                 ]
-            # a base counts failures, for accept_failures or to calibrate noise: an unusable update is one as well
+            # A base counts failures, for accept_failures or to calibrate noise, and an unusable update is a failure
+            # too.
             unusable = [
                 RunError(self._fault(cid, result.problems))
                 for cid, result in outcome.results.items()
@@ -208,11 +209,11 @@ class SelectionStrategy(Adapter, Strategy):
             failed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
             number = bases.aggregation_round(self.base, self.core.round)
             parameters, metrics = self.base.aggregate_fit(number, kept, [*failed, *unusable])
-        # decoding a model takes time and memory, so it is left out if nothing reads the arrays
+        # Decoding a model takes time and memory, so it is skipped if no part reads the arrays.
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
-            # the averaging scheme has mixed the old model in
+            # The averaging scheme has mixed in the old model.
             parameters = ndarrays_to_parameters(list(model))
         if parameters is not None:
             self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
@@ -222,9 +223,9 @@ class SelectionStrategy(Adapter, Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return the base's evaluation instructions; waits a bounded time."""
+        """Return the base's evaluation instructions, after a bounded wait for clients."""
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
-            # the run has ended, but Flower counts its remaining rounds
+            # The run has ended, but Flower counts its remaining rounds.
             return []
         instructions: list[tuple[ClientProxy, EvaluateIns]] = self.base.configure_evaluate(
             server_round=self.core.numbering.absolute(server_round),
@@ -237,9 +238,9 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Let the base aggregate what can be averaged, in id order."""
+        """Let the base aggregate the results that can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
-        # results arrive in any order, and a sum of floats depends on it
+        # Results arrive in any order, and a sum of floats depends on the order.
         ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
         usable, faults = usable_evaluations(ordered, self.core.max_examples)
         for cid, fault in faults.items():
@@ -253,9 +254,9 @@ class SelectionStrategy(Adapter, Strategy):
 
     @saves_on_error
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
-        """Let the base evaluate the global model, and enter loss and accuracy into the history.
+        """Let the base evaluate the global model, and record loss and accuracy in the history.
 
-        The round's checkpoint is written first: an evaluation that fails loses no training.
+        The round's checkpoint is written first, so that a failed evaluation loses no training.
 
         Raises:
             RunError: The checkpoint cannot be written.
@@ -283,11 +284,11 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _with_needs(self, ins: FitIns) -> FitIns:
         """Return the instruction with the names of the columns that the selector needs."""
-        # a copy of the config, since base strategies hand one config to all clients, and may keep it
+        # A copy of the config, because base strategies send one config to all clients, and may keep it.
         return replace(ins, config={**ins.config, "needs": self.core.asks}) if self.core.asks else ins
 
     def _bounded_manager(self, manager: ClientManager) -> BoundedManager:
-        """Return Flower's client manager with a bounded wait, for what the base samples itself."""
-        # seeded with the round: the global generator stays untouched, and a resumed run draws the same clients
+        """Return Flower's client manager with a bounded wait, for the base's own sampling."""
+        # The round is the seed: the global generator is not used, and a resumed run draws the same clients.
         generator = np.random.default_rng(self.core.round)
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)

@@ -70,8 +70,8 @@ def check_growth(make: SelectorFactory) -> None:
     play(selector, range(10), num_clients=few)
     selector.inform(np.array([many - 1]))
     seen = {k for choice in play(selector, range(10, 200), num_clients=many) for k in choice}
-    promise(selector.num_clients == many, "newcomers are registered")
-    promise(len(seen & set(range(few, many))) > 0, "newcomers get chosen")
+    promise(selector.num_clients == many, "new clients are registered")
+    promise(len(seen & set(range(few, many))) > 0, "new clients are chosen")
 
 
 def check_empty_and_short(make: SelectorFactory) -> None:
@@ -100,7 +100,7 @@ def check_dead_client(make: SelectorFactory) -> None:
         return
     choices = play(selector, range(300), num_clients=fleet_size(selector, 8), availability=1.0, dead=(0,))
     last = sum(0 in choice for choice in choices[-100:])
-    promise(last < 100, f"a dead client is not asked for ever (asked in {last} of the last 100 rounds)")
+    promise(last < 100, f"a client that never answers is not chosen for ever (chosen in {last} of the last 100 rounds)")
 
 
 def check_select_without_observe(make: SelectorFactory) -> None:

@@ -93,7 +93,7 @@ def check_forget(make: SelectorFactory) -> None:
     promise(
         play(selector, range(25, 60), num_clients=num_clients)
         == play(reloaded, range(25, 60), num_clients=num_clients),
-        "a forgotten client is a newcomer. Declare what is kept for each client in client_state",
+        "a forgotten client counts as a new client. Declare what is kept for each client in client_state",
     )
 
 
@@ -122,8 +122,8 @@ def check_warm_up(make: SelectorFactory) -> None:
             selector = resumed
     promise(
         not selector.needs or bool(differing_key(selector.state_dict(), blind.state_dict())),
-        "a selector learns from the reports of the warm-up. _select is not called there: note in _join(available) what "
-        "_observe reads of a choice",
+        "a selector learns from the reports of the warm-up. _select is not called there, so note in "
+        "_join(available) what _observe reads of a choice",
     )
     promise_finite(selector, "after the warm-up")
     # With new clients, which were not in the warm-up.

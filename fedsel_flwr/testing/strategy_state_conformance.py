@@ -84,7 +84,10 @@ def check_failures_are_named(harness: StrategyHarness) -> None:
             fault, who = faults.get(row.client_id), f"round {seen.number}, client {row.client_id}"
             lost = fault is not None and (fault.loses == "always" or (virtual and fault.loses != "never"))
             what = "was healthy" if fault is None else fault.name
-            promise(row.completed != lost, f"the history says who failed; {who} {what}: completed is {row.completed}")
+            promise(
+                row.completed != lost,
+                f"the history names the clients that failed; {who} {what}: completed is {row.completed}",
+            )
             if lost or (fault is not None and fault.named):
                 promise(bool(row.problem), f"every failure is named in the history; {who} {what}: no problem")
             elif fault is None and virtual:
@@ -131,8 +134,8 @@ def check_same_seed(harness: StrategyHarness) -> None:
     number = next((i for i, pair in enumerate(zip(first, second, strict=False), 1) if pair[0] != pair[1]), None)
     promise(
         number is None and len(first) == len(second),
-        f"the same seed gives the same choices, from round {number} on they differ: give the selector a seed in "
-        "make_strategy; choices must not depend on node ids, on the order of answers or on a global generator",
+        f"the same seed gives the same choices; from round {number} on they differ. Give the selector a seed in "
+        "make_strategy. Choices must not depend on node ids, on the order of answers or on a global generator",
     )
 
 

@@ -70,8 +70,8 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
     losing = swaps[swaps > ROUNDING * np.abs(mean).max()]
     if not losing.size:
         raise ParameterError(
-            f"mean_reward must leave something to lose: every set of m = {clients_per_round} of the {mean.size} "
-            "clients is optimal, the regret is 0 and Delta_min of (19) is undefined. Take a smaller m or other means"
+            f"mean_reward makes every set of m = {clients_per_round} of the {mean.size} clients optimal, so the "
+            "regret is 0 and Delta_min of (19) is undefined. Use a smaller m or other means"
         )
     slowest = np.sort(mean)[: best.size]
     return float(losing.min()), float(mean[best].sum() - slowest.sum())  # Delta_min, Delta_max, below (19)

@@ -140,7 +140,7 @@ def _check_size(num_variables: int) -> None:
     """Refuse a program with more than :data:`MAX_VARIABLES` variables, before it takes minutes and memory."""
     if num_variables > MAX_VARIABLES:
         raise ParameterError(
-            f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}. Take fewer "
+            f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}. Use fewer "
             "clients: about 10 that come and go, or 20 that are always available"
         )
 

@@ -189,7 +189,7 @@ def test_dropout_is_for_training_alone_and_the_mode_stays(training: bool) -> Non
 )  # fmt: skip
 def test_wrong_settings(values: dict[str, Any]) -> None:
     ((name, _),) = values.items()
-    with pytest.raises(ParameterError, match=f"^(every one of )?{name} "):
+    with pytest.raises(ParameterError, match=f"^(each value of )?{name} "):
         settings_of(**values)
 
 

@@ -14,18 +14,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.plots import (
+from fedsel_flwr.report.panels import (
     COLOURS,
-    _accuracy,
     carry_forward,
     draw_accuracy,
     draw_profile,
     draw_ratios,
+    limit_to_percent,
     line_style,
-    plot_comparison,
-    plot_rounds,
-    selection_fractions,
 )
+from fedsel_flwr.report.plots import PANELS, _accuracy, plot_comparison, plot_rounds, selection_fractions
 from fedsel_flwr.report.verdict import Verdict, verdict
 from tests.report.made import make_history, make_run
 
@@ -169,6 +167,78 @@ def test_the_picture_against_rounds(tmp_path: Path) -> None:
     lost = {"one": [[0.5, 0.4, 0.3], [0.1, 0.2]], "other": [[0.0, 0.0, 0.0]]}
     wide = plot_rounds(runs, tmp_path / "wide.png", lost=lost, **options)
     assert matplotlib.image.imread(wide).shape[1] == 2700
+
+
+@pytest.mark.parametrize("plot", [plot_comparison, plot_rounds])
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".SVG", b"<?xml")])
+def test_the_suffix_chooses_the_format(plot: Any, suffix: str, begins: bytes, tmp_path: Path) -> None:
+    """The same runs give the same file: no date, no random names."""
+    runs, paths = runs_of(["bsfl", "random"], 2), [tmp_path / f"{i}{suffix}" for i in range(2)]
+    first, second = (plot(runs, path, num_clients=10, target_accuracy=0.5).read_bytes() for path in paths)
+    assert first.startswith(begins)
+    assert first == second
+
+
+@pytest.mark.parametrize("plot", [plot_comparison, plot_rounds])
+@pytest.mark.parametrize("name", ["picture.tiff", "picture"])
+def test_another_suffix_is_refused(plot: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"must end in \.png, \.pdf or \.svg, got '.*picture"):
+        plot(runs_of(["bsfl"], 1), tmp_path / name, num_clients=10, target_accuracy=0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_single_panel_has_every_selector(panel: str, tmp_path: Path) -> None:
+    found_by = judged(bsfl=(8.0, 9.0), cs=(12.0, 11.0))
+    runs = runs_of(["bsfl", "cs", "random"], 2)
+    image = drawn(runs, tmp_path / "panel.png", verdict=found_by, panel=panel)
+    assert image.shape[:2] == (920, 1400)
+    assert all(found(image, colour).sum() > 300 for colour in COLOURS[:2])
+    # The reference has no ratio to itself.
+    assert found(image, COLOURS[2]).any() == (panel in ("accuracy", "selections"))
+
+
+def test_the_legend_of_a_single_panel_fits_its_width(tmp_path: Path) -> None:
+    runs = runs_of([f"a-selector setting={i}" for i in range(6)], 1)
+    image = drawn(runs, tmp_path / "panel.png", panel="accuracy")
+    ink = (image[760:, :, :3] < 0.5).any(axis=-1)
+    assert ink.any()
+    assert not ink[:, :20].any()
+    assert not ink[:, -20:].any()
+
+
+def test_a_panel_that_is_unknown_or_needs_a_verdict_is_refused(tmp_path: Path) -> None:
+    runs = runs_of(["bsfl"], 1)
+    with pytest.raises(ParameterError, match="one of accuracy, ratios, targets, selections, got 'accurate'"):
+        drawn(runs, tmp_path / "x.png", panel="accurate")
+    for panel in ("ratios", "targets"):
+        with pytest.raises(ParameterError, match=f"panel {panel!r} needs a reference"):
+            drawn(runs, tmp_path / "x.png", panel=panel)
+    assert list(tmp_path.iterdir()) == []
+
+
+def band_of(accuracy: list[list[float]]) -> tuple[Any, Any]:
+    """The axes and the edges of the band of runs with these accuracies, in percent."""
+    axes = Figure().subplots()
+    histories = [make_history([[0]] * len(own), accuracy=own) for own in accuracy]
+    draw_accuracy(axes, "bsfl", histories, line_style(0, 1), 1)
+    limit_to_percent(axes)
+    return axes, axes.collections[0].get_paths()[0].vertices[:, 1]
+
+
+def test_neither_band_nor_axis_leaves_0_to_100_percent() -> None:
+    axes, band = band_of([[0.0, 1.0, 0.99], [0.2, 0.5, 0.99], [0.0, 1.0, 0.99]])
+    assert (band.min(), band.max()) == (0.0, 100.0)
+    assert axes.get_ylim() == (0.0, 100.0)
+
+
+def test_a_quality_that_is_no_fraction_keeps_its_band() -> None:
+    """R² may be negative, and a quality of the user's may pass 1."""
+    _, band = band_of([[-0.5, 0.1], [0.5, 0.2]])
+    assert band.min() == pytest.approx(100 * (0 - np.std([-0.5, 0.5], ddof=1)))
+    axes, band = band_of([[1.0, 2.0], [1.5, 3.0]])
+    assert band.max() == pytest.approx(100 * (2.5 + np.std([2.0, 3.0], ddof=1)))
+    assert axes.get_ylim()[1] > 300
 
 
 @pytest.mark.parametrize("plot", [plot_comparison, plot_rounds])

@@ -141,7 +141,7 @@ def test_every_flipped_bit_and_every_cut_is_found(tmp_path: Path) -> None:
         flipped[place] ^= 1 << int(generator.integers(8))
         for broken in (bytes(flipped), content[:place]):
             path.write_bytes(broken)
-            with pytest.raises(StateError, match=r"damaged: its \d+ bytes are not those that were written"):
+            with pytest.raises(StateError, match=r"damaged: its \d+ bytes differ from what was written"):
                 read_checkpoint(path)
     path.write_bytes(content)
     assert read_checkpoint(path).round == 3
@@ -160,10 +160,10 @@ def rewritten(path: Path, **changes: Any) -> None:
     ("changes", "wanted"),
     [
         ({"schema": 4, "written_by": "fedsel-flwr 9.0"}, r"schema 4 \(fedsel-flwr 9\.0\), but .* reads schema 3"),
-        ({"model": ...}, "it is no checkpoint"),
-        ({"schema": ...}, "it is no checkpoint"),
-        ({"made_for": ...}, "it is no checkpoint"),
-        ({"round": "three"}, "it is no checkpoint"),
+        ({"model": ...}, "it is not a checkpoint"),
+        ({"schema": ...}, "it is not a checkpoint"),
+        ({"made_for": ...}, "it is not a checkpoint"),
+        ({"round": "three"}, "it is not a checkpoint"),
         ({"round": 7}, "renamed: it holds round 7"),
     ],
 )
@@ -260,7 +260,7 @@ def test_odd_options_are_refused(options: dict[str, Any], tmp_path: Path) -> Non
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be made: "):
+    with pytest.raises(RunError, match=r"cannot be created: "):
         Checkpoints(tmp_path / "file")
 
 
@@ -331,7 +331,7 @@ lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-HOLDING = r"another process keeps its checkpoints in .*checkpoint_dir"
+HOLDING = r"another process writes checkpoints to .*checkpoint_dir"
 
 
 def test_a_second_process_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_one_process_shares_it_and_lets_it_go(tmp_path: Path) -> None:
     assert newest(second).round == 3
     command = [sys.executable, "-c", OTHER, str(tmp_path)]
     refused = subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True, timeout=60)
-    assert "RunError: another process keeps its checkpoints" in refused.stderr
+    assert "RunError: another process writes checkpoints" in refused.stderr
     del first, second
     gc.collect()
     assert subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True, timeout=60).stdout == "held\n"

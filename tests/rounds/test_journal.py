@@ -175,14 +175,14 @@ def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) 
     lines = good.splitlines(keepends=True)
     fewer = {**state, "rounds": 6}
     cases: list[tuple[Any, bytes, str]] = [
-        (state, good[:-1], f"offset {len(good)} expected, {len(good) - len(lines[-1])} found"),
+        (state, good[:-1], f"offset: expected {len(good)}, got {len(good) - len(lines[-1])}"),
         (state, b"".join(lines[:-1]), "offset"),
         (state, b"", "offset"),
         (state, good.replace(b'"round_s": 0.', b'"round_s": 1.', 1), "checksum"),
-        (state, good.replace(lines[3], b"x" * (len(lines[3]) - 1) + b"\n"), "line 4 of .* is no round"),
-        (state, good.replace(b'"latency_s"', b'"latencies"', 1), "line 1 of .* is no round"),
-        (state, good.replace(lines[2], b"\0" * (len(lines[2]) - 1) + b"\n"), "line 3 of .* is no round"),
-        (fewer, good, "rounds 6 expected, 7 found"),
+        (state, good.replace(lines[3], b"x" * (len(lines[3]) - 1) + b"\n"), "line 4 of .* is not a round"),
+        (state, good.replace(b'"latency_s"', b'"latencies"', 1), "line 1 of .* is not a round"),
+        (state, good.replace(lines[2], b"\0" * (len(lines[2]) - 1) + b"\n"), "line 3 of .* is not a round"),
+        (fewer, good, "rounds: expected 6, got 7"),
         ({**state, "offset": -1}, good, "offset must be a whole number"),
         ({**state, "checksum": None}, good, "checksum must be a whole number"),
         ({**state, "offset": state["offset"] - 1}, good, "offset"),
@@ -206,7 +206,7 @@ def test_no_flipped_byte_before_the_offset_is_taken_for_the_history(tmp_path: Pa
     content, draw = path.read_bytes(), random.Random(1)
     for place in draw.sample(range(state["offset"]), 120):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :])
-        with pytest.raises(StateError, match=r"is no round|is not the history"):
+        with pytest.raises(StateError, match=r"is not a round|is not the history"):
             History(Journal(path)).load_state_dict(state)
 
 
@@ -269,7 +269,7 @@ def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
 def test_a_file_that_another_program_cut_is_not_written_on(tmp_path: Path) -> None:
     history = play(History(Journal(tmp_path / "j")), range(1, 5), close=lambda number: True)
     os.truncate(tmp_path / "j", 100)
-    with pytest.raises(RunError, match="another program has cut it from"):
+    with pytest.raises(RunError, match="another program has truncated it from"):
         play(history, range(5, 6), close=lambda number: True)
 
 

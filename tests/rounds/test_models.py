@@ -154,5 +154,5 @@ def test_there_is_no_limit_where_there_are_no_norms() -> None:
         core_of(Random(clients_per_round=1), max_update_norm=1.0, compare_models=False)
     core = core_of(Random(clients_per_round=1), max_update_norm=1.0)
     core.choose(["a"], None, Written(facts("a")))  # a global model that cannot be decoded
-    with pytest.raises(RunError, match="max_update_norm works on its numbers"):
+    with pytest.raises(RunError, match="max_update_norm needs its numbers"):
         core.collect({"a": Reply(num_examples=1, metrics={"latency_s": 1.0})})

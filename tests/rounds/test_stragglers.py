@@ -81,10 +81,14 @@ def test_a_late_client_holds_max_latency_and_says_why() -> None:
     results = {"a": _result(1.0), "b": _result(7.5)}
     spare = end_round(results, Settings(), 1)[0]["b"]
     assert (spare.latency_s, spare.latency_source, spare.spare) == (60.0, "max_latency", True)
-    assert spare.problems == ("late: done after 7.5 s, the round ended after 1 s (enough others were there)",)
+    assert spare.problems == (
+        "late: the update came after 7.5 s, but the round ended after 1 s (enough other updates had arrived)",
+    )
     late = end_round(results, Settings(round_deadline_s=5.0), None)[0]["b"]
     assert (late.completed, late.spare) == (False, False)
-    assert late.problems == ("late: done after 7.5 s, the round ended after 5 s (round_deadline_s = 5 s)",)
+    assert late.problems == (
+        "late: the update came after 7.5 s, but the round ended after 5 s (round_deadline_s = 5 s)",
+    )
 
 
 @given(
@@ -156,7 +160,7 @@ def test_the_bandits_constants_keep_m() -> None:
 
 
 def test_without_clients_per_round_it_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"over_selection = 0\.5 .* pczfl has none"):
+    with pytest.raises(ParameterError, match=r"over_selection = 0\.5 .* pczfl decides itself"):
         SelectionStrategy(PCZFL(seed=0), over_selection=0.5)
     for options in ({"over_selection": -0.1}, {"round_deadline_s": 0.0}, {"over_selection": float("nan")}):
         with pytest.raises(ParameterError, match=next(iter(options))):
@@ -220,7 +224,7 @@ def test_the_engines_agree(selector: str) -> None:
     told = [(row.client_id, row.completed, row.problem, row.latency_s) for row in alone.clients]
     assert told == [(row.client_id, row.completed, row.problem, row.latency_s) for row in together.clients]
     assert [record.simulated_s for record in alone.rounds] == [record.simulated_s for record in together.rounds]
-    assert any("enough others" in problem for _, _, problem, _ in told)
+    assert any("enough other updates" in problem for _, _, problem, _ in told)
 
 
 # ---- what the selector is told of spares -----------------------------------------------------------------------------
@@ -302,5 +306,5 @@ def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"round_deadline_s": 5.0}])
 def test_the_legacy_api_refuses_on_the_servers_clock_and_says_why(options: dict[str, float]) -> None:
-    with pytest.raises(ParameterError, match="the legacy API waits for every client"):
+    with pytest.raises(ParameterError, match="the legacy API's server waits for every client"):
         SelectionStrategy(Random(clients_per_round=1), clock="server", **options)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def test_a_reply_of_more_metrics_than_are_read_has_failed() -> None:
     assert read({"latency_s": 1.0, **dict.fromkeys(map(str, range(MAX_METRICS - 1)), 0)}).completed
     result = read({"latency_s": 1.0, **dict.fromkeys(map(str, range(MAX_METRICS)), 0)})
     assert not result.completed
-    assert result.problems == ("metrics: 10001 of them, more than 10000",)
+    assert result.problems == ("metrics: 10001 reported, more than 10000",)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_data_weights_may_become_known_with_the_fleet() -> None:
     weights |= {0: 0.0, 1: -1.0, 2: 3.0}
     assert selector.select(np.array([0])).tolist() == [0]
     assert selector._generalization()[0] == 0.0
-    for missing, said in (1, "every one of data_weights must be .* at least 0, got -1"), (5, "data_weights covers 3"):
+    for missing, said in (1, "each value of data_weights must be .* at least 0, got -1"), (5, "data_weights covers 3"):
         with pytest.raises(ValueError, match=said):
             selector.inform(np.array([missing]))
     selector.inform(np.array([2]))

@@ -229,7 +229,7 @@ def test_undeclared_state_is_named_with_class_and_method(fault: Any, held: dict[
             chosen = selector.select(everybody)
             selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2))
         said = str(refused.value)
-        assert said.startswith(f"Undeclared.{where} ended with {cause.__name__}")
+        assert said.startswith(f"Undeclared.{where} failed with {cause.__name__}")
         assert f"self.{attribute}" in said
         assert f"client_state = {{'{attribute}': 0.0}}" in said
         assert isinstance(refused.value.__cause__, cause)

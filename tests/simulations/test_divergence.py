@@ -67,7 +67,9 @@ def test_a_run_says_so(name: str, rate: float, said: str, caplog: Any, monkeypat
 
 def test_a_run_in_which_nobody_delivers_says_why(caplog: Any) -> None:
     result = simulate(load_scenario("smoke", {**SMOKE, "clients.crash_probability": 1.0}))
-    assert result.diagnosis.startswith("no update could be used in 6 rounds; most often: crashed: did not train")
+    assert result.diagnosis.startswith(
+        "no update was usable in 6 rounds. Most frequent reason: crashed: the client did not train"
+    )
     assert caplog.records[-1].getMessage() == result.diagnosis
 
 

@@ -220,7 +220,7 @@ def test_a_signal_is_checked_before_anything_starts() -> None:
     with pytest.raises(ParameterError, match="should_stop must be a function"):
         run("vectorized", 6, should_stop=3)
     strategy = SelectionStrategy(create("random", clients_per_round=2))
-    with pytest.raises(ParameterError, match="strategy and should_stop cannot be given together"):
+    with pytest.raises(ParameterError, match="strategy and should_stop cannot be combined"):
         run("vectorized", 6, strategy=strategy, should_stop=stop_at_the_end)
 
 
@@ -286,4 +286,4 @@ def test_flwr_run_leaves_it_too(
     assert len(read_history(folder).rounds) == 2
     path = folder / "model-after-round-2.safetensors"
     assert read_model(folder, path.name)[0].dtype == np.float32
-    assert f"the rounds that were done, and the model after the last of them: {path}" in caplog.text
+    assert f"the finished rounds, and the model after the last one: {path}" in caplog.text

@@ -177,7 +177,7 @@ def test_a_strategy_is_checked_or_made_once_a_run(own: bool, without_ray: None, 
 def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(without_ray: None) -> None:
     """Flower's own FedAvg sends no round to legacy clients."""
     strategy = legacy_api.SelectionStrategy(neighbours())
-    with pytest.raises(RunError, match=r"no client completed in any of 4 rounds, .*key round.*selector= in place of"):
+    with pytest.raises(RunError, match=r"no client completed in any of 4 rounds. .*key round.*selector= instead of"):
         simulate(SMOKE, strategy=strategy)
     assert len(strategy.history.clients) == 8  # not lost
 
@@ -191,7 +191,7 @@ def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
     ("options", "name"), [({"on_round": print}, "on_round"), ({"selector": neighbours()}, "selector")]
 )
 def test_what_a_strategy_of_ones_own_has_is_refused(options: dict[str, Any], name: str, no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=f"strategy and {name} cannot be given together"):
+    with pytest.raises(ParameterError, match=f"strategy and {name} cannot be combined"):
         simulate(SMOKE, strategy=own_strategy("legacy"), **options)
 
 

@@ -80,13 +80,13 @@ def test_a_run_may_go_on_for_longer(key: str, short: float, long: float, tmp_pat
 
 ANOTHER: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "checkpoint_dir": [
-        ({"training__learning_rate": 0.2}, ["scenario.training.learning_rate = 0.1, this one has 0.2"]),
-        ({"seed": 2}, ["scenario.seed = 1, this one has 2"]),
-        ({"selector": "random"}, ["scenario.selector = 'cs-ucb', this one has 'random'"]),
-        ({"aggregation__base": "fedadam"}, ["scenario.aggregation.base = 'fedavg', this one has 'fedadam'"]),
-        ({"api": "message", "engine": "ray"}, ["scenario.api = 'legacy'", "scenario.engine = 'vectorized'"]),
+        ({"training__learning_rate": 0.2}, ["scenario.training.learning_rate is 0.1 there and 0.2 here"]),
+        ({"seed": 2}, ["scenario.seed is 1 there and 2 here"]),
+        ({"selector": "random"}, ["scenario.selector is 'cs-ucb' there and 'random' here"]),
+        ({"aggregation__base": "fedadam"}, ["scenario.aggregation.base is 'fedavg' there and 'fedadam' here"]),
+        ({"api": "message", "engine": "ray"}, ["scenario.api is 'legacy'", "scenario.engine is 'vectorized'"]),
         ({"rounds": 2}, ["has done 3 rounds, more than rounds = 2", "at least 3"]),
-        ({"evaluation_every": 2}, ["scenario.evaluation_every = 1, this one has 2"]),
+        ({"evaluation_every": 2}, ["scenario.evaluation_every is 1 there and 2 here"]),
     ],
     "folder": [
         ({"training__learning_rate": 0.2}, ["another run", "training.learning_rate is 0.1 there and 0.2 here"]),
@@ -123,7 +123,7 @@ def test_a_run_whose_checkpoints_cannot_be_used_is_played_again_where_that_is_as
 
 def test_a_selector_that_plans_for_the_end_keeps_it(tmp_path: Path) -> None:
     cut_off(smoke(selector="gpfl"), checkpoint_dir=tmp_path)
-    with pytest.raises(RunError, match=r"scenario.rounds = 6, this one has 7"):
+    with pytest.raises(RunError, match=r"scenario.rounds is 6 there and 7 here"):
         simulate(smoke(selector="gpfl", rounds=7), checkpoint_dir=tmp_path, resume=True)
 
 
@@ -143,10 +143,10 @@ def test_what_the_caller_brings_is_given_again(tmp_path: Path) -> None:
     cut_off(smoke(model__name="mlp"), selector=own(), data=data(), folder=tmp_path)
     other = CSUCB(clients_per_round=3, seed=5, max_latency=5.0)
     for given, said in (
-        ({"selector": own(), "data": data(1 - Y)}, r"data = 90 examples, SHA-256 \w+, this one has 90 examples"),
+        ({"selector": own(), "data": data(1 - Y)}, r"data is 90 examples, SHA-256 \w+ there and 90 examples"),
         ({"selector": own()}, "data.dataset is 'python own' there and 'digits' here"),
         ({"data": data()}, "selector is called 'random' there, and 'cs-ucb' here"),
-        ({"selector": other, "data": data(), "label": "random"}, "selector = random, this one has cs-ucb"),
+        ({"selector": other, "data": data(), "label": "random"}, "selector is random there and cs-ucb here"),
     ):
         with pytest.raises(RunError, match=said):
             run(**given, folder=tmp_path, resume=True)  # type: ignore[arg-type]
@@ -333,7 +333,7 @@ def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedsel: error: another process writes to ")
     assert "rounds" not in line
-    assert "goes on" not in line
+    assert "Resume with" not in line
     assert main(["compare", "--resume", str(folder)]) == 0
 
 
@@ -343,5 +343,5 @@ def test_a_journal_that_was_cut_is_not_said_to_hold_the_rounds_before(tmp_path: 
     journal.add(first, [])
     journal.add(second, [])
     (tmp_path / JOURNAL).write_bytes(b"")
-    with pytest.raises(RunError, match=r"round 2 cannot be written .* to 0 bytes; rounds before it are lost"):
+    with pytest.raises(RunError, match=r"round 2 cannot be written .* to 0 bytes\. Earlier rounds are lost"):
         journal.close_round()

@@ -56,7 +56,7 @@ def test_a_changed_selector_is_refused_by_name_or_played_again(
     assert main(resume) == 2
     said = capsys.readouterr().err
     assert (
-        "was begun with other code or data than there is now: selector 'Fastest'. Play it again with --replay" in said
+        "was started with other code or data. Changed since then: selector 'Fastest'. Repeat it with --replay" in said
     )
     assert choices(folder / "Fastest-seed1") == before[0]
     assert main([*resume, "--replay"]) == 0
@@ -82,8 +82,8 @@ class OtherCode(Fixed):
 
 OF_OTHER_CODE = {
     "finished, parameters": ("folder", False, lambda: Fixed(first=2), "selector 'Fixed'"),
-    "cut off, class": ("folder", True, lambda: BSFL(clients_per_round=3, seed=1, min_latency=0.1), "of selector = "),
-    "checkpoints elsewhere": ("checkpoint_dir", True, OtherCode, "of selector = [0-9a-f]+, this one has [0-9a-f]+"),
+    "cut off, class": ("folder", True, lambda: BSFL(clients_per_round=3, seed=1, min_latency=0.1), "of selector is "),
+    "checkpoints elsewhere": ("checkpoint_dir", True, OtherCode, "of selector is [0-9a-f]+ there and [0-9a-f]+ here"),
 }
 
 
@@ -141,7 +141,7 @@ def test_model_data_and_partition_count(tmp_path: Path) -> None:
         ({"model": two_layers}, "model"),
     ]
     for changed, named in changes:
-        with pytest.raises(RunError, match=rf"than there is now: {named}\. Play it again"):
+        with pytest.raises(RunError, match=rf"Changed since then: {named}\. Repeat it"):
             compare(SMOKE, ["random"], resume=True, **options | changed)
     again = compare(SMOKE, ["random"], resume=True, replay=True, **options | changes[0][0])
     assert Comparison.load(tmp_path).runs[0].result.fingerprints == again.runs[0].result.fingerprints
@@ -181,7 +181,7 @@ def test_a_run_of_an_older_version_is_refused_by_name_and_read_with_a_warning(
 ) -> None:
     simulate(SMOKE, folder=tmp_path)
     write_record(tmp_path, {key: one for key, one in read_record(tmp_path).items() if key != "fingerprints"})
-    with pytest.raises(RunError, match=r"of an older version, which kept no fingerprint of selector, model and data"):
+    with pytest.raises(RunError, match=r"by an older version without fingerprints, so changes of selector, model"):
         simulate(SMOKE, folder=tmp_path, resume=True)
     with caplog.at_level(logging.WARNING, "fedsel_flwr"):
         assert len(Comparison.load(tmp_path).runs) == 1

@@ -62,10 +62,10 @@ def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
     loaded = Comparison.load(folder)
     assert [(run.selector, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", count)]
     assert len(loaded.table()) == 0
-    with pytest.raises(ParameterError, match=rf"no run was finished: 'bsfl' after {count} rounds"):
+    with pytest.raises(ParameterError, match=rf"no run has finished: 'bsfl' after {count} rounds"):
         loaded.report(tmp_path / "report")
     assert main(["report", str(folder)]) == 2
-    assert capsys.readouterr().err.startswith(f"fedsel: error: no run was finished: 'bsfl' after {count} rounds")
+    assert capsys.readouterr().err.startswith(f"fedsel: error: no run has finished: 'bsfl' after {count} rounds")
 
 
 def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path, no_picture
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be begun: (Not a directory|File exists)"):
+    with pytest.raises(RunError, match=r"cannot be written: (Not a directory|File exists)"):
         simulate(smoke(), folder=tmp_path / "file" / "run")
 
 
@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line_that_says_what_is_there(tmp_path: Path, monkeyp
 
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
-        pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device; the rounds before"),
+        pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device\. The earlier rounds"),
     ):
         simulate(smoke(), on_round=fills_up, folder=tmp_path / "run")
     assert len(read_history(tmp_path / "run").rounds) == 2

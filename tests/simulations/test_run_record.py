@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_refused(name: str, copied: Path) -> None:
 def test_the_file_is_named_with_the_cure(copied: Path) -> None:
     model = (copied / "model.safetensors").read_bytes()
     flip(copied / "model.safetensors", model, 8 * len(model) - 20)
-    said = r"model.safetensors' is damaged: its content has another digest than run.json says. .*--replay"
+    said = r"model.safetensors' is damaged: its content does not match the digest in run.json. .*--replay"
     with pytest.raises(ParameterError, match=said):
         Comparison.load(copied)
     with pytest.raises(FedSelError, match=said):
@@ -79,7 +79,7 @@ def test_a_name_in_the_record_leads_nowhere_else(copied: Path) -> None:
     record = record_of(copied)
     record["files"]["../run/model.safetensors"] = record["files"]["model.safetensors"]
     write_record(copied, record)
-    with pytest.raises(ParameterError, match=r"'\.\./run/model.safetensors' is no file of a run"):
+    with pytest.raises(ParameterError, match=r"'\.\./run/model.safetensors' is not a file of a run"):
         read_run(copied)
 
 
@@ -89,6 +89,6 @@ def test_a_run_of_an_older_version_is_read_with_a_warning(copied: Path, caplog: 
     (copied / "run.json").write_text(old)
     with caplog.at_level(logging.WARNING, "fedsel_flwr"):
         assert len(Comparison.load(copied).runs) == 1
-    assert f"{copied} holds a run of an older version, without a digest of each file" in caplog.text
-    with pytest.raises(RunError, match=r"the run in '.*run' is of an older version, which wrote no digest of each"):
+    assert f"{copied} holds a run of an older version without file digests" in caplog.text
+    with pytest.raises(RunError, match=r"the run in '.*run' was written by an older version without file digests"):
         simulate(SMOKE, folder=copied, resume=True)

@@ -282,7 +282,7 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
         else:
             told.append(said)
             there = next(place.glob("runs/*"), None)
-            if there is not None and f"--resume {there} goes on" in said:
+            if there is not None and f"--resume {there}" in said:
                 now = (name, "--resume", str(there))
             elif "--resume" not in now:
                 for folder in place.glob("runs/*"):

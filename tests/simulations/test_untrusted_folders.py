@@ -146,7 +146,7 @@ def test_code_that_a_plan_names_is_not_run(
     before = {*here.rglob("*")}
     said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
     assert f"{key.replace('.0', '[0]')} = {value!r}" in said
-    assert said.endswith("give fedsel compare --resume theirs --quiet --trust")
+    assert said.endswith("enter: fedsel compare --resume theirs --quiet --trust")
     assert {*here.rglob("*")} == before
 
 
@@ -174,7 +174,7 @@ def test_the_standard_library_is_never_called(reference: str, here: Path, capsys
     sys.modules.pop("this", None)
     written(here / "theirs", with_value(reference, "scenario", "model", "name"))
     said = refused(["compare", "--resume", "theirs", "--trust"], capsys)
-    assert f"model {reference!r} is of Python's standard library" in said
+    assert f"model {reference!r} is in Python's standard library" in said
     with pytest.raises(ParameterError, match="standard library"):
         load_reference(reference, "selector")
     assert "this" not in sys.modules
@@ -192,13 +192,13 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
     (here / "unplugged").touch()
     said = refused([*line, "--runs-dir", "runs 2"], capsys)
     (here / "unplugged").unlink()
-    told = re.search(r"mine-seed1: 3 rounds; (fedsel compare --resume .+) goes on$", said)
+    told = re.search(r"mine-seed1: 3 rounds\. Resume with: (fedsel compare --resume .+)$", said)
     assert told, said
     command = shlex.split(told[1])[1:]
     assert command[-1] == "--trust"
     again = refused(command[:-1], capsys)
     assert f"selectors[0].name = '{here}/mine.py:Mine'" in again
-    assert again.endswith(f"give {told[1]}")
+    assert again.endswith(f"enter: {told[1]}")
     assert main([*command, "--quiet"]) == 0
     (straight,), (resumed,) = (here / "straight").iterdir(), (here / "runs 2").iterdir()
     assert content(resumed) == content(straight)
@@ -245,7 +245,9 @@ def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pyt
     assert out.splitlines()[-1] == str(mine)
     linked, garbled = sorted(err.splitlines(), reverse=True)
     assert linked.startswith("fedsel: a folder is skipped: 'runs/linked/plan.json' is a link")
-    assert garbled.startswith("fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, sel")
+    assert garbled.startswith(
+        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is not a plan: it lacks seeds, sel"
+    )
 
 
 # ---- links ---------------------------------------------------------------------------------------------------------
@@ -341,12 +343,12 @@ def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, capsys:
     path = theirs / "random-seed1" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"selector": label}))
     for argv in (["report", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
-        assert "is no run" in refused(argv, capsys)
+        assert "is not a run" in refused(argv, capsys)
     if label:
         with pytest.raises(ParameterError, match="label"):
             compare(smoke(), {label: "random"}, seeds=1)
     written(theirs, with_value(label, "selectors", 0, "label"))
-    assert "is no plan" in refused(["compare", "--resume", "theirs"], capsys)
+    assert "is not a plan" in refused(["compare", "--resume", "theirs"], capsys)
 
 
 @pytest.mark.parametrize(

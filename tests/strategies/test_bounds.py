@@ -52,7 +52,7 @@ def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, count
     _assert_mean(played.arrays, 10, 13, counts)
     rows = played.strategy.history.clients
     assert [(row.completed, row.kept, row.num_examples) for row in rows] == [(True, True, n) for n in (10, 13, counts)]
-    assert [row.problem for row in rows] == ["", "", f"max_examples: 1000000000000 claimed, counts as {counts}"]
+    assert [row.problem for row in rows] == ["", "", f"max_examples: 1000000000000 claimed, counted as {counts}"]
     assert played.strategy.history.problem_counts() == {"max_examples": 1}
     if averaging is None:
         assert [metrics["num-examples"] for metrics in played.given()[0]] == [10, 13, counts]
@@ -63,7 +63,7 @@ def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, count
 def test_a_selector_reads_the_limit_from_the_roll_call_on(api: str, limit: Any, counts: int, caplog: Any) -> None:
     played = _play(api, RandomBySize(clients_per_round=1, seed=0), 3, max_examples=limit)
     assert played.strategy.selector.state_dict()["size"].tolist() == [10, 13, counts]
-    assert f"max_examples: client c2: 1000000000000 claimed, counts as {counts}" in caplog.messages
+    assert f"max_examples: client c2: 1000000000000 claimed, counted as {counts}" in caplog.messages
 
 
 @BOTH

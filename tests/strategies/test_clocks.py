@@ -167,7 +167,9 @@ def test_computing_and_transfer_are_told_apart(api: str) -> None:
     for name in ("silent", "liar", "own"):  # a latency of the client's own was not observed
         assert math.isnan(rows[name].transfer_s), name
     assert math.isnan(rows["liar"].compute_s)
-    assert rows["liar"].problem == (f"compute: 300 s cannot be used, the server waited {rows['liar'].latency_s:.6g} s")
+    assert rows["liar"].problem == (
+        f"compute: 300 s cannot be used, the server only waited {rows['liar'].latency_s:.6g} s"
+    )
     assert history.problem_counts()["compute"] == 2
 
 
@@ -313,7 +315,7 @@ def test_how_long_a_client_may_take_is_the_strategys(strategy: Any, given: dict[
 
 def test_a_least_latency_above_the_longest_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     BSFL(clients_per_round=2, min_latency=100.0, max_latency=5.0, base=fedavg())
-    assert "min_latency is 100 s and max_latency 5 s" in caplog.text
+    assert "min_latency is 100 s, but max_latency is only 5 s" in caplog.text
 
 
 def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
     options: dict[str, Any] = {"clients_per_round": 2, "seed": 0, "clock": "server", "checkpoint_dir": tmp_path}
     Federation(CSUCB(max_latency=60.0, base=fedavg(), **options), fleet(3)).play(2)
     again = CSUCB(base=fedavg(), resume="must", **options)
-    with pytest.raises(RunError, match=r"selector.max_latency = 60.0, this one has 'auto'"):
+    with pytest.raises(RunError, match=r"selector.max_latency is 60.0 there and 'auto' here"):
         Federation(again, fleet(3)).play(1)
 
 

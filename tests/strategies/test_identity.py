@@ -104,7 +104,7 @@ def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any)
     world = Deployment(api, everybody(), nodes).play(2)
     assert world.chosen() == [["31", "33", "part-0"]] * 2
     (line,) = lines(caplog, "identity")
-    assert line.endswith("; 2 of 3 have none and are known by their node ids")
+    assert line.endswith("; 2 of 3 lack it and are known by their node ids")
     world.go(31)
     world.come(44, Node(api, {"name": "31"}))  # a name that is another node's number does not take its row
     assert world.play(1).chosen()[-1] == ["33", "part-0"]
@@ -251,7 +251,7 @@ def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -
     world = Deployment(api, everybody(), nodes, grid=InMemoryGrid).play(2)
     assert world.chosen() == [["0", "1", "2"]] * 2
     assert world.grid.looked_up == 0
-    assert lines(caplog, "identity") == ['identity "claim": a client is known by what it says itself']
+    assert lines(caplog, "identity") == ['identity "claim": a client is known by the client_id that it reports']
 
 
 @pytest.mark.parametrize(("identity", "level"), [(None, "INFO"), ("name", "WARNING"), ("key", "WARNING")])
@@ -324,7 +324,7 @@ def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them
     cases: list[tuple[Any, Any, list[str]]] = [
         (named(api, 2, **claims), {}, ["none for client 'part-", "the name its SuperNode is registered", "identity="]),
         ({31: Node(api, {}, **claims)}, {}, ["known by its node id"]),
-        ({31: _claiming(api, "part-0", "carol")}, {"identity": "claim"}, ["known by what it says itself"]),
+        ({31: _claiming(api, "part-0", "carol")}, {"identity": "claim"}, ["known by the client_id that it reports"]),
     ]
     for nodes, options, said in cases:
         with pytest.raises(ParameterError, match=r"fairness has 2 entries but none for client") as error:
@@ -341,7 +341,7 @@ def test_an_unknown_identity_is_refused(api: str) -> None:
 def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else(tmp_path: Any) -> None:
     folder = {"checkpoint_dir": tmp_path, "total_rounds": 4, "resume": True}
     Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(2)
-    with pytest.raises(RunError, match="a run with identity = 'name', this one has 'node'"):
+    with pytest.raises(RunError, match="another run: identity is 'name' there and 'node' here"):
         Deployment("message", everybody(), named("message", 2), identity="node", **folder).play(2)
     again = Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(4)
     assert len(again.strategy.history.rounds) == 4

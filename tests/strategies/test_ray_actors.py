@@ -116,9 +116,9 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
     with pytest.raises(RunError) as ended:
         play(api, lost, checkpoint_dir=tmp_path)
     message = str(ended.value)
-    assert message.startswith("an actor of Ray has died")
-    assert f"{messages} of round 3 " in message
-    assert f"resume = true, which resumes it after round 2 from {str(tmp_path)!r}" in message
+    assert message.startswith("a Ray actor has died")
+    assert f"Messages lost in round 3: {messages}. " in message
+    assert f"resume = true: it then continues after round 2 from {str(tmp_path)!r}" in message
     if messages > 1:
         resumed, model = play(api, lambda round, k: None, checkpoint_dir=tmp_path, resume="must")
         straight, expected = play(api, lambda round, k: None)
@@ -127,7 +127,8 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
 
 def test_what_is_said_without_a_checkpoint(api: str, tmp_path: Path) -> None:
     for options, said in (
-        ({}, "Start the run again; with a checkpoint_dir"), ({"checkpoint_dir": tmp_path}, "no round had a checkpoint"),
+        ({}, "Start the run again. With checkpoint_dir set"),
+        ({"checkpoint_dir": tmp_path}, "no round had a checkpoint"),
     ):  # fmt: skip
         with pytest.raises(RunError, match=said):
             play(api, lambda round, k: dead(), **options)

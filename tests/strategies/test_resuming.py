@@ -205,11 +205,13 @@ def test_a_second_run_of_one_strategy_counts_on_and_a_server_that_counts_otherwi
     assert [record.round for record in strategy.history.rounds] == [1, 2, 3, 4, 5]
     assert strategy.selector.round == 5
     federation.round = 6
-    with pytest.raises(RunError, match=r"begins round 7, but the selector has seen 5 rounds, so that round"):
+    with pytest.raises(RunError, match=r"starts round 7, but round .* because the selector has seen 5 rounds"):
         federation.play(1)
     strategy.selector.select(np.arange(4))  # what nobody should do
     federation.round = 5
-    with pytest.raises(RunError, match=r"begins round 6, but the selector has seen 6 rounds, so that round 4 was"):
+    with pytest.raises(
+        RunError, match=r"starts round 6, but round 4 was expected, because the selector has seen 6 rounds"
+    ):
         federation.play(1)
 
 
@@ -296,21 +298,21 @@ def test_a_base_that_keeps_what_nobody_knows_is_refused_before_the_run(tmp_path:
     with pytest.raises(StateError, match="base: KeyError: 'rounds'"):
         load_base(base, state)
     assert base.rounds_aggregated == 7
-    with pytest.raises(StateError, match=r"the state is that of \['Faithful'\], this base is \['FedAvg'\]"):
+    with pytest.raises(StateError, match=r"the state belongs to \['Faithful'\], but this base is \['FedAvg'\]"):
         load_base(legacy_bases.FedAvg(), save_base(base))
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"params": {"alpha": 3.0}}, r"selector\.alpha = 2\.0, this one has 3\.0"),
-    ({"params": {"clients_per_round": 2}}, r"selector\.clients_per_round = 3, this one has 2"),
-    ({"selector": "cs-ucb"}, r"selector = bsfl, this one has cs-ucb"),
-    ({"base": "FedYogi"}, r"base = FedAdam \(flwr\.server\), this one has FedYogi \(flwr\.server\)"),
-    ({"api": "message"}, r"base = FedAdam \(flwr\.server\), this one has FedAdam \(flwr\.serverapp\)"),
-    ({"options": {"averaging": "mean"}}, r"averaging = None, this one has 'mean'"),
-    ({"options": {"filter": Filter(score="accuracy")}}, r"filter = None, this one has 'accuracy'"),
-    ({"options": {"learning_rate": 0.25}}, r"learning_rate = 0\.5, this one has 0\.25"),
+    ({"params": {"alpha": 3.0}}, r"selector\.alpha is 2\.0 there and 3\.0 here"),
+    ({"params": {"clients_per_round": 2}}, r"selector\.clients_per_round is 3 there and 2 here"),
+    ({"selector": "cs-ucb"}, r"selector is bsfl there and cs-ucb here"),
+    ({"base": "FedYogi"}, r"base is FedAdam \(flwr\.server\) there and FedYogi \(flwr\.server\) here"),
+    ({"api": "message"}, r"base is FedAdam \(flwr\.server\) there and FedAdam \(flwr\.serverapp\) here"),
+    ({"options": {"averaging": "mean"}}, r"averaging is None there and 'mean' here"),
+    ({"options": {"filter": Filter(score="accuracy")}}, r"filter is None there and 'accuracy' here"),
+    ({"options": {"learning_rate": 0.25}}, r"learning_rate is 0\.5 there and 0\.25 here"),
 ]
 
 
@@ -318,7 +320,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> No
     cut(run := Run("legacy", rounds=ALL), tmp_path)
     before = contents(tmp_path)
     for changes, reason in CHANGES:
-        wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it was written by a run with .*{reason}"
+        wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it is from another run: .*{reason}"
         with pytest.raises(RunError, match=wanted):
             replace(run, **changes).play(tmp_path)
         assert contents(tmp_path) == before
@@ -326,7 +328,8 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("part", "reason"), [("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")]
+    ("part", "reason"),
+    [("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state belongs")],
 )
 def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(part: str, reason: str, tmp_path: Path) -> None:
     cut(run := Run("legacy", rounds=ALL), tmp_path)
@@ -343,7 +346,7 @@ def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(part: str, 
 def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run := Run(api, "FedAvg", rounds=ALL), tmp_path)
     monkeypatch.setattr(world, "initial", lambda: np.zeros(7))
-    with pytest.raises(RunError, match=r"arrays of the shapes \w+ \(12,\), the initial model \w+ \(7,\)"):
+    with pytest.raises(RunError, match=r"arrays of the shapes \w+ \(12,\), but the initial model has \w+ \(7,\)"):
         run.play(tmp_path)
 
 
@@ -354,7 +357,9 @@ def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path)
         return strategy_of(base, tmp_path, resume=True)
 
     drive(strategy((12,)), 2)
-    with pytest.raises(RunError, match=r"its model has arrays of the shapes 0 \(12,\), the initial model 0 \(5,\)"):
+    with pytest.raises(
+        RunError, match=r"its model has arrays of the shapes 0 \(12,\), but the initial model has 0 \(5,\)"
+    ):
         strategy((5,)).initialize_parameters(None)
 
 
@@ -400,7 +405,7 @@ def test_an_engine_that_drives_the_core_goes_on(tmp_path: Path) -> None:
         blind.round_trained(1, [model])
     assert contents(tmp_path) == before
     other.fingerprint["scenario"] = "b"
-    with pytest.raises(RunError, match="scenario = a, this one has b"):
+    with pytest.raises(RunError, match="scenario is a there and b here"):
         _ = other.resumed
     rest.fingerprint["scenario"] = "a"
     assert np.array_equal(drive(rest, ALL)[-1], models[-1])
@@ -488,5 +493,5 @@ def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(
     strategy = run.strategy(tmp_path, Seen())
     logging.getLogger("fedsel_flwr").setLevel(logging.WARNING)
     strategy.initialize_parameters(None)
-    assert "rounds come on top of the 3 that were done" in caplog.text
+    assert "adds its rounds to the 3 rounds that are already done" in caplog.text
     assert len(run.play(tmp_path).finished) == 6

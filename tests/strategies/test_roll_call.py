@@ -25,9 +25,7 @@ from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 
 pytestmark = pytest.mark.timeout(30)
-NO_QUERY = (
-    "roll call: the clients' app has no query function, which Flower reports as an error; that is no fault"
-)  # fmt: skip
+NO_QUERY = "roll call: the ClientApp has no query function. Flower reports this as an error, but it is harmless"
 
 
 def fair() -> CSUCBQ:
@@ -58,7 +56,7 @@ def test_of_nodes_whose_app_knows_no_query_one_is_asked(options: dict[str, Any],
     world = Deployment("message", selector(), nodes("message"), **options).play(2)
     assert sum(world.asked("query")) == 1
     (line,) = lines(caplog, "roll call")
-    assert line.startswith(f"{NO_QUERY}, ")
+    assert line.startswith(f"{NO_QUERY}. ")
     assert [len(chosen) for chosen in world.chosen()] == [20, 20]
     assert not [record for record in caplog.records if record.name == "fedsel_flwr" and "errors" in record.getMessage()]
     world.come(7, Node("message", {"name": "late"}))  # newcomers with that app are not asked either

@@ -309,5 +309,5 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
     assert mean.tolist() == pytest.approx([1 - 1 / 8, 1 - 2 / 8, 0.0, 0.0])
     rows = {row.client_id: (row.latency_s, row.latency_source, row.problem) for row in strategy.history.clients}
     assert rows["0"] == (1.0, "reported", "")
-    assert rows["2"] == (8.0, "max_latency", "latency: not reported, max_latency taken")
+    assert rows["2"] == (8.0, "max_latency", "latency: not reported, counted as max_latency")
     assert rows["3"] == (8.0, "max_latency", "no answer")

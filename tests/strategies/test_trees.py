@@ -110,10 +110,8 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
         _play(api, (1, 2), 4)
     why = "arrays: none in the reply" if api == "legacy" else "arrays: expected the names ['0'], got ['trees']"
     said = [record.getMessage() for record in caplog.records]
-    assert [text.split(",")[0] for text in said] == [
-        f"no update could be used in rounds {n} to {n + 2}" for n in (1, 2)
-    ]
-    assert all(text.endswith(f"the model does not change; most often: {why}") for text in said)
+    assert [text.split(",")[0] for text in said] == [f"no update was usable in rounds {n} to {n + 2}" for n in (1, 2)]
+    assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
 
 
 @APIS

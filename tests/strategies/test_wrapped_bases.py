@@ -181,7 +181,7 @@ def test_a_base_that_decides_itself_who_trains_is_refused() -> None:
     assert [len(one) for one in play_legacy(strategy(1), proxies, Course()).models] == [1, 1, 1]
     nodes: dict[int, FakeNode] = {node_id(k): TreeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
     wrapped = make("message", Random(clients_per_round=1, seed=0), message.FedXgbCyclic())
-    with pytest.raises(RunError, match="FedXgbCyclic decides itself who trains"):
+    with pytest.raises(RunError, match="FedXgbCyclic chooses clients itself"):
         play_messages(wrapped, nodes, Course(), as_record(b""))
 
 

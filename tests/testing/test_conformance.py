@@ -297,7 +297,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
         (check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
         (check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),
-        (check_forget, Remembers, "a forgotten client is a newcomer"),
+        (check_forget, Remembers, "a forgotten client counts as a new client"),
         (check_forget, Clings, "forget resets '_mean' of a client"),
         (check_forget, NeverForgets, "a forgotten client is not registered"),
         (check_forget, ByIndex, "a reused row is as new"),
@@ -344,7 +344,7 @@ def test_our_selectors_pass_with_one_client_and_with_many(name: str, clients_per
 
 @pytest.mark.parametrize("clients_per_round", [1, 3, 8, 20])
 def test_broken_promises_are_found_whatever_the_number(clients_per_round: int) -> None:
-    with pytest.raises(AssertionError, match="a dead client is not asked for ever"):
+    with pytest.raises(AssertionError, match="a client that never answers is not chosen for ever"):
         check_dead_client(partial(Clinging, clients_per_round=clients_per_round))
     with pytest.raises(AssertionError, match=r"[12] clients are chosen, as expected_count says"):
         check_empty_and_short(partial(Stingy, clients_per_round=clients_per_round))

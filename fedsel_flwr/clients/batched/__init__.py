@@ -1,23 +1,23 @@
 """The local training of a round's clients as one batched computation; needs torch, not Flower.
 
-:class:`BatchedTrainer` trains many models at once and returns what :func:`fedsel_flwr.clients.training.train` returns
-one by one: the same draws, steps and losses; weights within rounding. It runs on the CPU and, untested here, on other
-devices, where examples given as tensors stay.
+:class:`BatchedTrainer` trains many models at once, with the results of :func:`fedsel_flwr.clients.training.train` one
+by one. Draws, steps and losses are the same, and weights differ only by rounding. Training runs on the CPU or, untested
+here, on other devices, where examples given as tensors stay.
 
-In the order in which a round's training goes through them:
+The rooms, in the order in which a round's training uses them:
 
-| room | what it does |
-| --- | --- |
-| `trainer` | trains the clients of a round, in chunks that fit into the caches |
-| `backends` | chooses the backend, and says why not the others |
-| `examples` | holds all clients' examples once, and draws which of them each step sees |
-| `steps` | takes the steps of many clients: SGD on stacked parameters, dropout masks, losses |
-| `manual_backprop` | backend "manual": the forward and backward pass of a sequential model |
-| `layers` | the layers of many models for it: forward, backward and step |
-| `vmap` | backend "vmap": any model that torch.func can batch |
-| `numba_mlp` | backend "numba": perceptrons, one client at a time on each thread |
-| `numba_kernels` | the compiled loops for it |
-| `evaluation` | the outputs of many models on the same examples |
+===================  ================================================================================================
+``trainer``          trains the clients of a round, in chunks that fit into the caches
+``backends``         chooses the backend, and gives the reasons against the others
+``examples``         holds all clients' examples once, and draws the examples of each step
+``steps``            takes the steps of many clients: SGD on stacked parameters, dropout masks, losses
+``manual_backprop``  backend "manual": the forward and backward pass of a sequential model
+``layers``           layers of many models for the backend "manual": forward pass, backward pass and step
+``vmap``             backend "vmap": any model that torch.func can batch
+``numba_mlp``        backend "numba": perceptrons, one client at a time on each thread
+``numba_kernels``    compiled loops for the backend "numba"
+``evaluation``       the outputs of many models on the same examples
+===================  ================================================================================================
 """
 
 from fedsel_flwr.clients.batched.evaluation import logits_batched

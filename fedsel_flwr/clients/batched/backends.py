@@ -22,22 +22,23 @@ Backend = Literal["auto", "numba", "manual", "vmap", "sequential"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 NUMBA_STEPS = 25_000
-"""A run with fewer local steps, of all its clients, saves less time than the compiled loops take to load (about a
-second, at forty microseconds a step)."""
+"""Smallest number of local steps in a run, over all clients, for which the compiled loops pay off. In shorter runs they
+save less time than their loading takes (about a second, at forty microseconds a step)."""
 VMAP_CLIENTS = 8
-"""Clients that train together on a CPU. With fewer, torch.func took 0.8 to 1.8 times as long as one client after the
-other, with so many 0.3 to 0.8 times (``benchmarks/batched_training.py``)."""
+"""Smallest number of clients that train together on a CPU with torch.func. With fewer clients, torch.func took 0.8 to
+1.8 times as long as one client after the other. From this number on it took 0.3 to 0.8 times as long
+(``benchmarks/batched_training.py``)."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a whole run, by which backends pay.
+    """Size of a whole run, which decides the backends that pay off.
 
     Args:
         rounds: Number of rounds.
         clients_per_round: Number of clients that train in a round.
         steps: Mean number of local steps of a client in a round.
-        largest: Examples of the largest client.
+        largest: Number of examples of the largest client.
     """
 
     rounds: int
@@ -52,8 +53,9 @@ class Choice:
 
     Args:
         backend: The backend's name; never "auto".
-        kernel: What takes the steps; None for "sequential", which calls :func:`fedsel_flwr.clients.training.train`.
-        reasons: By backend, why those before it in the list were not taken.
+        kernel: Object that takes the steps; None for "sequential", which calls
+            :func:`fedsel_flwr.clients.training.train`.
+        reasons: Backend -> reason against it, for the backends before this one in the list.
     """
 
     backend: Backend
@@ -72,13 +74,13 @@ def choose_backend(
     size: RunSize | None = None,
     chunk: Callable[[], int] | None = None,
 ) -> Choice:
-    """Choose the fastest backend that can train a model: the first of this list without a reason against it.
+    """Choose the fastest backend for a model: the first of this list without a reason against it.
 
     1. ``"numba"``, compiled loops over one perceptron at a time (:mod:`~fedsel_flwr.clients.batched.numba_mlp`).
        Reasons against it:
 
-       - the run has fewer than 25,000 local steps, or its size is not given (unless "numba" is asked for);
-       - "auto" is asked for, which leaves it out, because its loops take seconds to load;
+       - the run has fewer than 25,000 local steps, or its size is unknown (unless the user asks for "numba");
+       - the user asks for "auto", which leaves "numba" out, because its loops take seconds to load;
        - the inputs are not float32 or float64 in one piece on the CPU;
        - the loss is not the cross-entropy of classes;
        - images are augmented;
@@ -95,8 +97,8 @@ def choose_backend(
        - a layer cannot read its input, or the outputs do not have the shape (n, k).
     3. ``"vmap"``, ``torch.func.vmap`` over the clients (:mod:`~fedsel_flwr.clients.batched.vmap`). Reasons against it:
 
-       - fewer than 8 clients train together on a CPU, because a round has no more, or no more fit into the caches with
-         their activations and parameters (unless "vmap" is asked for);
+       - fewer than 8 clients train together on a CPU, unless the user asks for "vmap". Either the round is that small,
+         or no more clients fit into the caches with their activations and parameters;
        - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
        - the input of a dropout layer is neither contiguous nor channels last;
        - a forward pass changes buffers;
@@ -105,24 +107,24 @@ def choose_backend(
        - torch.func cannot batch one of the operations.
     4. ``"sequential"``, one client after the other. There is no reason against it.
 
-    Kinds and sizes decide, never timing, so that the same scenario is trained in the same way again.
+    Kinds and sizes decide, never timing, so that the same scenario is always trained in the same way.
 
     Args:
-        model: The model on the CPU; it stays as it is.
-        loss: From outputs and labels to the loss of each example.
+        model: The model on the CPU, which is not changed.
+        loss: Function of outputs and labels that returns the loss of each example.
         inputs: At least one example on the device of the training, shape (n, …).
         labels: Labels of the examples.
-        settings: How to train.
-        backend: The backend that is asked for; "auto" takes the first that can after "numba"; None takes the first that
-            can.
+        settings: The settings of training.
+        backend: The backend that the user asks for. The value "auto" takes the first possible one after "numba". None
+            takes the first possible one.
         size: Size of the run.
-        chunk: Returns the number of clients that fit into the caches together; None: as many as there are.
+        chunk: Returns the number of clients that fit into the caches together; None for no limit.
 
     Returns:
         The backend, its kernel, and the reasons.
 
     Raises:
-        ParameterError: If the backend that is asked for cannot train the model.
+        ParameterError: If the backend that the user asks for cannot train the model.
 
     Example:
         >>> inputs, labels = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
@@ -143,7 +145,7 @@ def choose_backend(
         if backend not in (None, "auto", name):
             continue
         try:
-            # before the kernel is built, which imports Numba
+            # Before the kernel is built, which imports Numba.
             if name == "numba" and backend != "numba":
                 _check_numba_pays(backend, size)
             if name == "vmap" and backend != "vmap" and inputs.device.type == "cpu":
@@ -172,9 +174,9 @@ def step_operations(model: nn.Module, settings: TrainingSettings, clients: int) 
 
 def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
     if backend == "auto":
-        raise Unsupported("backend = 'auto' leaves it out, because its loops take seconds to load")
+        raise Unsupported("backend = 'auto' skips it because its loops take seconds to load")
     if size is None:
-        raise Unsupported("the size of the run is not given")
+        raise Unsupported("the length of the run is unknown")
     if size.rounds * size.clients_per_round * size.steps < NUMBA_STEPS:
         raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
 
@@ -182,7 +184,7 @@ def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
 def _check_vmap_pays(size: RunSize | None, chunk: Callable[[], int] | None) -> None:
     if chunk is not None and (fitting := chunk()) < VMAP_CLIENTS:
         raise Unsupported(
-            f"no more than {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
+            f"only {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
         )
     if size is not None and size.clients_per_round < VMAP_CLIENTS:
         raise Unsupported(

@@ -22,7 +22,7 @@ from fedsel_flwr.clients.training import read_only_tensor
 from fedsel_flwr.errors import ParameterError
 
 MODELS = 50
-"""Models that are evaluated at once: more take longer, as their outputs leave the processor's cache."""
+"""Number of models evaluated at once. More take longer, because their outputs leave the processor's cache."""
 Stack = Sequence[torch.Tensor]
 Evaluator = Callable[[nn.Module, Stack, torch.Tensor], torch.Tensor]
 
@@ -40,15 +40,15 @@ def logits_batched(
     Models that torch.func cannot batch are evaluated one after the other.
 
     Args:
-        model: The model; it stays as it is.
+        model: The model, which is not changed.
         layers: The models, a stack for each layer, shape (n_models, …) each, in the order of the model's state
             dictionary.
-        inputs: The examples, shape (n, …); a tensor on the device is used there.
+        inputs: The examples, shape (n, …). A tensor on the device stays there.
         device: Device of the computation.
-        batch_size: Examples at a time; large batches leave the processor's cache.
+        batch_size: Number of examples at a time. Large batches leave the processor's cache.
 
     Returns:
-        Shape (n_models, n, …).
+        Outputs of shape (n_models, n, …).
 
     Raises:
         ParameterError: If the stack does not fit the model.
@@ -62,8 +62,9 @@ def logits_batched(
     state = scratch.state_dict()
     if [layer.shape[1:] for layer in layers] != [tuple(tensor.shape) for tensor in state.values()]:
         raise ParameterError(
-            f"expected stacks of shapes {[tuple(tensor.shape) for tensor in state.values()]} behind the number of "
-            f"models, got {[layer.shape for layer in layers]}. Give a stack for each entry of the model's state."
+            "expected stacks whose shapes after the first axis are "
+            f"{[tuple(tensor.shape) for tensor in state.values()]}, got {[layer.shape for layer in layers]}. Give "
+            "one stack for each entry of the model's state."
         )
     stack = [
         torch.tensor(layer, dtype=tensor.dtype, device=device)
@@ -78,14 +79,15 @@ def logits_batched(
         with torch.no_grad():
             try:
                 outputs = evaluate(own, stack, x)
-            # what torch.func raises for an operation that it cannot batch; the remaining batches go one by one too
+            # torch.func raises these for an operation that it cannot batch. The remaining batches are evaluated one by
+            # one too.
             except (RuntimeError, ValueError, NotImplementedError):
                 evaluate = _one_by_one
                 outputs = evaluate(own, stack, x)
         return outputs.cpu().numpy()
 
     firsts = range(0, len(examples), batch_size)
-    # grouped convolutions use all threads themselves
+    # Grouped convolutions use all threads themselves.
     parts = map_on_threads(scratch, firsts, ask) if evaluate is _by_vmap else [ask(scratch, first) for first in firsts]
     return np.concatenate(parts, axis=1).astype(np.float64)
 
@@ -93,7 +95,7 @@ def logits_batched(
 def stack_predict(
     model: nn.Module,
 ) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[Any]], npt.NDArray[np.float64]]:
-    """Return :func:`logits_batched` for a model, with batches that suit it: long ones if all layers are linear."""
+    """Return :func:`logits_batched` for a model, with a suitable batch size: large if all layers are linear."""
     layers = [module for module in model.modules() if list(module.parameters(recurse=False))]
     batch_size = 1000 if all(isinstance(layer, nn.Linear) for layer in layers) else 64
 
@@ -116,7 +118,7 @@ def _evaluator(model: nn.Module, examples: torch.Tensor) -> Evaluator:
         planned = plan(model.cpu(), examples[:1].cpu())
     except Unsupported:
         return _by_vmap
-    # Module.cpu() moved the caller's model
+    # Module.cpu() has moved the caller's model.
     finally:
         model.to(examples.device)
     return partial(_by_groups, planned) if planned.grouped else _by_vmap

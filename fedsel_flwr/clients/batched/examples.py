@@ -1,7 +1,8 @@
-"""Examples of all clients, held once, and the tables of which client sees which of them in which step.
+"""Examples of all clients, held once, and the schedule of the examples that each client uses in each step.
 
-A client is a list of rows of the data set. Its generator draws what :func:`fedsel_flwr.clients.training.train` draws,
-in the same order: first the seed of the dropout, then for each pass the order of the data and the views of the images.
+A client is a list of rows of the data set. Its generator makes the same draws as in
+:func:`fedsel_flwr.clients.training.train`, in the same order. The seed of the dropout comes first, then for each pass
+the order of the data and the views of the images.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """A data set, and the rows of each client: nothing is copied for a client, and rows may be shared.
+    """A data set, and the rows of each client; no example is copied for a client, and clients may share rows.
 
     Args:
-        inputs: The examples, shape (n, …); a tensor on a device is used there.
+        inputs: The examples, shape (n, …). A tensor on a device stays there.
         labels: The labels with which the loss compares the outputs, shape (n, …).
         rows: For each client the rows of its examples, shape (its count,), at least one.
 
@@ -45,14 +46,14 @@ class Examples:
     rows: Sequence[IntArray]
 
     def __post_init__(self) -> None:
-        """Check that the rows are there."""
+        """Check that the rows exist."""
         count = len(self.inputs)
         if len(self.labels) != count:
             raise ParameterError(
                 f"expected one label for each example; got {count} examples, {len(self.labels)} labels. "
                 "Give labels of the same length as the inputs."
             )
-        # all rows at once, which is fast; the loop below only finds the client to name
+        # All rows at once, which is fast. The loop below only finds the client to name.
         if all(map(len, self.rows)) and len(self.rows):
             together = np.concatenate(self.rows)
             if together.min() >= 0 and together.max() < count:
@@ -74,11 +75,11 @@ class Examples:
         return [len(own) for own in self.rows]
 
     def subset(self, clients: Sequence[int] | IntArray) -> Examples:
-        """Return some of the clients, in the order given."""
+        """Return some of the clients, in the given order."""
         return Examples(self.inputs, self.labels, [self.rows[client] for client in clients])
 
     def to(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and labels as tensors on a device; nothing is copied that is there already."""
+        """Return inputs and labels as tensors on a device; nothing is copied that is already there."""
         return read_only_tensor(self.inputs, device), read_only_tensor(self.labels, device)
 
     def of_client(self, client: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -93,22 +94,22 @@ class Examples:
 
 
 def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
-    """Sort the clients by steps and then by size, largest first; equal ones stay in their order.
+    """Sort the clients by steps and then by size, largest first; equal ones keep their order.
 
-    In this order the clients that still train are the first ones at every step, and neighbours need little padding.
+    In this order, the clients that still train are the first ones at every step, and neighbours need little padding.
     """
     return np.array(sorted(range(len(sizes)), key=lambda i: (-settings.steps(sizes[i]), -sizes[i])), dtype=np.int64)
 
 
 def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.random.Generator) -> IntArray:
-    """Draw the order in which one client sees its examples, pass after pass; the last pass may exceed its steps.
+    """Draw the order in which one client uses its examples, pass after pass; the last pass may exceed its steps.
 
     Args:
         rows: The client's rows of the data set, shape (its count,).
-        settings: How to train, without augmentation.
+        settings: The settings of training, without augmentation.
         generator: Draws as for a `Schedule`.
     """
-    # the seed of the dropout: unused, but drawn, so that the permutations are those of the other backends
+    # The seed of the dropout is not used here, but it is drawn, so that the permutations equal those of other backends.
     generator.integers(2**63)
     per_pass = math.ceil(len(rows) / settings.batch_size)
     passes = math.ceil(settings.steps(len(rows)) / per_pass)
@@ -119,20 +120,20 @@ def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.
 class Schedule:
     """The batches of some clients, in the order of :func:`longest_first`.
 
-    At each step the first clients train, padded to the longest batch of the step. Its tables hold all steps, padded to
-    the first client and the longest batch of all.
+    At each step the first clients train, padded to the longest batch of the step. The tables hold all steps, padded to
+    the steps of the first client and to the longest batch of all.
 
     Args:
         rows: For each client its rows of the data set, shape (its count,).
-        settings: How to train.
+        settings: The settings of training.
         generators: One generator for each client.
 
     Attributes:
         seeds: Seed of each client's dropout.
         steps: Number of steps of each client, never increasing.
         extents: For each step the number of clients that take it, and the length of their longest batch.
-        rows: Rows of the data set, shape (n_steps, n_clients, width); beyond a batch's end its own first row again.
-        lengths: Examples in each batch, shape (n_steps, n_clients), 0 for clients that do not take the step.
+        rows: Rows of the data set, shape (n_steps, n_clients, width). After a batch's end its first row is repeated.
+        lengths: Number of examples in each batch, shape (n_steps, n_clients), 0 for clients that do not take the step.
         weights: One over the batch's length, zero in the padding, shape (n_steps, n_clients, width).
         views: View of each image, shape (n_steps, n_clients, width); None without augmentation.
     """
@@ -150,13 +151,13 @@ class Schedule:
         for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
             self.seeds.append(int(generator.integers(2**63)))
             per_pass = math.ceil(sizes[i] / width)
-            # where the last batch of a pass starts
+            # Start of the last batch of a pass.
             last = (per_pass - 1) * width
             batches = np.empty((math.ceil(int(self.steps[i]) / per_pass), per_pass * width), dtype=np.int64)
             views = np.zeros_like(batches)
             for order, seen in zip(batches, views, strict=True):
                 order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
-                # padding repeats a row of the batch, whose loss is as finite as the batch's, with weight 0
+                # Padding repeats a row of the batch with weight 0, so that its loss is as finite as the batch's.
                 order[sizes[i] :] = order[last]
                 if self.views is not None:
                     seen[: sizes[i]] = draw_views(generator, sizes[i])

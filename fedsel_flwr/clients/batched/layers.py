@@ -1,12 +1,12 @@
 """Layers of many models at once for manual backprop: forward pass, backward pass and step.
 
-Between dense layers activations have the shape (n_active, width, features). Between convolutions they are one image
-batch of shape (width, n_active * channels, height, width), in which each model is a group, as a grouped convolution
-reads it. Groups are laid out channels last, where oneDNN's grouped convolution and torch's pooling are several times
-faster. ``x`` is a layer's input, ``y`` its output, ``g`` the gradient of the loss by ``y``.
+Between dense layers, activations have the shape (n_active, width, features). Between convolutions, they are one image
+batch of shape (width, n_active * channels, height, width). Each model is a group of this batch, as in a grouped
+convolution. The memory layout of groups is channels last, in which oneDNN's grouped convolution and torch's pooling are
+several times faster. ``x`` is a layer's input, ``y`` its output, ``g`` the gradient of the loss with respect to ``y``.
 
-A layer takes its own step in ``backward``. The gradient by the input must therefore be computed before the weights
-move.
+A layer updates its own parameters in ``backward``. It must therefore compute the gradient with respect to its input
+before the weights change.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Layer(Protocol):
 
     @property
     def trains(self) -> bool:
-        """Whether it has parameters."""
+        """Whether the layer has parameters."""
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Return the output, and what `backward` needs."""
+        """Return the output, and the values that `backward` needs."""
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """Take the parameters' step; return the gradient by the input if it is wanted, which the caller may change."""
+        """Update the parameters; if ``wanted``, return the input's gradient, which the caller may change."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W' + b, for each model; ``weight`` and ``bias`` are places in the list of parameters."""
+    """y = x W' + b, for each model; ``weight`` and ``bias`` are positions in the list of parameters."""
 
     weight: int
     bias: int | None
@@ -70,8 +70,8 @@ class Linear:
         return torch.baddbmm(context.parameters[self.bias].unsqueeze(1), x, transposed), x
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """dL/dx = g W; dL/dW = g' x; dL/db = sum of g over the examples."""
-        # before the step, which changes W in place
+        """dL/dx = g W, dL/dW = g' x, dL/db = sum of g over the examples."""
+        # Before the step, which changes W in place.
         by_input = torch.bmm(g, sgd.first(g.shape[0])[self.weight]) if wanted else None
         sgd.step_along_product(self.weight, g.transpose(1, 2), kept)
         if self.bias is not None:
@@ -81,12 +81,12 @@ class Linear:
 
 @dataclass(frozen=True)
 class ReLU:
-    """y = max(x, 0), in place: no layer before a rectifier keeps its own output."""
+    """y = max(x, 0), in place, because no layer before a rectifier keeps its own output."""
 
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Any shape."""
+        """Keep the shape."""
         y = x.relu_()
         return y, y
 
@@ -97,15 +97,15 @@ class ReLU:
 
 @dataclass(frozen=True)
 class Dropout:
-    """y = x m with the mask m that was drawn; ``grouped``: between convolutions."""
+    """y = x m with the drawn mask m. If ``grouped``, the layer is between convolutions."""
 
     grouped: bool
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Any shape."""
+        """Keep the shape."""
         mask = next(context.masks)
-        # masks are drawn client by client, groups have the batch first
+        # Masks are drawn client by client, but groups have the batch as the first axis.
         if self.grouped:
             mask = mask.transpose(0, 1).flatten(1, 2)
         return x * mask, mask
@@ -117,16 +117,16 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Flatten:
-    """From (a, n, …) to (a, n, features)."""
+    """Flatten layer: (a, n, …) becomes (a, n, features)."""
 
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Only a view."""
+        """Return a view of the input with one axis of features."""
         return x.flatten(2), x.shape
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """The same view."""
+        """Return a view of the gradient with the axes of the input."""
         return g.view(kept)
 
 
@@ -135,7 +135,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Conv2d:
-    """A convolution, for each model a group; ``weight`` and ``bias`` are places in the list of parameters."""
+    """A convolution with one group for each model; ``weight`` and ``bias`` are positions in the list of parameters."""
 
     weight: int
     bias: int | None
@@ -153,7 +153,7 @@ class Conv2d:
         return _channels_last(y), x
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """The gradients of a grouped convolution by its input, weight and bias."""
+        """Compute the gradients of a grouped convolution with respect to its input, weight and bias."""
         shape = sgd.stack[self.weight].shape[1:]
         active = g.shape[1] // shape[0]
         g = _channels_last(g)
@@ -172,7 +172,7 @@ class Conv2d:
         )
         sgd.step(self.weight, by_weight.view(active, *shape))
         if self.bias is not None:
-            # faster than the sum in convolution_backward, which is therefore not asked for it
+            # Faster than the sum in convolution_backward, which therefore does not compute this gradient.
             sgd.step(self.bias, g.sum((0, 2, 3)).view(active, -1))
         return by_input  # type: ignore[no-any-return]
 
@@ -197,8 +197,8 @@ class MaxPool2d:
         return y, (x, places)
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """The gradient goes to where the maximum was."""
-        # of x only shape and layout are read: a rectifier may have changed it in place
+        """Return the gradient at the place of each maximum, and 0 elsewhere."""
+        # Only the shape and layout of x are read, because a rectifier may have changed x in place.
         x, places = kept
         windows = (self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
         return aten.max_pool2d_with_indices_backward(g, x, *windows, places)  # type: ignore[no-any-return]
@@ -206,21 +206,21 @@ class MaxPool2d:
 
 @dataclass(frozen=True)
 class FlattenGroups:
-    """From the groups of a convolution, (n, a * channels, h, w), to dense layers, (a, n, channels * h * w)."""
+    """Flatten layer after convolutions: groups (n, a * channels, h, w) become (a, n, channels * h * w)."""
 
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Features in the order (channel, row, column), as torch's Flatten has them."""
+        """Return the features in the order (channel, row, column), as torch's Flatten does."""
         groups = x.view(len(x), context.active, -1, *x.shape[2:])
         return groups.transpose(0, 1).reshape(context.active, len(x), -1), groups.shape
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """From features to groups."""
+        """Return the gradient in the layout of groups."""
         n, active, channels, height, width = kept
         shape = (n, active * channels, height, width)
         by_input = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
-        # channels last at once: the next layer down would copy it otherwise
+        # Channels last here, because otherwise the next layer would copy it.
         by_input.view(kept).copy_(g.view(active, n, channels, height, width).transpose(0, 1))
         return by_input
 

@@ -1,8 +1,8 @@
 """Manual backprop of sequential models: no autograd, many models at once, parameters changed in place.
 
-:func:`plan` turns a torch model into the layers of :mod:`~fedsel_flwr.clients.batched.layers`, or says why it cannot;
-:class:`ManualKernel` runs them forward and backward. Each layer takes its parameters' step as soon as its gradient is
-there, so that no gradient of the whole model is ever stored.
+:func:`plan` turns a torch model into the layers of :mod:`~fedsel_flwr.clients.batched.layers`, or gives the reason why
+it cannot. :class:`ManualKernel` runs them forward and backward. Each layer updates its parameters as soon as their
+gradient is computed, so no gradient of the whole model is ever stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Plan:
 
     Args:
         layers: The layers in the order of the forward pass.
-        grouped: Whether the first layer reads groups (a convolution) rather than dense inputs.
+        grouped: Whether the first layer reads groups (a convolution) instead of dense inputs.
         dropout_calls: The calls of dropout layers, in the order of the forward pass.
     """
 
@@ -53,17 +53,17 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
         inputs: At least one example, shape (n, …).
 
     Returns:
-        The layers, as yet without parameters.
+        The layers, still without parameters.
 
     Raises:
-        Unsupported: If the model holds something else, with the reason.
+        Unsupported: If the model contains any other layer, with the reason.
     """
     places = {name: i for i, name in enumerate(model.state_dict())}
     modules = _pool_first([(name, m) for name, m in _flat("", model) if not _does_nothing(m)])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # a parameter that is shared comes once, a buffer or a frozen parameter not at all
+    # A shared parameter comes once. A buffer or a frozen parameter does not come at all.
     if len(trained) != len(places):
-        raise Unsupported("some of its state is frozen, shared or no parameter")
+        raise Unsupported("some entries of its state are frozen, shared or not parameters")
     if any(parameter.dtype != inputs.dtype for parameter in trained):
         raise Unsupported(f"parameters and inputs must share one type; the inputs are {inputs.dtype}")
     grouped = starts_grouped = inputs.ndim == 4 and any(isinstance(m, nn.Conv2d | nn.MaxPool2d) for _, m in modules)
@@ -72,7 +72,7 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
     x = inputs[:1]
     for name, module in modules:
         try:
-            # Only shapes are wanted: a dropout layer would draw from the global generator.
+            # Only shapes are needed, and a dropout layer would draw from the global generator.
             with torch.no_grad():
                 x = nn.functional.relu(x) if isinstance(module, nn.ReLU | nn.Dropout) else module(x)
         except RuntimeError as error:
@@ -82,7 +82,7 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
             grouped = False
         elif isinstance(module, nn.Linear):
             if grouped or x.ndim != 2:
-                raise Unsupported(f"{_named(name, module)} reads more than one axis")
+                raise Unsupported(f"{_named(name, module)} gets inputs that are not flat")
             layers.append(Linear(places[f"{name}weight"], places.get(f"{name}bias")))
         elif isinstance(module, nn.Dropout):
             dropout_calls.append(DropoutCall(module.p, tuple(x.shape[1:])))
@@ -96,21 +96,21 @@ def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
 
 def _flat(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules in order, each with the prefix of its parameters' names."""
-    # manual backprop never calls the module, and would leave out what its hooks do
+    # Manual backprop never calls the module, so its hooks would not run.
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         raise Unsupported(f"{_named(prefix, module)} has hooks")
     if type(module) is nn.Sequential:
-        # named_children() leaves out a module that comes a second time
+        # named_children() omits a module that comes a second time.
         for name, child in module._modules.items():
             if child is not None:
                 yield from _flat(f"{prefix}{name}.", child)
         return
     known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Conv2d, nn.MaxPool2d, nn.Identity)
-    # exact types: a subclass may compute something else
+    # Exact types, because a subclass may compute something else.
     if type(module) not in known:
-        raise Unsupported(f"{_named(prefix, module)} is not among the layers of manual backprop")
+        raise Unsupported(f"{_named(prefix, module)} is not a layer that manual backprop supports")
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
-        raise Unsupported(f"{_named(prefix, module)} keeps axes")
+        raise Unsupported(f"{_named(prefix, module)} does not flatten all axes")
     yield prefix, module
 
 
@@ -119,7 +119,7 @@ def _does_nothing(module: nn.Module) -> bool:
 
 
 def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Rectify after pooling instead of before: the maximum commutes with rectifying, and there is less to rectify."""
+    """Rectify after pooling instead of before: the results are equal, and fewer values are rectified."""
     for i in range(len(modules) - 1):
         if isinstance(modules[i][1], nn.ReLU) and isinstance(modules[i + 1][1], nn.MaxPool2d):
             modules[i], modules[i + 1] = modules[i + 1], modules[i]
@@ -129,11 +129,11 @@ def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Modu
 def _spatial(name: str, module: nn.Module, places: dict[str, int]) -> Layer:
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise Unsupported(f"{_named(name, module)} has groups, or padding that is not a number of zeros")
+            raise Unsupported(f"{_named(name, module)} has groups, or padding other than a fixed number of zeros")
         geometry = (_pair(module.stride), _pair(module.padding), _pair(module.dilation))
         return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), *geometry)
     if not isinstance(module, nn.MaxPool2d) or module.return_indices:
-        raise Unsupported(f"{_named(name, module)} is not among the layers of manual backprop")
+        raise Unsupported(f"{_named(name, module)} is not a layer that manual backprop supports")
     windows = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (_pair(value) for value in windows)
     return MaxPool2d(kernel, stride, padding, dilation, module.ceil_mode)
@@ -152,23 +152,23 @@ class ManualKernel:
 
     Args:
         plan: The model's layers.
-        loss: From outputs and labels to the loss of each example.
+        loss: Function of outputs and labels that returns the loss of each example.
     """
 
     def __init__(self, plan: Plan, loss: Loss) -> None:
         self._plan, self._loss = plan, loss
         self.dropout_calls = plan.dropout_calls
-        # below the first layer with parameters nobody needs a gradient
+        # No gradient is needed below the first layer with parameters.
         self._first = next(i for i, layer in enumerate(plan.layers) if layer.trains)
         self._inputs = torch.empty(0)
 
     @property
     def convolves(self) -> bool:
-        """Whether there are convolutions."""
+        """Whether the model has convolutions."""
         return self._plan.grouped
 
     def clone(self) -> ManualKernel:
-        """Return the same kernel with its own memory, for another thread."""
+        """Return the same kernel with separate memory, for another thread."""
         return ManualKernel(self._plan, self._loss)
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class ManualKernel:
             kept.append(own)
         losses, g = loss_and_gradient(self._loss, x, batch.labels, batch.weights)
         for i in range(len(kept) - 1, self._first - 1, -1):
-            # popped, so that activations are freed as the backward pass goes down
+            # pop() frees each activation as the backward pass proceeds.
             by_input = self._plan.layers[i].backward(g, kept.pop(), sgd, wanted=i > self._first)
             if by_input is not None:
                 g = by_input
@@ -194,7 +194,7 @@ class ManualKernel:
         shape = batch.inputs.shape[1:]
         rows = batch.rows.T if self._plan.grouped else batch.rows
         size = rows.numel() * shape.numel()
-        # One buffer for all steps: fresh memory of this size comes from the operating system, page by page.
+        # One buffer for all steps, because the operating system supplies new memory of this size page by page.
         if self._inputs.numel() < size or self._inputs.device != batch.inputs.device:
             self._inputs = torch.empty(size, dtype=batch.inputs.dtype, device=batch.inputs.device)
         into = self._inputs[:size].view(rows.numel(), *shape)
@@ -211,15 +211,16 @@ def loss_and_gradient(
     """Return each model's weighted loss, and the gradient of the loss by the outputs.
 
     Args:
-        loss: From outputs and labels to the loss of each example.
+        loss: Function of outputs and labels that returns the loss of each example.
         outputs: Shape (n_active, width, k).
         labels: Shape (n_active, width, …).
         weights: Shape (n_active, width).
 
     Returns:
-        Shapes (n_active,) and (n_active, width, k).
+        The losses, shape (n_active,), and the gradient, shape (n_active, width, k).
     """
-    # Classes, not their probabilities: the closed form spares autograd, which costs more than the arithmetic here.
+    # Only for classes, not for their probabilities. The closed form avoids autograd, which costs more than the
+    # arithmetic.
     if loss is cross_entropy and labels.dtype == torch.int64:
         targets = labels.unsqueeze(-1)
         logs = torch.log_softmax(outputs, -1)

@@ -1,13 +1,12 @@
 """Compiled loops of the backend "numba": one client's training, over its examples and units.
 
-A perceptron of 784-64-30-10 holds 200 KB. Trained from its first step to its last before the next client's turn, it
-stays in the core's own cache, and neither Python nor the allocator is called between. Without Numba nobody calls these
-functions.
+A perceptron of 784-64-30-10 holds 200 KB. Each client is trained from its first step to its last before the next
+client. So its data stay in the core's own cache, and no step calls Python or the allocator. Without Numba these
+functions are not used.
 
-Parameters stand in one vector: for each layer its weights, a row of inputs for each unit, and then its biases. Units
-are padded to a multiple of `UNITS`, and the rows of activations to a multiple of `EXAMPLES`; the padding is zero and
-stays zero. All functions stand in this file because a function that Numba has stored does not notice changes in
-another file.
+All parameters are in one vector: for each layer its weights, one row of inputs per unit, and then its biases. Units are
+padded to a multiple of `UNITS`, and the rows of activations to a multiple of `EXAMPLES`. The padding is zero and stays
+zero. All functions are in this file because a function that Numba has cached does not notice changes in another file.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ Ints = npt.NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 UNITS, EXAMPLES = 8, 2
-"""Units and examples that the innermost loops take at once."""
+"""Number of units and of examples that the innermost loops process at once."""
 
 MISSING = ""
 """The reason why Numba cannot be imported; "" if it can."""
 try:
-    # by import_module, for the annotations that some versions have know no wrapper such as _compiled
+    # By import_module, because the annotations of some versions do not allow wrappers such as _compiled.
     njit: Any = import_module("numba").njit
-# not installed, not for this NumPy, or a user's file hides a module that Numba imports
+# Numba is not installed, or not for this NumPy. Or a user's file hides a module that Numba imports.
 except Exception as error:
     njit, MISSING = None, f"{type(error).__name__}: {error}"
 
 
 def _compiled(function: Function) -> Function:
-    """Compile a function at its first call, or load it if an earlier process has stored it."""
+    """Compile a function at its first call, or load it if an earlier process has cached it."""
     if njit is None:
         return function
-    # Sums may be split up and fused with products, or no sum would use the vector unit. The flags "nnan" and "ninf" are
-    # left out, because infinite numbers and NaN show that a training diverged.
+    # Sums may be reordered and fused with products, because otherwise no sum would use the vector unit. The flags
+    # "nnan" and "ninf" are left out, because infinite numbers and NaN show that a training diverged.
     options = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
-    # no folder to store it in
+    # Numba finds no folder for its cache.
     except RuntimeError:
         return njit(**options)(function)  # type: ignore[no-any-return]
 
@@ -54,7 +53,7 @@ def _compiled(function: Function) -> Function:
 @_compiled
 def _forward(x: Floats, w: Floats, b: Floats, y: Floats) -> None:
     """Set y = x w' + b, shapes (n, d), (m, d), (m,) and (n, m)."""
-    # Unrolled by hand, as compilers do not unroll the outer loops: each value that is loaded serves two or four of the
+    # Unrolled by hand, because compilers do not unroll the outer loops. Each loaded value is used in two or four of the
     # eight sums, which stay in registers. The padding makes a loop for the remainder unnecessary.
     for j in range(0, w.shape[0], 4):
         for i in range(0, x.shape[0], 2):
@@ -79,8 +78,8 @@ def _forward(x: Floats, w: Floats, b: Floats, y: Floats) -> None:
 def _by_input(g: Floats, w: Floats, into: Floats) -> None:
     """Set into = g w, shapes (n, m), (m, d) and (n, d)."""
     into[:] = 0
-    # Eight units and two examples at once: a row of `into` is read and written once for eight products, and each row of
-    # w is read once for two examples.
+    # Eight units and two examples at once: each row of `into` is read and written once for eight products, and each row
+    # of w is read once for two examples.
     for i in range(0, g.shape[0], 2):
         for j in range(0, w.shape[0], 8):
             p0, p1, p2, p3 = g[i, j], g[i, j + 1], g[i, j + 2], g[i, j + 3]
@@ -97,8 +96,8 @@ def _by_input(g: Floats, w: Floats, into: Floats) -> None:
 @_compiled
 def _add_product(g: Floats, x: Floats, scale: Any, into: Floats) -> None:
     """Add scale g' x to into, shapes (n, m), (n, d) and (m, d)."""
-    # Eight units and two examples at once: a row of x is read once for eight units, a row of `into` once for two
-    # examples. The scale goes into the sixteen factors, not into the products.
+    # Eight units and two examples at once: each row of x is read once for eight units, each row of `into` once for two
+    # examples. The scale multiplies the sixteen factors, not the products.
     for j in range(0, into.shape[0], 8):
         for i in range(0, x.shape[0], 2):
             p0, p1, p2, p3 = scale * g[i, j], scale * g[i, j + 1], scale * g[i, j + 2], scale * g[i, j + 3]
@@ -120,14 +119,14 @@ def _add_product(g: Floats, x: Floats, scale: Any, into: Floats) -> None:
 
 @_compiled
 def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
-    """Return the mean loss of logits, shape (n, m), which become its gradient; ``share`` is one over n."""
-    # of the type of share: a Python 0.0 would make the sum a float64
+    """Return the mean loss of logits, shape (n, m), and turn the logits into its gradient; ``share`` is one over n."""
+    # Of the type of share, because a Python 0.0 would make the sum a float64.
     loss = share * 0
-    # the padding's gradient
+    # The gradient of the padding.
     z[len(labels) :] = 0
     for i, label in enumerate(labels):
         own = z[i, :classes]
-        # softmax is the same after a shift, and exp of a number of at most 0 does not overflow
+        # A shift does not change softmax, and exp of a number of at most 0 does not overflow.
         most = own.max()
         at_label = own[label] - most
         total = share * 0
@@ -136,7 +135,7 @@ def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
             total += own[j]
         loss += share * (math.log(total) - at_label)
         for j in range(classes):
-            # softmax(z), over n
+            # softmax(z) / n
             own[j] *= share / total
         own[label] -= share
     return loss
@@ -144,22 +143,22 @@ def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
 
 @_compiled
 def _rectify(x: Floats, by: Floats) -> None:
-    """Set x to zero, shape (n, m), where ``by`` is not above zero; both may be the same array. NaN stays."""
+    """Set x to zero, shape (n, m), wherever ``by`` is at most zero; both may be the same array. NaN stays."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            # not "if not by > 0", which would hide a NaN
+            # Not "if not by > 0", which would hide a NaN.
             if by[i, j] <= 0:
                 x[i, j] = 0
 
 
 @_compiled
 def _sgd_step(g: Floats, x: Floats, biased: int, w: Floats, start: Floats, velocity: Floats, constants: Floats) -> None:
-    """Take one layer's step; ``w``, ``start`` and ``velocity`` hold its weights and then its biases.
+    """Take one layer's step; ``w``, ``start`` and ``velocity`` hold its weights followed by its biases.
 
     The formulas are those of :class:`~fedsel_flwr.clients.batched.steps.StackedSGD`.
     """
     rate, momentum, pull, mu = constants
-    # without momentum the product goes straight into the weights, and no gradient is stored
+    # Without momentum the product is added directly to the weights, and no gradient is stored.
     into, scale = w, -rate
     if momentum:
         into, scale = velocity, w.dtype.type(1)
@@ -193,17 +192,17 @@ def train_one(
     """Train one client.
 
     Args:
-        memory: Arrays to use: the parameters, which are trained; the velocity, as many, none without momentum;
-            activations and their gradients, `EXAMPLES`-padded rows of all layers' widths.
+        memory: Work arrays. The parameters are trained. The velocity is as long, or empty without momentum. Activations
+            and their gradients have `EXAMPLES`-padded rows of all layers' widths.
         start: The received parameters.
-        layers: For each layer its padded inputs and units, whether it has biases, which are zero otherwise, and whether
-            a rectifier follows, shape (n_layers, 4).
-        classes: Number of the last units that are not padding.
+        layers: For each layer its padded inputs and units, whether it has biases (else they are zero), and whether a
+            rectifier follows, shape (n_layers, 4).
+        classes: Number of the last layer's units that are not padding.
         data: The inputs of all examples, shape (n, d), and their classes.
         order: Rows of the examples, pass after pass.
-        sizes: Examples in a pass, and in a step.
+        sizes: Number of examples in a pass, and in a step.
         constants: Step length, momentum, weight decay plus mu, mu.
-        losses: Filled with each step's loss before it, shape (n_steps,).
+        losses: Receives the loss before each step, shape (n_steps,).
     """
     w, velocity, activations, gradients = memory
     inputs, labels = data
@@ -211,7 +210,7 @@ def train_one(
     velocity[:] = 0
     seen = 0
     for step in range(len(losses)):
-        # the last batch of a pass may be smaller: no batch holds examples of two passes
+        # The last batch of a pass may be smaller, because no batch holds examples of two passes.
         n = min(sizes[1], sizes[0] - seen % sizes[0])
         rows = order[seen : seen + n]
         seen += n
@@ -219,7 +218,7 @@ def train_one(
         x = activations[: height * layers[0, 0]].reshape(height, layers[0, 0])
         for i in range(n):
             x[i] = inputs[rows[i]]
-        # zero examples in the padding add nothing to the products of the step
+        # Zero examples in the padding add nothing to the products of the step.
         x[n:] = 0
         place, at = 0, x.size
         for d, m, _, rectified in layers:
@@ -238,7 +237,8 @@ def train_one(
             at -= height * m
             x = activations[at - height * d : at].reshape(height, d)
             h = gradients[: height * d].reshape(height, d)
-            # before the step, which changes w; nobody needs the gradient by the inputs of the first layer
+            # Before the step, which changes w. The gradient with respect to the inputs of the first layer is not
+            # needed.
             if layer:
                 h = gradients[at - height * d : at].reshape(height, d)
                 _by_input(g, w[place : place + m * d].reshape(m, d), h)

@@ -1,6 +1,7 @@
-"""Backend "numba": perceptrons in small batches, each client from its first step to its last, several on threads.
+"""Backend "numba": trains perceptrons in small batches, one client at a time on each thread.
 
-:func:`perceptron` reads a model's layers or says why the compiled loops cannot train it; :class:`NumbaKernel` trains.
+:func:`perceptron` reads a model's layers, or gives the reason why the compiled loops cannot train it.
+:class:`NumbaKernel` trains the clients.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
 MOST_EXAMPLES = 32
-"""Examples in a step. In larger batches torch's products of matrices are as fast, or faster."""
+"""Largest number of examples in a step. In larger batches torch's products of matrices are as fast, or faster."""
 THREAD_OPERATIONS = 20e6
-"""Arithmetic that is done before a thread has started (about half a millisecond)."""
+"""Arithmetic operations in the time that a thread takes to start (about half a millisecond)."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense layer: the places of its parameters in the model's state, its sizes, and whether a rectifier follows."""
+    """A dense layer: positions of its parameters in the model's state, its sizes, and whether a rectifier follows."""
 
     weight: int
     bias: int | None
@@ -49,23 +50,23 @@ def perceptron(
     """Read the layers of a perceptron.
 
     Args:
-        model: The model on the CPU; it stays as it is.
-        loss: From outputs and labels to the loss of each example.
+        model: The model on the CPU, which is not changed.
+        loss: Function of outputs and labels that returns the loss of each example.
         inputs: At least one example, shape (n, …).
         labels: Labels of the examples.
-        settings: How to train.
+        settings: The settings of training.
 
     Raises:
         Unsupported: If the model or its training is of another kind.
     """
     if inputs.device.type != "cpu" or not inputs.is_contiguous() or inputs.dtype not in (torch.float32, torch.float64):
-        raise Unsupported("it reads float32 or float64 in one piece on the CPU")
+        raise Unsupported("it needs contiguous inputs of float32 or float64 on the CPU")
     if loss is not cross_entropy or labels.dtype != torch.int64 or labels.ndim != 1:
-        raise Unsupported("it knows the cross-entropy of classes only")
+        raise Unsupported("it supports only the cross-entropy of classes")
     if settings.augmentation != "none":
-        raise Unsupported("it knows no augmentation")
+        raise Unsupported("it does not support augmentation")
     if settings.batch_size > MOST_EXAMPLES:
-        raise Unsupported(f"it is slower from {MOST_EXAMPLES + 1} examples in a step on")
+        raise Unsupported(f"it is slower for batches of more than {MOST_EXAMPLES} examples")
     own = plan(model, inputs[:1])
     shapes = [tensor.shape for tensor in model.state_dict().values()]
     layers: list[Dense] = []
@@ -76,9 +77,9 @@ def perceptron(
         elif isinstance(layer, ReLU) and layers:
             layers[-1] = replace(layers[-1], rectified=True)
         elif not isinstance(layer, Flatten):
-            raise Unsupported("it knows dense layers and the rectifiers behind them only")
+            raise Unsupported("it supports only dense layers, with or without a ReLU after each")
     if layers[-1].rectified:
-        raise Unsupported("its last layer must have no rectifier behind it")
+        raise Unsupported("its last layer must not be followed by a ReLU")
     return layers
 
 
@@ -95,15 +96,15 @@ class NumbaKernel:
     """
 
     def __init__(self, dense: Sequence[Dense]) -> None:
-        # here, as it imports Numba, which takes a second that most runs need not spend
+        # Imported here, because importing Numba takes a second, which most runs do not need to spend.
         from fedsel_flwr.clients.batched import numba_kernels
 
         if numba_kernels.MISSING:
-            raise Unsupported(f"it needs Numba, as pip installs it with 'fedsel-flwr[sim]': {numba_kernels.MISSING}")
+            raise Unsupported(f"it needs Numba, which pip installs with 'fedsel-flwr[sim]': {numba_kernels.MISSING}")
         self._kernels, self._classes = numba_kernels, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []
-        # for each parameter: its place in the state, its first element in the vector, its padded shape, its shape
+        # For each parameter: its position in the state, its first element in the vector, its padded shape, its shape.
         self._places: list[tuple[int, int, tuple[int, int], tuple[int, int]]] = []
         self._size = 0
         for layer in dense:
@@ -115,7 +116,7 @@ class NumbaKernel:
         self._layers = np.array(layers, dtype=np.int64)
 
     def _place(self, parameter: int | None, padded: tuple[int, int], true: tuple[int, int]) -> None:
-        """Assign the next place in the vector of parameters; the place of a missing bias stays zero."""
+        """Assign the next position in the vector of parameters; the position of a missing bias stays zero."""
         if parameter is not None:
             self._places.append((parameter, self._size, padded, true))
         self._size += padded[0] * padded[1]
@@ -133,19 +134,20 @@ class NumbaKernel:
         """Train clients.
 
         Args:
-            stacks: Filled with the trained models, a stack for each parameter.
+            stacks: Receives the trained models, a stack for each parameter.
             received: The received model, a tensor for each parameter.
             rows: Rows of each client.
             data: The data set: inputs and classes.
-            settings: How to train.
+            settings: The settings of training.
             generators: One generator for each client.
-            threads: Number of threads at most.
+            threads: Largest number of threads.
 
         Returns:
-            The mean over each client's steps of the loss before it, NaN if its training diverged, shape (n_clients,).
+            For each client the mean over its steps of the loss before the step, NaN if its training diverged, shape
+            (n_clients,).
 
         Raises:
-            ParameterError: If there are classes that the model does not know.
+            ParameterError: If the labels have classes that the model does not have.
         """
         inputs, labels = data[0].flatten(1).numpy(), data[1].numpy()
         constants = np.array(
@@ -157,8 +159,8 @@ class NumbaKernel:
             place[...] = received[parameter]
         into = [stack.numpy() for stack in stacks]
         losses = np.empty(len(rows))
-        # One iterator for all threads: each takes the next client as soon as it is free. `next` of a range iterator is
-        # atomic under the interpreter's lock.
+        # One iterator for all threads: each thread takes the next client as soon as it is free. The interpreter's lock
+        # makes `next` of a range iterator atomic.
         remaining = iter(range(len(rows)))
 
         def work() -> None:
@@ -166,7 +168,7 @@ class NumbaKernel:
             views = list(self._views(memory[0]))
             for client in remaining:
                 order = order_of_examples(rows[client], settings, generators[client])
-                # the loops would read and write outside of their arrays
+                # Otherwise the loops would read and write outside their arrays.
                 self._check_classes(labels[order])
                 own = np.empty(settings.steps(len(rows[client])), inputs.dtype)
                 sizes = len(rows[client]), settings.batch_size
@@ -178,16 +180,16 @@ class NumbaKernel:
                 losses[client] = mean_loss(own)
 
         operations = 6.0 * self._size * sum(settings.steps(len(own)) for own in rows) * settings.batch_size
-        # this thread trains too
+        # This thread trains too.
         others = min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1
         if others < 1:
             work()
             return losses
-        # the loops release the interpreter's lock
+        # The loops release the interpreter's lock.
         with ThreadPoolExecutor(others, thread_name_prefix="fedsel-training") as pool:
             futures = [pool.submit(work) for _ in range(others)]
             work()
-        # raises what a thread raised
+        # Raises the error of a thread.
         for future in futures:
             future.result()
         return losses
@@ -201,7 +203,7 @@ class NumbaKernel:
 
     def _vector(self, size: int, dtype: torch.dtype) -> Array:
         """Return zeros."""
-        # torch's allocator begins at a line of the cache, NumPy's does not
+        # torch's allocator begins at a cache line, and NumPy's does not.
         return torch.zeros(size, dtype=dtype).numpy()
 
     def _views(self, vector: Array) -> Iterator[tuple[int, Array]]:

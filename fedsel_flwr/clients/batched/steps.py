@@ -1,10 +1,10 @@
-"""Steps of many clients at once, which the backends "manual" and "vmap" share.
+"""Steps of many clients at once, shared by the backends "manual" and "vmap".
 
-A backend is a :class:`Kernel`: it takes one step with the first models of the stacks. The loop over the steps, SGD on
-stacked parameters, the dropout masks and the layout of the stacks are the same for each.
+A backend is a :class:`Kernel`, which takes one step with the first models of the stacks. The loop over the steps, SGD
+on stacked parameters, the dropout masks and the layout of the stacks are the same for all backends.
 
-The engine on Ray trains clients one by one. Every random number is drawn in the same order here, so that both engines
-choose the same clients. The models differ by rounding, as padded batches and batched products sum in another order.
+The engine on Ray trains clients one by one. All random numbers are drawn in the same order here, so both engines choose
+the same clients. The models differ by rounding, because padded batches and batched products sum in another order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Stack = list[npt.NDArray[Any]]
 
 
 class Unsupported(Exception):
-    """A model that a backend cannot train; the message says why, and the next backend is tried."""
+    """A model that a backend cannot train. The message has the reason, and the next backend is tried."""
 
 
 class Kernel(Protocol):
-    """What a backend does in one step of many models."""
+    """The part of a backend that takes one step of many models."""
 
     @property
     def dropout_calls(self) -> Sequence[DropoutCall]:
@@ -53,25 +53,26 @@ def take_steps(
     Args:
         kernel: The backend's kernel.
         sgd: The models, in the order of the schedule; changed in place.
-        schedule: Which examples each client sees in which step.
+        schedule: The examples that each client uses in each step.
         data: The data set: inputs and labels.
 
     Returns:
-        The loss of each client's batch before each step, shape (n_steps, n_clients), zero where it takes none.
+        The loss of each client's batch before each step, shape (n_steps, n_clients); zero if the client takes no such
+        step.
     """
     inputs, labels = data
     dtype = next(w.dtype for w in sgd.stack if w.is_floating_point())
     device = inputs.device
     dropout = DropoutMasks(schedule.seeds, kernel.dropout_calls, dtype, device)
     losses = torch.zeros(schedule.lengths.shape, dtype=dtype, device=device)
-    # Tables of all steps at once: in a small step each of these calls would take as long as a layer.
+    # Tables of all steps at once, because in a small step each of these calls would take as long as a layer.
     rows, weights = (torch.as_tensor(table, device=device) for table in (schedule.rows, schedule.weights))
-    # without augmentation the rows stand in the place of the views, and nobody reads them
+    # Without augmentation the rows stand in for the views, which are not read.
     views = rows if schedule.views is None else torch.as_tensor(schedule.views, device=device)
     tables = (rows, labels[rows], weights.to(dtype), views)
     for number, (own, targets, shares, seen) in enumerate(zip(*(table.unbind() for table in tables), strict=True)):
         active, width = schedule.extents[number]
-        # most steps have the full extent, and a slice of each table costs as much as a small operation
+        # Most steps have the full extent, and a slice of each table costs as much as a small operation.
         if (active, width) != own.shape:
             own, targets, shares, seen = (table[:active, :width] for table in (own, targets, shares, seen))
         masks = dropout.next(schedule.lengths[number, :active].tolist(), width) if kernel.dropout_calls else ()
@@ -82,7 +83,7 @@ def take_steps(
 
 def mean_loss(steps: FloatArray) -> float:
     """Return the mean of a client's losses before its steps, shape (n_steps,); NaN if its training diverged."""
-    # fsum, as in the training of one client: the result does not depend on the order of the summands
+    # fsum, as in the training of one client, because its result does not depend on the order of the summands.
     losses = steps.tolist()
     return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
 
@@ -108,7 +109,7 @@ class Batch:
     views: torch.Tensor | None = None
 
     def seen(self) -> torch.Tensor:
-        """Return the inputs as the clients see them, shape (n_active, width, …)."""
+        """Return the inputs with the clients' views, shape (n_active, width, …)."""
         inputs = self.inputs[self.rows]
         if self.views is None:
             return inputs
@@ -118,13 +119,18 @@ class Batch:
 class StackedSGD:
     """torch.optim.SGD on many models at once, in place.
 
-    With the gradient g, the received model w0, mu, weight decay d, momentum m and step length r, each step sets
-    v = m v + g + mu (w - w0) + d w, from v = 0, and w = w - r v. (FedProx: gradient of mu/2 |w - w0|².)
+    Each step sets, from v = 0::
+
+        v = m v + g + mu (w - w0) + d w
+        w = w - r v
+
+    Symbols: gradient g, received model w0, FedProx's mu, weight decay d, momentum m, step length r. The term with mu is
+    the gradient of mu/2 |w - w0|².
 
     Args:
         stack: The models, a tensor for each parameter, each of shape (n_models, …); changed in place.
         start: The received model, in the same order, without the first axis.
-        settings: How to train.
+        settings: The settings of training.
     """
 
     def __init__(
@@ -133,20 +139,21 @@ class StackedSGD:
         self.stack, self._start = stack, start
         self._rate, self._momentum = settings.learning_rate, settings.momentum
         self._decay, self._mu = settings.weight_decay, settings.proximal_mu
-        # without momentum, weight decay and the proximal term are one factor of w: one operation less on the stack
+        # Without momentum, weight decay and the proximal term are one factor of w, which saves an operation on the
+        # stack.
         self._shrink = 1 - self._rate * (self._decay + self._mu)
         self._velocity = [torch.zeros_like(w) for w in stack] if self._momentum else []
         self._first: list[torch.Tensor] = []
 
     def first(self, active: int) -> list[torch.Tensor]:
         """Return the first ``active`` models, a tensor for each parameter."""
-        # a slice costs as much as a small operation, and the number of active clients seldom changes
+        # A slice costs as much as a small operation, and the number of active clients rarely changes.
         if not self._first or len(self._first[0]) != active:
             self._first = [w[:active] for w in self.stack]
         return self._first
 
     def step(self, i: int, gradient: torch.Tensor) -> None:
-        """Move the first models along the gradient of parameter ``i``, shape (n_active, …), which may be changed."""
+        """Move the first models along the gradient of parameter ``i``, shape (n_active, …), and may overwrite it."""
         w = self.first(gradient.shape[0])[i]
         if self._momentum:
             v = self._velocity[i][: gradient.shape[0]]
@@ -159,7 +166,8 @@ class StackedSGD:
     def step_along_product(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         """Move along the gradient left @ right, shapes (n_active, p, q) and (n_active, q, r).
 
-        The gradient is never formed: it would be written to memory and read again, as large as the stack.
+        The gradient is never formed, because it would be as large as the stack, and be written to memory and read
+        again.
         """
         w = self.first(left.shape[0])[i]
         if self._momentum:
@@ -168,7 +176,7 @@ class StackedSGD:
             self._pull_back(i, w.baddbmm_(left, right, beta=self._shrink, alpha=-self._rate))
 
     def _move(self, i: int, w: torch.Tensor, v: torch.Tensor) -> None:
-        """Complete the velocity m v + g by its other terms, and move by it."""
+        """Add the other terms to the velocity m v + g, and move by the result."""
         if self._decay or self._mu:
             v.add_(w, alpha=self._decay + self._mu)
         if self._mu:
@@ -197,17 +205,17 @@ class DropoutCall:
 
 
 class DropoutMasks:
-    """Dropout masks for each client, from the stream that torch's own dropout would draw them from.
+    """Dropout masks for each client, from the same random stream as torch's own dropout.
 
     torch's dropout on the CPU is ``input * noise`` with ``noise = empty_like(input).bernoulli_(1 - p).div_(1 - p)``,
-    drawn from the global generator; with p = 0 or 1 nothing is drawn. A separate generator with the same seed draws the
-    same.
+    drawn from the global generator. With p = 0 or 1 nothing is drawn. A separate generator with the same seed makes the
+    same draws.
 
     Args:
         seeds: Seeds of the clients.
         calls: The calls of a forward pass, in order.
         dtype: Type of the masks.
-        device: Device to which the masks go; they are always drawn on the CPU.
+        device: Device of the masks. They are always drawn on the CPU.
     """
 
     def __init__(
@@ -220,7 +228,7 @@ class DropoutMasks:
         """Return the masks of the next step, one for each call of a layer.
 
         Args:
-            lengths: Examples in the batches of the clients that take the step, the first ones of all.
+            lengths: Number of examples in the batches of the clients that take the step, which are the first ones.
             width: Width of the padded batches.
 
         Returns:
@@ -229,7 +237,7 @@ class DropoutMasks:
         if not self._calls:
             return []
         masks = [torch.zeros(len(lengths), width, *call.shape, dtype=self._dtype) for call in self._calls]
-        # clients outside, calls inside: each client's generator draws in the order of its own forward pass
+        # Clients outside, calls inside, because each client's generator draws in the order of its own forward pass.
         for i, length in enumerate(lengths):
             for mask, call in zip(masks, self._calls, strict=True):
                 mask[i, :length] = self._noise(call, int(length), i)
@@ -237,7 +245,7 @@ class DropoutMasks:
 
     def _noise(self, call: DropoutCall, length: int, client: int) -> torch.Tensor | float:
         keep = 1.0 - call.probability
-        # as torch does: nothing is drawn, so that the generator stays in step
+        # As in torch, nothing is drawn, so that the generators draw the same numbers.
         if keep in (0.0, 1.0):
             return keep
         noise = torch.empty(length, *call.shape, dtype=self._dtype, memory_format=call.memory_format)
@@ -254,19 +262,19 @@ class StackLayout:
     def __init__(self, model: nn.Module) -> None:
         state = list(model.state_dict(keep_vars=True).values())
         self._state = [(tuple(tensor.shape), tensor.dtype) for tensor in state]
-        # Entries that are one tensor (tied weights) are trained in the place of the first.
+        # Entries that are one tensor (tied weights) are trained at the position of the first entry.
         self._owners = [next(i for i, other in enumerate(state) if other is tensor) for tensor in state]
 
     def allocate(self, count: int, device: str | torch.device) -> list[torch.Tensor]:
-        """Return stacks of ``count`` models, not filled."""
+        """Return stacks of ``count`` models, with undefined content."""
         return [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype in self._state]
 
     def in_client_order(
         self, stacks: Sequence[npt.NDArray[Any]], losses: FloatArray, order: IntArray
     ) -> tuple[Stack, FloatArray]:
-        """Return stacks and losses in the order of the clients, from the order in which they were trained."""
+        """Return stacks and losses in the order of the clients, instead of the order of training."""
         layers = [stacks[i] for i in self._owners]
-        # indexing would copy the stacks, the largest memory of a round
+        # Indexing would copy the stacks, the largest arrays of a round.
         if (order == np.arange(len(order))).all():
             return layers, losses
         back = np.argsort(order)

@@ -25,35 +25,34 @@ from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
 CACHED_BYTES = 12 * 2**20
-"""Size of a processor's caches, about. More clients at once wait for memory, fewer for Python; the optimum is flat."""
+"""Approximate size of the caches. More clients at once wait for memory, fewer for Python, and the optimum is flat."""
 DEVICE_BYTES = 2 * 2**30
-"""Memory of an accelerator that the activations of a chunk may take."""
+"""Memory of an accelerator for the activations of a chunk."""
 
 Arrays = Sequence[npt.NDArray[Any]]
 logger = logging.getLogger("fedsel_flwr")
 
 
 class BatchedTrainer:
-    """Batched trainer of a round's clients: trains as :func:`fedsel_flwr.clients.training.train` does one by one.
+    """Batched trainer of a round's clients, equivalent to :func:`fedsel_flwr.clients.training.train` one by one.
 
     Args:
-        model: The model; it is copied and stays as it is.
-        settings: How every client trains.
-        device: Device of the training: "cpu", "cuda", … Examples that are tensors there stay there.
-        objective: What the steps minimise; cross-entropy if not given.
-        chunk: Number of clients to train at once, at least 1; None: by :func:`default_chunk`.
-        backend: What trains: "numba", "manual", "vmap", "sequential", or "auto" for the first of them that can except
-            "numba", whose loops take seconds to load. None takes the first that can. See
+        model: The model. It is copied and not changed.
+        settings: The settings of training, the same for every client.
+        device: Device of the training: "cpu", "cuda", … Examples that are tensors on the device stay there.
+        objective: The objective whose loss the steps minimise; the default is cross-entropy.
+        chunk: Number of clients to train at once, at least 1; None takes :func:`default_chunk`.
+        backend: The backend "numba", "manual", "vmap" or "sequential". The value "auto" takes the first possible one
+            except "numba", whose loops take seconds to load. None takes the first possible one. See
             :func:`~fedsel_flwr.clients.batched.backends.choose_backend`.
-        size: Size of the run, if it is known; without it None does not take "numba".
-        threads: Number of threads on which the backend "numba" trains; None takes those that torch uses. It changes no
-            result.
+        size: Size of the run, if it is known. Without it, ``backend=None`` does not take "numba".
+        threads: Number of threads for the backend "numba"; None takes torch's number. It changes no result.
 
     Attributes:
-        backend: The backend that was chosen; "auto" before the first training.
-        reasons: By backend, why those before it were not chosen, see
+        backend: The chosen backend; "auto" before the first training.
+        reasons: Backend -> reason against it, for those before the chosen one, see
             :class:`~fedsel_flwr.clients.batched.backends.Choice`.
-        settings: As given; those of another round may differ in the learning rate.
+        settings: The given settings. Those of another round may differ in the learning rate.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -83,7 +82,7 @@ class BatchedTrainer:
         self.backend: Backend = backend or "auto"
         self.reasons: dict[str, str] = {}
         self._asked, self._size = backend, size
-        # received models are written into the copy: the caller's model must stay as it is
+        # Received models are written into the copy, because the caller's model must not change.
         self._scratch = copy.deepcopy(model).cpu()
         self.settings, self._objective = settings, objective
         self._device = torch.device(device)
@@ -105,8 +104,8 @@ class BatchedTrainer:
 
         Returns:
             The trained models, a stack for each layer, shape (n_clients, …) each, in the order and types of the model's
-            state dictionary. For each client the mean over its steps of the batch's mean loss before the step, without
-            the proximal term, NaN if its training diverged, shape (n_clients,).
+            state dictionary. And each client's mean loss, shape (n_clients,), NaN if its training diverged. The mean
+            runs over the client's steps, and takes the batch's mean loss before the step, without the proximal term.
 
         Raises:
             ParameterError: If the received model does not fit, there is not one generator for each client, or there are
@@ -118,15 +117,15 @@ class BatchedTrainer:
                 "as many generators as clients."
             )
         self._prepare(start, examples)
-        # the clients that still train are then the first ones at every step, and a step takes a slice of the stack
+        # At every step, the clients that still train are then the first ones, and a step takes a slice of the stack.
         order = longest_first(examples.sizes, self.settings)
-        # the sequential backend trains on the CPU, whatever the device
+        # The sequential backend trains on the CPU, whatever the device.
         stacks = self._stacks.allocate(len(order), "cpu" if self._kernel is None else self._device)
         losses = self._train_into(stacks, start, examples.subset(order), [generators[i] for i in order])
         return self._stacks.in_client_order([stack.cpu().numpy() for stack in stacks], losses, order)
 
     def _prepare(self, start: Arrays, examples: Examples) -> None:
-        """Take the received model; at the first call with clients, choose the backend and the chunk for all rounds."""
+        """Load the received model; at the first call with clients, choose the backend and the chunk for all rounds."""
         set_arrays(self._scratch, start)
         if not len(examples.rows):
             return
@@ -136,7 +135,8 @@ class BatchedTrainer:
             return
 
         def chunk() -> int:
-            # by the whole run, if it is known: a resumed run begins with other clients and must choose as before
+            # By the whole run, if known, because a resumed run begins with other clients and must choose the same
+            # chunk.
             largest = max(examples.sizes) if self._size is None else self._size.largest
             return default_chunk(self._scratch, inputs[:1].cpu(), min(self.settings.batch_size, largest), self._device)
 
@@ -159,7 +159,7 @@ class BatchedTrainer:
         """Fill the stacks with the trained models, in the order of :func:`longest_first`; return the mean losses."""
         losses = np.empty(len(generators))
         kernel, size = self._kernel, self._chunk or 1
-        # a round without clients comes before any kernel: nothing is chosen for it
+        # A round without clients may come before any kernel, and needs none.
         if kernel is None or not len(losses):
             return self._train_one_by_one(stacks, start, examples, generators)
         received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
@@ -173,7 +173,7 @@ class BatchedTrainer:
             stack = [whole[part].copy_(own) for whole, own in zip(stacks, received, strict=True)]
             schedule = Schedule(examples.rows[part], self.settings, generators[part])
             sgd = StackedSGD(stack, received, self.settings)
-            # one transfer a chunk: reading each loss as it comes would make an accelerator wait at every step
+            # One transfer per chunk, because reading each loss at once would make an accelerator wait at every step.
             steps = take_steps(own_kernel, sgd, schedule, data).cpu().numpy().astype(np.float64)
             losses[part] = [mean_loss(own[:count]) for own, count in zip(steps.T, schedule.steps, strict=True)]
 
@@ -201,38 +201,38 @@ class BatchedTrainer:
         """Train the chunks one after the other; convolutions on a CPU with several threads, a chunk on each."""
         threads = min(torch.get_num_threads(), len(firsts)) if self._device.type == "cpu" else 1
         # Threads that share a chunk's convolutions wait for each other after each of them. Small matrix products would
-        # wait for Python instead, which runs one thread at a time: their chunks stay on this thread.
+        # wait for Python instead, which runs one thread at a time, so their chunks stay on this thread.
         if threads < 2 or not isinstance(kernel, ManualKernel) or not kernel.convolves:
             for first in firsts:
                 train_chunk(first, kernel)
             return
         with single_threaded_pool(threads) as pool:
-            # a kernel gathers its inputs in a buffer of its own, which two threads would overwrite
+            # A kernel gathers its inputs in its own buffer, which two threads would overwrite.
             chunks = [pool.submit(train_chunk, first, kernel.clone()) for first in firsts]
             for chunk in chunks:
-                # raises what the thread raised
+                # Raises the error of the thread.
                 chunk.result()
 
 
 def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, device: torch.device) -> int:
-    """Return how many clients to train at once: as many as fit into the caches with activations and parameters.
+    """Return the number of clients to train at once: as many as fit into the caches with activations and parameters.
 
-    The choice follows from sizes alone. A choice by timing would vary between runs, and so would the last bits of sums.
+    The choice follows only from sizes. A choice by timing would vary between runs, and so would the last bits of sums.
 
     Args:
-        model: The model, in any mode; it stays as it is.
-        inputs: At least one example, where the model is, shape (n, …).
-        batch_size: Examples in a step.
-        device: Where to train.
+        model: The model, in any mode, which is not changed.
+        inputs: At least one example, on the model's device, shape (n, …).
+        batch_size: Number of examples in a step.
+        device: Device of the training.
 
     Returns:
-        At least 1.
+        A number of clients, at least 1.
     """
     activations = 0
 
     def count(module: nn.Module, args: object, output: object) -> None:
         nonlocal activations
-        # a container's output is that of its last layer, which is counted there
+        # A container's output is that of its last layer, which is counted there.
         if isinstance(output, torch.Tensor) and not list(module.children()):
             activations += output.numel() * output.element_size()
 

@@ -1,7 +1,7 @@
 """vmap over the clients of a round: training of any model that torch.func can batch.
 
-torch.func batches functions without chance. Dropout layers are therefore replaced by layers that read their masks from
-a tape (:class:`MaskTape`), which the training draws beforehand.
+torch.func batches only functions without randomness. Dropout layers are therefore replaced by layers that read their
+masks from a tape (:class:`MaskTape`). The training draws the masks beforehand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedsel_flwr.clients.objectives import Loss
 from fedsel_flwr.clients.training_settings import TrainingSettings
 
 FEATURE_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-# the base class of all kinds of batch normalization, which torch keeps private
+# The base class of all kinds of batch normalization, which is private in torch.
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -26,32 +26,32 @@ class VmapKernel:
     """Kernel of the backend "vmap": torch.func over a model of any kind.
 
     Args:
-        model: The model; it stays as it is.
-        loss: From outputs and labels to the loss of each example.
+        model: The model, which is not changed.
+        loss: Function of outputs and labels that returns the loss of each example.
         inputs: At least one example, shape (n, …).
         labels: Labels of the examples.
 
     Raises:
-        Unsupported: If the model cannot be batched, with the reason: it uses chance other than dropout layers, changes
-            buffers, treats an example differently for the rest of its batch (as batch normalization does; padding
-            would change it), or torch.func cannot batch one of its operations.
+        Unsupported: If the model cannot be batched, with one of these reasons. It draws random numbers outside dropout
+            layers, or changes buffers. An example's result depends on the rest of its batch, as in batch normalization,
+            so padding would change it. Or torch.func cannot batch one of its operations.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         for name, module in model.named_modules():
             if isinstance(module, BATCH_NORMS):
-                raise Unsupported(f"{type(module).__name__} at {name!r} reads and keeps statistics of whole batches")
+                raise Unsupported(f"{type(module).__name__} at {name!r} uses statistics of the whole batch")
         self._model, self._tape = with_replayed_dropout(copy.deepcopy(model).train())
         self._loss = loss
         state = list(self._model.state_dict(keep_vars=True).values())
-        # named_parameters() has a shared tensor once, the state dictionary under each of its names
+        # named_parameters() has a shared tensor once, but the state dictionary has it under each of its names.
         tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
         self._places = {
             name: next(i for i, other in enumerate(state) if other is tensor)
             for name, tensor in tensors
             if any(other is tensor for other in state)
         }
-        # a model that draws will be refused, but must not change the global generator
+        # A model that draws random numbers will be refused, but must not change the global generator.
         with torch.random.fork_rng(devices=[]):
             self._trained = self._used_parameters(inputs, labels)
         self.dropout_calls = tuple(self._tape.calls)
@@ -90,8 +90,8 @@ class VmapKernel:
         return (losses * weights).sum()
 
     def _used_parameters(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
-        """Record the dropout of a forward pass, check what batching relies on, return the names of used parameters."""
-        # one example alone and in company: batch statistics and chance show as a difference
+        """Record a forward pass's dropout, check the conditions of batching, and return the used parameters' names."""
+        # One example alone and next to another: batch statistics and randomness show as a difference.
         pair = [0, len(inputs) - 1]
         before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -101,7 +101,7 @@ class VmapKernel:
             outputs.append(self._model(inputs[rows]))
         if not torch.allclose(outputs[0][:1], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise Unsupported(
-                "its outputs for an example depend on the rest of the batch, or on chance outside nn.Dropout"
+                "its outputs for an example depend on the rest of the batch, or on random numbers outside nn.Dropout"
             )
         if any(not torch.equal(before[name], buffer) for name, buffer in self._model.named_buffers()):
             raise Unsupported("a forward pass changes its buffers")
@@ -110,7 +110,7 @@ class VmapKernel:
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is not None]
 
     def _check_vmap(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Batch two clients with one example each, and refuse what torch.func cannot do."""
+        """Batch two clients with one example each, and refuse operations that torch.func cannot batch."""
         stack = [torch.stack([tensor, tensor]) for tensor in self._model.state_dict().values()]
         rows = torch.zeros(2, 1, dtype=torch.int64, device=inputs.device)
         weights = torch.ones(2, 1, dtype=inputs.dtype, device=inputs.device)
@@ -120,7 +120,7 @@ class VmapKernel:
             self.step(StackedSGD(stack, [], still), Batch(inputs, rows, labels[rows], weights, masks))
         except Unsupported:
             raise
-        # torch.func raises many kinds
+        # torch.func raises many kinds of errors.
         except Exception as error:
             said = str(error).strip().splitlines() or [""]
             raise Unsupported(f"torch.func cannot batch it: {type(error).__name__}: {said[0]}") from error
@@ -138,7 +138,7 @@ class MaskTape:
         self._masks: list[torch.Tensor] | None = None
 
     def load(self, masks: Sequence[torch.Tensor] | None) -> None:
-        """Take the masks of the next forward pass; None: record the pass instead, and drop nothing."""
+        """Load the masks of the next forward pass; None records the pass instead, and drops nothing."""
         self._masks = None if masks is None else list(masks)
         if masks is None:
             self.calls = []
@@ -147,7 +147,7 @@ class MaskTape:
         """Apply a dropout layer to its input."""
         if self._masks is not None:
             return x * self._masks.pop(0)
-        # torch draws in the order of memory, and only these two layouts are drawn here
+        # torch draws in the order of memory, and only these two layouts are supported here.
         channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         if not (x.is_contiguous() or channels_last):
             raise Unsupported("a dropout layer's input is neither contiguous nor channels last")
@@ -159,7 +159,7 @@ class MaskTape:
                 torch.channels_last if channels_last and not feature_wise else torch.contiguous_format,
             )
         )
-        # a new tensor, as with a mask: a model that writes to its input in place behaves alike
+        # A new tensor, as with a mask, so that a model that writes to its input in place gets the same result.
         return x.clone()
 
 
@@ -173,7 +173,7 @@ class ReplayedDropout(nn.Module):
 
     def __init__(self, layer: nn.Module, tape: MaskTape) -> None:
         super().__init__()
-        # in a list, so that the layer is no submodule and the state dictionary keeps its keys
+        # In a list, so that the layer is not a submodule and the state dictionary keeps its keys.
         self._tape, self._layer = tape, [layer]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -185,13 +185,13 @@ def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
     """Replace a model's dropout layers in place; return the model and the tape.
 
     Raises:
-        Unsupported: If there is a kind of dropout whose masks are not drawn here.
+        Unsupported: If the model has a kind of dropout whose masks are not supported here.
     """
     tape = MaskTape()
     taped: dict[nn.Module, ReplayedDropout] = {}
 
     def replacement(module: nn.Module) -> ReplayedDropout:
-        # a layer that stands in two places is replaced by one
+        # A layer in two places is replaced by one replacement.
         return taped.setdefault(module, ReplayedDropout(module, tape))
 
     if type(model) in (nn.Dropout, *FEATURE_WISE):
@@ -201,5 +201,5 @@ def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
             if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
                 parent._modules[name] = replacement(child)
             elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
-                raise Unsupported(f"the masks of {type(child).__name__} are not drawn for each client")
+                raise Unsupported(f"{type(child).__name__} is not supported: its masks cannot be drawn for each client")
     return model, tape

@@ -1,8 +1,9 @@
-"""Compare selectors: run each on every seed of one scenario, and write each run as it ends."""
+"""Comparison of selectors: run each selector on every seed of one scenario, and write each run when it ends."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.progress import PipeSafeConsole, Progress
 from fedsel_flwr.rounds.checkpoints import Resume
+from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.comparisons.comparison import Comparison
 from fedsel_flwr.simulations.comparisons.contenders import ALL, SelectorLike, runnable_selectors
 from fedsel_flwr.simulations.comparisons.parallel_runs import StartRun, Update
@@ -28,6 +31,7 @@ def compare(
     selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
     *,
     seeds: int | Sequence[int] = 10,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
     engine: str = "vectorized",
     reference: str | None = None,
     folder: str | Path | None = None,
@@ -51,62 +55,69 @@ def compare(
     track: TrackerLike | None = None,
     track_clients: int | Sequence[int] = TRACKED_CLIENTS,
 ) -> Comparison:
-    """Run a scenario with several selectors on the same seeds, or resume a comparison that was cut off.
+    """Run a scenario with several selectors on the same seeds, or resume an interrupted comparison.
 
     Args:
-        scenario: The scenario; its selector is ignored, and its seed is the first one.
-        selectors: Names, references, classes, or callables that make a selector; with your own labels as a mapping
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all": each that can run there;
-            the result's ``left_out`` has the reasons against the others.
-        seeds: The number of seeds, counted up from the scenario's, or the seeds themselves.
+        scenario: The scenario. Its selector is ignored, and its seed is the first seed.
+        selectors: Names, references, classes, or callables that make a selector. Use a mapping to set labels
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). With "all", every selector that
+            can run in the scenario; the result's ``left_out`` has the reasons against the others.
+        seeds: The number of seeds, counted up from the scenario's seed, or a list of seeds.
+        sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is a
+            separate row, such as "bsfl alpha=0.3". Several parameters of a selector give every combination.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
-        folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
-        rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
-            choose the same clients; 0: none.
-        start_run: Called with the label and the rounds of each run.
-        update: Called with each round and the number of failed clients so far.
+        reference: Label of the selector that the others are compared with. If None, "random" if it runs.
+        folder: Folder in which each run is written when it ends, and the summaries at the end. If None, nothing is
+            written.
+        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison. They check
+            that both engines choose the same clients. 0 runs none.
+        start_run: Function called with the label and the number of rounds of each run. If this or ``update`` is set,
+            there is no progress display on standard error.
+        update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
-        jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
-            reported when it and all before it have ended. The runs are the same up to rounding, if several threads
-            share an operation. 1: one after the other, in this process.
-        num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
-            are for the runs on Ray, and refused if there are none.
-        num_gpus: GPUs that Ray gets.
-        client_cpus: Cores that a client takes.
-        client_gpus: GPUs that a client takes.
-        ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
-        quiet: Keep Flower's log, this package's, and "Starting Ray" from standard error.
-        model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        data: Examples of your own, likewise.
-        objective: Loss and quality of your own, likewise.
-        resume: True reads finished runs of the ``folder`` back, resumes the one that was cut off, and runs the rest;
-            selectors and seeds may be added. If the folder holds nothing, a new comparison begins, which "must"
-            refuses. False refuses to overwrite what was cut off. Code that the folder names is never loaded:
-            selectors, model and data are those of this call. A run is refused if the code of its selector, model or
-            objective, its data, partition or scenario has changed; the error names which.
-        replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
-        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`; 0:
-            none.
-        track: Sends every run to a tracker, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With ``resume``
-            the tracker receives each round that it lacks.
+        jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
+            A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
+            process. Results can depend on ``jobs`` by rounding, if several threads share an operation.
+        num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
+            are for runs on Ray, and are refused if there are none.
+        num_gpus: GPUs for Ray.
+        client_cpus: Cores per client.
+        client_gpus: GPUs per client.
+        ray_address: The Ray cluster to join. If None, the environment variable RAY_ADDRESS.
+        quiet: Whether to show nothing on standard error. This includes the progress, remarks on the runs, the logs of
+            Flower and of this package, and "Starting Ray".
+        model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        data: Your examples, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        objective: Your loss and quality, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        resume: True reads the finished runs in ``folder``, resumes the interrupted run, and runs the rest. You may add
+            selectors and seeds. If the folder holds nothing, True begins a new comparison, and "must" raises an error.
+            False refuses to overwrite an interrupted comparison. Code that the folder names is never loaded, because
+            this call passes selectors, model and data. A run is refused if the code of its selector, model or
+            objective, or its data, partition or scenario has changed. The error names what has changed.
+        replay: Whether ``resume`` runs damaged runs, and those that do not fit, again from the start. If False, such
+            runs are refused.
+        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. 0
+            writes none.
+        track: The tracker that receives every run, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
+            ``resume``, the tracker receives each round that it lacks.
         track_clients: Number of clients with per-client metrics, or their ids, likewise.
 
     Returns:
         The comparison.
 
     Raises:
-        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds something else.
-        RunError: A simulation broke off, or a run in the folder is another one; names the key that differs.
+        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds other runs.
+        RunError: A simulation broke off, or a run in the folder has other settings. The error names the key that
+            differs.
 
     Example::
 
         comparison = compare(load_scenario("phones"), ["bsfl", Fastest, "random"], seeds=3)
         print(comparison.verdict.sentence)
     """
-    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
+    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective, "replay": replay}
     if data is not None:
-        # One object for all runs, which reads the data once for each seed.
+        # All runs share one object, which reads the data once per seed.
         options["data"] = as_data(data)
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
@@ -116,6 +127,7 @@ def compare(
         selectors,
         seeds=seeds,
         engine=engine,
+        sweep=sweep,
         reference=reference,
         rounds_on_flower=rounds_on_flower,
         jobs=jobs,
@@ -126,17 +138,56 @@ def compare(
     )
     target = None if folder is None else Path(folder)
     if resume and target is None:
-        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give folder=")
+        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give it as folder=")
     if replay and not resume:
-        raise ParameterError("replay = True plays runs of a folder again that do not fit. Give resume = True too")
+        raise ParameterError("replay = True repeats runs of a folder. Set resume = True as well")
     if resume == "must" and target is not None:
-        # Only to refuse a folder without one.
+        # Only to refuse a folder without a plan.
         read_plan(target)
-    tracking: Tracking | None = None
     if track is not None:
-        tracking = Tracking.of(
-            track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients
-        )  # fmt: skip
+        tracking = Tracking.of(track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients)
         if warning := tracking.prepare():
             logger.warning("%s", warning)
-    return plan.run(target, start_run, update, resume=bool(resume), replay=replay, track=tracking, **options)
+        options["track"] = tracking
+    if quiet or start_run or update:
+        return plan.run(target, start_run, update, resume=bool(resume), **options)
+    with _PlanProgress(plan, resumes=bool(resume)) as progress:
+        comparison = plan.run(target, progress.start_run, progress.update, resume=bool(resume), **options)
+    for line in comparison.remarks():
+        progress.announce(line)
+    return comparison
+
+
+class _PlanProgress(Progress):
+    """Progress of a plan on standard error: the estimated time when the first run begins, and the rounds of each run.
+
+    Args:
+        plan: The plan.
+        resumes: Whether finished runs may be read from the folder, so that the time is unknown.
+    """
+
+    def __init__(self, plan: Plan, *, resumes: bool) -> None:
+        form = plan.form
+        on_ray = form.scenario.engine == "ray" or form.rounds_on_flower > 0
+        # Flower logs to the same terminal, so plain lines are used, because its lines would break a live display.
+        super().__init__(PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
+        self._plan, self._announces = plan, not resumes
+        # The command line times a trial before the first run. Here a trial would run the caller's code one more time.
+        self._is_timed = not (resumes or on_ray or form.jobs > 1) and plan.trial_rounds > 1
+        self._ends: list[float] = []
+
+    def start_run(self, label: str, rounds: int) -> None:
+        """Begin the next run; before the first one, print the number of runs."""
+        if self._announces:
+            self.announce(self._plan.count_rounds())
+            self._announces = False
+        super().start_run(label, rounds)
+
+    def update(self, record: RoundRecord, failures: int) -> None:
+        """Show that a round has ended; print the estimated time of all runs after enough timed rounds."""
+        super().update(record, failures)
+        if self._is_timed:
+            self._ends.append(time.monotonic())
+            if len(self._ends) == self._plan.trial_rounds:
+                self._is_timed = False
+                self.announce(f"all runs: {self._plan.describe_time(self._ends)}")

@@ -1,4 +1,4 @@
-"""Result of a comparison: runs of one scenario, as table, summary, verdict, picture and folder."""
+"""Result of a comparison: the runs of one scenario as table, summary, verdict, pictures and folder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REGRET = "regret.parquet"
-"""Table of a run: the time that its choices lost to those of a genie that knows the clients' mean latencies."""
+"""Table of a run: the time lost, compared with a genie that knows the clients' mean latencies."""
 VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
 """Keys of a scenario in which the runs of one comparison may differ."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One selector on one seed.
+    """Run of one selector on one seed.
 
     Attributes:
         selector: The selector's label.
-        scenario: What was run.
+        scenario: Scenario that was run.
         result: History and model.
     """
 
@@ -50,21 +51,26 @@ class Run:
 
     @property
     def history(self) -> History:
-        """Round by round and client by client."""
+        """History of the run: records of each round and each client."""
         return self.result.history
+
+    @property
+    def name(self) -> str:
+        """Name of the run in messages, for example "bsfl, seed 1"."""
+        return f"{self.selector}, seed {self.scenario.seed}"
 
 
 @dataclass
 class Comparison:
-    """Runs of one scenario under several selectors and seeds.
+    """Comparison: runs of one scenario with several selectors and seeds.
 
     Args:
-        scenario: The scenario; each run has its own selector and seed.
-        runs: In the order in which they ended.
-        reference: The selector that the others are compared with; None if there is none.
-        agreement: Whether Flower on Ray chose the same clients in the rounds that it played too.
-        cut_off: Loaded runs that have not finished; no table, picture or verdict includes them.
-        left_out: If all selectors were to run: those that cannot, and why.
+        scenario: The scenario. Each run replaces its selector and seed.
+        runs: The runs, in the order in which they ended.
+        reference: Label of the selector that the others are compared with; None if there is none.
+        agreement: Whether Flower on Ray chose the same clients in the rounds that it also ran.
+        cut_off: Loaded runs that have not finished. No table, picture or verdict includes them.
+        left_out: With "all" selectors, those that cannot run -> the reason.
     """
 
     scenario: Scenario
@@ -76,17 +82,17 @@ class Comparison:
 
     @property
     def selectors(self) -> list[str]:
-        """The labels, in the order of their first runs."""
+        """Labels of the selectors, in the order of their first runs."""
         return list(dict.fromkeys(run.selector for run in self.runs))
 
     @property
     def histories(self) -> dict[str, list[History]]:
-        """The histories of each label, one a seed."""
+        """Histories of each label, one per seed."""
         return {name: [run.history for run in self.runs if run.selector == name] for name in self.selectors}
 
     @property
     def summaries(self) -> list[RunSummary]:
-        """The figures of each run."""
+        """Figures of each run."""
         s = self.scenario
         return [
             summarize(
@@ -102,18 +108,33 @@ class Comparison:
             for run in self.runs
         ]
 
+    def remarks(self) -> list[str]:
+        """Return remarks on probable problems, one line each: runs that diverged, and runs with many late clients."""
+        lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
+        for selector in self.selectors:
+            own = [run for run in self.runs if run.selector == selector]
+            share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
+            if share >= MANY_LATE:
+                worst, of_seeds = own[-number], f" (the largest share of {len(own)} seeds)" if len(own) > 1 else ""
+                longest = worst.scenario.wireless.max_latency_s
+                lines.append(
+                    f"{worst.name}: {100 * share:.0f} % of selections were late{of_seeds}. Raise "
+                    f"wireless.max_latency_s (now {longest:g} s)?"
+                )
+        return lines
+
     def table(self) -> pd.DataFrame:
-        """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, a row a run."""
+        """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, one row per run."""
         return runs_frame(self.summaries)
 
     @property
     def summary(self) -> pd.DataFrame:
-        """A row a selector: means, standard deviations and, with a reference, ratios, intervals and the verdict."""
+        """Table with one row per selector: means, standard deviations and, with a reference, ratios and verdict."""
         return summary_frame(self.summaries, self.verdict)
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether each selector reaches the target sooner; None without a reference that ran, or with one selector."""
+        """Verdict on which selectors reach the target sooner; None if no reference ran, or with only one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
         alike = describe_shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
@@ -121,7 +142,7 @@ class Comparison:
         return verdict(self.summaries, str(self.reference), target, alike, times=self._times_by_target())
 
     def _times_by_target(self) -> dict[float, dict[str, dict[int, float]]]:
-        """Return the seconds until each run reached each target of the profile; infinity if it never did."""
+        """Return the seconds until each run reached each target of the profile; infinity if a run never did."""
         targets = profile_targets(self.scenario.target_accuracy)
         times: dict[float, dict[str, dict[int, float]]] = {target: {} for target in targets}
         for run in self.runs:
@@ -131,23 +152,34 @@ class Comparison:
                 times[target].setdefault(run.selector, {})[run.scenario.seed] = seconds
         return times
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
-        return plot_comparison(self.histories, path, verdict=self.verdict, **self._plot_options)
+    def plot(self, path: str | Path, panel: str | None = None) -> Path:
+        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`).
+
+        Args:
+            path: Path of the file. Its suffix sets the format: .png, .pdf or .svg.
+            panel: The only panel to draw: "accuracy", "ratios", "targets" or "selections". If None, all panels.
+
+        Returns:
+            ``path``.
+
+        Raises:
+            ParameterError: The suffix or the panel is unknown, or the panel needs a reference.
+        """
+        return plot_comparison(self.histories, path, verdict=self.verdict, panel=panel, **self._plot_options)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
-        """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
+        """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); return the file's path.
 
-        With the comparison's ``folder`` also the regret, if every run has it.
+        If you pass the comparison's ``folder`` and every run has its regret, the picture shows the regret too.
         """
         lost = self._regret(Path(folder)) if folder else {}
         return plot_rounds(self.histories, path, lost=lost or None, **self._plot_options)
 
     def _regret(self, folder: Path) -> dict[str, list[Any]]:
-        """Read theta of each run of each selector; empty if a run has none."""
+        """Read theta of each run of each selector; empty if a run has no such table."""
         lost: dict[str, list[Any]] = {}
         for run in self.runs:
-            # The only run of a comparison may be in the comparison's own folder.
+            # If a comparison has only one run, that run may be in the comparison's folder.
             places = [folder / run_name(run.selector, run.scenario.seed) / REGRET, folder / REGRET]
             path = next((path for path in places if path.exists()), None)
             if path is None:
@@ -157,7 +189,7 @@ class Comparison:
 
     @property
     def _plot_options(self) -> dict[str, Any]:
-        """The scenario's part of every picture."""
+        """Options of every picture that come from the scenario."""
         s = self.scenario
         title = f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round"
         return {
@@ -168,11 +200,11 @@ class Comparison:
         }
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Return :meth:`table` as CSV, and write it to ``path`` if that is given."""
+        """Return :meth:`table` as CSV, and write it to ``path`` unless that is None."""
         return _write_text(self.table().to_csv(index=False), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
-        """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` if that is given."""
+        """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` unless that is None."""
         return _write_text(latex_table(self.summaries, self.verdict, self.scenario.target_accuracy), path)
 
     def _repr_html_(self) -> str:
@@ -182,16 +214,16 @@ class Comparison:
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write every run and the summaries; :meth:`load` reads the runs back.
+        """Write every run and the summaries to a folder, which :meth:`load` can read.
 
         Args:
-            folder: Made if needed.
+            folder: The folder; created if needed.
 
         Returns:
             The folder.
 
         Raises:
-            ParameterError: There is a link in it.
+            ParameterError: The folder contains a link.
         """
         target = Path(folder)
         check_entries(target)
@@ -201,17 +233,17 @@ class Comparison:
         return target
 
     def report(self, folder: Path) -> None:
-        """Write pictures, summaries and the verdict.
+        """Write the pictures, the summaries and the verdict to a folder.
 
         Raises:
-            ParameterError: No run was finished.
-            RunError: The folder cannot be written to; says why.
+            ParameterError: No run has finished.
+            RunError: The folder cannot be written to. The error names the reason.
         """
         if not self.runs:
             unfinished = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
             raise ParameterError(
-                f"no run was finished: {unfinished or 'there is none'}. Finish one; cut_off of the comparison has the "
-                "rounds so far"
+                f"no run has finished: {unfinished or 'there are no runs'}. Finish at least one run. The "
+                "comparison's cut_off holds the rounds so far"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -225,12 +257,12 @@ class Comparison:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise RunError(
-                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. "
-                "Make them of the runs with fedsel report"
+                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
+                "from the runs with fedsel report"
             ) from error
 
     def figures(self) -> dict[str, Any]:
-        """Return everything in JSON's types, null if not finite: ``summary``, a run each, and ``verdict``."""
+        """Return ``summary`` (one entry per run) and ``verdict`` in JSON's types, with null for values not finite."""
         figures: dict[str, Any] = {"summary": self.summaries}
         if found := self.verdict:
             figures["verdict"] = asdict(found) | ({"engines": self.agreement} if self.agreement else {})
@@ -238,19 +270,19 @@ class Comparison:
 
     @classmethod
     def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
-        """Read runs back and pool them.
+        """Read runs from folders and pool them.
 
         Args:
             folders: Folders of comparisons or of single runs.
-            reference: The selector that the others are compared with; None takes "random" if it ran.
+            reference: Label of the selector that the others are compared with. If None, "random" if it ran.
 
         Returns:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run, a damaged one or a link, the runs are of different scenarios, two are
-                of the same selector and seed, or a selector, the model, or the data or partition of a seed are not
-                the same in all of them; names the difference.
+            ParameterError: A folder holds no run, a damaged run or a link. Also raised if two runs have the same
+                selector and seed. Also raised if runs differ in their scenario, a selector's code, the model, or the
+                data or partition of a seed. The error names the difference.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
@@ -272,7 +304,7 @@ class Comparison:
 
 
 def profile_targets(target_accuracy: float) -> list[float]:
-    """Return the target accuracies of the profile: the declared one, two below and two above it.
+    """Return the target accuracies of the profile: the declared target, two below it and two above it.
 
     >>> profile_targets(0.9)
     [0.8, 0.85, 0.9, 0.93, 0.95]
@@ -282,26 +314,26 @@ def profile_targets(target_accuracy: float) -> list[float]:
 
 
 def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
-    """Return the selector that the others are compared with: the given one, else "random" if it is one of several.
+    """Return the reference: the label in ``given``; if it is None, "random" if that is one of several selectors.
 
     Raises:
-        ParameterError: The given one is not among the selectors, or is alone.
+        ParameterError: The label in ``given`` is not among the selectors, or is the only one.
     """
     if given is None:
         return "random" if "random" in labels and len(labels) > 1 else None
-    if given not in labels or len(labels) < 2:
-        raise ParameterError(
-            f"reference {given!r} must be one of at least two selectors. Choose of {', '.join(labels)}"
-        )
+    if len(labels) < 2:
+        raise ParameterError(f"reference {given!r} needs a selector to compare with. Name at least two selectors")
+    if given not in labels:
+        raise ParameterError(f"reference must be one of {', '.join(labels)}, got {given!r}")
     return given
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """Return the folders of runs in a folder; the folder itself if it is that of a run."""
+    """Return the folders of runs in a folder, or the folder itself if it holds a run."""
     if (folder / "scenario.toml").is_file():
         check_links(folder)
         return [folder]
-    # Of a comparison's folder only what lies directly in it: the runs' own folders are checked one by one.
+    # Only the direct content of a comparison's folder is checked here, because each run's folder is checked when read.
     check_entries(folder)
     inside = sorted(
         path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
@@ -338,7 +370,7 @@ def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
 
 
 def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
-    """Return the settings that all runs of a comparison share: dotted key -> value."""
+    """Return the settings that must be equal in all runs of a comparison: dotted key -> value."""
     flat: dict[str, Any] = {}
     for key, value in scenario.model_dump(exclude=set(VARIED)).items():
         flat |= {f"{key}.{inner}": own for inner, own in value.items()} if isinstance(value, dict) else {key: value}
@@ -346,7 +378,7 @@ def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
 
 
 def _write_text(text: str, path: str | Path | None) -> str:
-    """Return a text, and write it to ``path`` if that is given."""
+    """Return a text, and write it to ``path`` unless that is None."""
     if path is not None:
         with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")

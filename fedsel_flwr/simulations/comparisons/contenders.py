@@ -1,11 +1,19 @@
-"""Contenders of a comparison: selectors given by name, reference, class or callable, or all that can run."""
+"""Contenders of a comparison: selectors by name, reference, class or callable, or all selectors that can run.
+
+A sweep replaces a contender with several: the same selector with different values of its parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
+from fedsel_flwr.report.sweeps import setting_label, value_texts
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import label_of, names, selector_class
@@ -20,33 +28,44 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 ALL = "all"
-"""Stands for every selector that can run, on the command line and in ``compare``."""
+"""Keyword for every selector that can run, on the command line and in ``compare``."""
 SelectorLike = str | type[Selector] | Callable[..., Selector]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A selector to compare.
+    """Selector in a comparison.
 
     Args:
-        label: Its name in tables, pictures and folders.
-        name: Its name in a scenario; None for a selector that only Python code can make.
-        make: Makes it if ``name`` is None.
+        label: Name of the selector in tables, pictures and folders.
+        name: Name of the selector in a scenario; None for a selector that only Python code can make.
+        make: Function that makes the selector if ``name`` is None.
+        params: Parameters that replace those of the scenario.
     """
 
     label: str
     name: str | None = None
     make: Callable[..., Selector] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        """Name of the selector's table of parameters in a scenario."""
+        return label_of(self.name) if self.name else self.label
 
     def scenario(self, scenario: Scenario, seed: int) -> Scenario:
-        """Return the scenario of its run on a seed; ``selector`` is the label if no file can name the selector."""
-        return scenario.model_copy(update={"selector": self.name or self.label, "seed": seed})
+        """Return the scenario of a run on a seed; its ``selector`` is the label if no file can name the selector."""
+        changed: dict[str, Any] = {"selector": self.name or self.label, "seed": seed}
+        if self.params:
+            own = scenario.selectors.get(self.table, {}) | dict(self.params)
+            changed["selectors"] = scenario.selectors | {self.table: own}
+        return scenario.model_copy(update=changed)
 
     def selector(self, scenario: Scenario) -> Selector | None:
-        """Return a new selector for a scenario; None if the scenario itself names it.
+        """Return a new selector for a scenario; None if the scenario names the selector.
 
         Raises:
-            ParameterError: It cannot be made, or is no selector.
+            ParameterError: The selector cannot be made, or the object is not a selector.
         """
         if self.make is None:
             return None
@@ -55,31 +74,32 @@ class Contender:
         except FedSelError:
             raise
         except Exception as error:
-            # Whatever the user's code raises.
-            raise ParameterError(f"selector {self.label!r} cannot be made: {described(error)}") from error
+            # The user's code may raise any error.
+            raise ParameterError(f"selector {self.label!r} cannot be created: {described(error)}") from error
         if not isinstance(made, Selector):
             raise ParameterError(
-                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but the given callable made a "
+                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but the callable returned "
                 f"{type(made).__name__}. Return a selector"
             )
         return made
 
 
 def read_contenders(
-    selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
+    selectors: SelectorLike | Sequence[SelectorLike | Contender] | Mapping[str, SelectorLike],
 ) -> list[Contender]:
-    """Read the selectors that are to be compared.
+    """Read the selectors of a comparison.
 
     Args:
-        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with your own
-            labels as a mapping, label -> selector. A class or callable gets those of ``clients_per_round``, ``seed``,
-            ``max_latency``, ``total_rounds`` and ``channels`` that it takes.
+        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector. To set labels,
+            use a mapping, label -> selector. A class or callable receives the parameters that it accepts among
+            ``clients_per_round``, ``seed``, ``max_latency``, ``total_rounds`` and ``channels``. Contenders are returned
+            unchanged.
 
     Returns:
-        At least one, each with another label.
+        At least one contender. All labels are different.
 
     Raises:
-        ParameterError: There is none, two have one label, or something is no selector.
+        ParameterError: There is no selector, two selectors have the same label, or an entry is not a selector.
 
     Example:
         >>> [one.label for one in read_contenders(["bsfl", "random"])]
@@ -101,16 +121,21 @@ def read_contenders(
     for one in read:
         if sum(one.label == other.label for other in read) > 1:
             raise ParameterError(
-                f"two selectors have the label {one.label!r}. Give each another one, as in "
-                "{'label': selector, 'other label': selector}"
+                f"two selectors have the label {one.label!r}. Give each a different label, as in {{'label': "
+                "selector, 'other label': selector}"
             )
         check_label(one.label)
     return read
 
 
-def _contender(given: SelectorLike, label: str | None = None) -> Contender:
+def _contender(given: SelectorLike | Contender, label: str | None = None) -> Contender:
+    if isinstance(given, Contender):
+        if given.name is not None:
+            # Called to refuse an unknown name, as below.
+            selector_class(given.name)
+        return given
     if isinstance(given, str):
-        # Refuses an unknown name.
+        # Called to refuse an unknown name.
         selector_class(given)
         return Contender(label or label_of(given), name=given)
     if isinstance(given, Selector):
@@ -124,7 +149,7 @@ def _contender(given: SelectorLike, label: str | None = None) -> Contender:
         )
     if isinstance(given, type) and not issubclass(given, Selector):
         raise ParameterError(f"the class {given.__qualname__} must be a subclass of fedsel_flwr.selectors.Selector")
-    # A functools.partial has no name; its function has.
+    # A functools.partial has no name, but its function has one.
     made = getattr(given, "func", given)
     own = getattr(made, "name", None) or getattr(made, "__name__", None)
     if label is None and (own is None or own == "<lambda>"):
@@ -132,15 +157,107 @@ def _contender(given: SelectorLike, label: str | None = None) -> Contender:
     return Contender(label or str(own), make=given)
 
 
+def sweep_contenders(
+    contenders: Sequence[Contender], sweep: Mapping[str, Sequence[Any]], scenario: Scenario
+) -> list[Contender]:
+    """Replace each contender that a sweep names with one contender per setting.
+
+    Args:
+        contenders: The selectors that are compared.
+        sweep: "selectors.NAME.PARAMETER" -> the values to try. Several parameters of a selector give every combination.
+        scenario: The scenario, which may set other parameters of the selectors.
+
+    Returns:
+        The contenders in the same order. The label of a setting is the selector's label and the values.
+
+    Raises:
+        ParameterError: A key does not name a parameter of a compared selector. Also raised if values are missing or
+            repeated, or cannot be written to a file.
+
+    Example:
+        >>> from fedsel_flwr.simulations import load_scenario
+        >>> both = read_contenders(["bsfl", "random"])
+        >>> [one.label for one in sweep_contenders(both, {"selectors.bsfl.alpha": [0.3, 1]}, load_scenario("smoke"))]
+        ['bsfl alpha=0.3', 'bsfl alpha=1', 'random']
+    """
+    if not isinstance(sweep, Mapping):
+        raise ParameterError(
+            f"sweep must map keys to values, as in {{'selectors.bsfl.alpha': [0.3, 1, 3]}}, got {type(sweep).__name__}"
+        )
+    # Table of a selector -> parameter -> pairs of value and text.
+    tried: dict[str, dict[str, list[tuple[Any, str]]]] = {}
+    known = dict.fromkeys(one.table for one in contenders)
+    for key, given in sweep.items():
+        table, parameter = _swept_parameter(key, known)
+        values = _swept_values(key, given)
+        tried.setdefault(table, {})[parameter] = list(zip(values, value_texts(values), strict=True))
+    swept: list[Contender] = []
+    for one in contenders:
+        parameters = tried.get(one.table)
+        if parameters is None:
+            swept.append(one)
+            continue
+        # If the selector has no name, its table in the scenario has its label, which the settings do not keep.
+        common = {**one.params} if one.name else scenario.selectors.get(one.table, {})
+        for setting in itertools.product(*parameters.values()):
+            params = {name: value for name, (value, _) in zip(parameters, setting, strict=True)}
+            texts = {name: text for name, (_, text) in zip(parameters, setting, strict=True)}
+            swept.append(replace(one, label=check_label(setting_label(one.label, texts)), params=common | params))
+    return swept
+
+
+def _swept_parameter(key: str, known: Collection[str]) -> tuple[str, str]:
+    """Return the selector and the parameter that a key of a sweep names."""
+    beginning, _, parameter = str(key).rpartition(".")
+    first, _, table = beginning.partition(".")
+    if first != "selectors" or not table or not parameter:
+        raise ParameterError(
+            f"a sweep tries values of selectors.NAME.PARAMETER, as in selectors.bsfl.alpha, got {key!r}. All rows of a "
+            f"comparison share the scenario: to vary {key!r}, run one comparison for each value"
+        )
+    if table not in known:
+        raise ParameterError(
+            f"a sweep tries values of compared selectors, which are {', '.join(known)}, got {key!r}. Compare {table!r} "
+            "too, or leave the key out"
+        )
+    return table, parameter
+
+
+def _swept_values(key: str, given: Any) -> list[Any]:
+    """Return the values of a sweep's key in types that a file can hold."""
+    values = given.tolist() if isinstance(given, np.ndarray) else given
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ParameterError(f"sweep[{key!r}] must be a list of at least one value, got {given!r}. List the values")
+    plain = [_plain(value) for value in values]
+    for value in plain:
+        if not all(
+            isinstance(one, bool | int | float | str) for one in (value if isinstance(value, list) else [value])
+        ):
+            raise ParameterError(
+                f"sweep[{key!r}] must hold numbers, texts, booleans or lists of them, got {value!r}. For other values, "
+                "compare functions with labels, as in {'label': function}"
+            )
+        if plain.count(value) > 1:
+            raise ParameterError(f"sweep[{key!r}] holds {value!r} twice. Give each value once")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Convert NumPy's numbers and arrays, and tuples, to Python's numbers and lists."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
     """Find the selectors that can run in a scenario.
 
     Args:
         scenario: The scenario.
-        own: Model, data and objective of the caller's.
+        own: The caller's model, data and objective.
 
     Returns:
-        Their names, and for each of the others the reason why it cannot.
+        Names of the selectors that can run, and a table of the others: name -> reason.
     """
     world = world_of(own.named_in(scenario), own)
     able, left_out = [], {}
@@ -157,8 +274,8 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
 
 
 def _check_limits(scenario: Scenario, name: str) -> None:
-    """Refuse a fleet too large for the selector, and over-selection if the selector chooses the size of its cohort."""
-    # By making it: both limits belong to the object, and its class may refuse the scenario's parameters.
+    """Refuse too many clients for a selector, and over-selection if the selector chooses the size of its cohort."""
+    # The selector is made, because both limits belong to the object, and its class may refuse the parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
     resolve_settings(selector, **scenario.aggregation.options())

@@ -1,4 +1,4 @@
-"""Agreement with Flower: check that a comparison's first rounds choose the same clients on Flower and Ray."""
+"""Agreement with Flower: check that the first rounds of a comparison choose the same clients on Flower and Ray."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedsel_flwr.simulations.worlds.world import world_of
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether two runs chose the same clients in the rounds that both have.
+    """Agreement of two runs: whether they chose the same clients in their common rounds.
 
     Attributes:
-        rounds: Number of rounds that both have.
-        parted: The first round with another choice; 0 if there is none.
+        rounds: Number of common rounds.
+        parted: First round with a different choice; 0 if there is none.
     """
 
     rounds: int
@@ -30,9 +30,9 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """The agreement as a sentence."""
+        """Agreement as a sentence."""
         if self.parted:
-            return f"Flower on Ray and the vectorized engine chose other clients from round {self.parted} on."
+            return f"Flower on Ray and the vectorized engine chose different clients from round {self.parted} on."
         return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
 
 
@@ -47,19 +47,19 @@ def run_on_flower(
 
     Args:
         scenario: The scenario.
-        rounds: Number of rounds, at least 1; the selector still plans for the scenario's.
-        selector: A new selector in place of the scenario's; None makes the scenario's.
-        on_round: Called with each finished round.
-        **options: Of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        rounds: Number of rounds, at least 1. The selector still plans for the scenario's number of rounds.
+        selector: A new selector. If None, the scenario's selector is made.
+        on_round: Function called with each finished round.
+        **options: Options of :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
         History and model after these rounds.
 
     Raises:
-        ParameterError: As :func:`~fedsel_flwr.simulations.engine.simulate` says.
-        RunError: Likewise.
+        ParameterError: See :func:`~fedsel_flwr.simulations.engine.simulate`.
+        RunError: See :func:`~fedsel_flwr.simulations.engine.simulate`.
     """
-    # Made here, from the full scenario: `simulate` would make it plan for the fewer rounds.
+    # Made here from the full scenario, because `simulate` would make it plan for fewer rounds.
     if selector is None:
         brought = OwnParts(*(options.get(key) for key in ("model", "data", "objective")))
         sizes = world_of(brought.named_in(scenario), brought).num_examples()
@@ -73,10 +73,10 @@ def compare_choices(one: History, other: History) -> Agreement:
 
     Args:
         one: A history.
-        other: Another one.
+        other: Another history.
 
     Returns:
-        Number of rounds that both have, and the first that differs.
+        Number of common rounds, and the first round that differs.
     """
     shared = min(len(one.rounds), len(other.rounds))
     for record in one.rounds[:shared]:

@@ -1,4 +1,4 @@
-"""Parallel runs of a comparison, each in another process, and reports of their progress."""
+"""Parallel runs of a comparison in worker processes, and reports of their progress."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Environment variables from which libraries take their number of threads."""
+"""Environment variables that set the number of threads of libraries."""
 StartRun = Callable[[str, int], None]
-"""Called with the label and the rounds of a run that starts."""
+"""Function called with the label and the number of rounds of a run that starts."""
 Update = Callable[[RoundRecord, int], None]
-"""Called with a finished round and the number of clients that have failed so far."""
+"""Function called with a finished round and the number of failed clients so far."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a comparison.
+    """Run of a comparison that is to be done.
 
     Attributes:
-        scenario: What is run.
-        contender: Its selector.
-        place: ``folder`` and ``label`` of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        scenario: Scenario that is run.
+        contender: Selector of the run.
+        place: Arguments ``folder`` and ``label`` of :func:`~fedsel_flwr.simulations.engine.simulate`.
     """
 
     scenario: Scenario
@@ -48,40 +48,40 @@ class Job:
     place: Mapping[str, Any] = field(default_factory=dict)
 
     def selector(self) -> Selector | None:
-        """Return a new selector for the run; None if its scenario names it."""
+        """Return a new selector for the run; None if its scenario names the selector."""
         return self.contender.selector(self.scenario)
 
     def code(self, own: OwnParts) -> dict[str, str]:
-        """Return the fingerprints of the run's code, parts of the caller's included."""
+        """Return the fingerprints of the run's code, including the caller's parts."""
         return code_fingerprints(self.scenario, self.selector(), own)
 
 
 def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
-    """Play runs in worker processes, which share the cores equally and end when the generator does.
+    """Run jobs in worker processes, which share the cores equally and end with the generator.
 
     Args:
-        jobs: The runs; they begin in this order.
-        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that all of them share.
-        at_a_time: Number of runs at a time.
+        jobs: The runs, which begin in this order.
+        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+        at_a_time: Number of parallel runs.
 
     Yields:
-        The results in the order of the runs.
+        The results, in the order of the runs.
 
     Raises:
         ParameterError: A run cannot be sent to another process.
-        RunError: A process was killed, or the user's code raised an error in a run; names the error and its line.
-        FedSelError: Whatever else a run raises; the other runs are then stopped.
+        RunError: A process was killed, or the user's code raised an error. The message names the error and its line.
+        FedSelError: A run raised another error. The other runs are then stopped.
     """
-    # loky, not concurrent.futures: it gives its workers an environment, and can kill them.
+    # loky, not concurrent.futures, because it sets the environment of its workers, and can kill them.
     from loky import ProcessPoolExecutor, cpu_count
     from loky.process_executor import BrokenProcessPool
 
-    # Packed once for all runs: the caller's data may be large.
+    # Packed once for all runs, because the caller's data may be large.
     shared = _packed(options, "what the runs share")
     own = [_packed(job, repr(job.contender.label)) for job in jobs]
     at_a_time = min(at_a_time, len(jobs))
     threads = str(max(1, cpu_count() // at_a_time))
-    # By the environment: the libraries read it when they load, which is before any code of ours runs there.
+    # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
     workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
     try:
         runs = [workers.submit(_play, job, shared, log_file(), os.getpid()) for job in own]
@@ -89,17 +89,16 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
             yield run.result()
     except BrokenProcessPool as error:
         raise RunError(
-            f"a process that played a run was ended from outside, perhaps for lack of memory: {error}. Use fewer jobs, "
-            "and resume"
+            f"a worker process was killed, perhaps because memory ran out: {error}. Use fewer jobs, and resume"
         ) from error
     finally:
-        # Killed, not asked to end: after an error or Ctrl-C the rounds of the other runs are of no use.
+        # Workers are killed, because after an error or Ctrl-C the rounds of the other runs are of no use.
         workers.shutdown(wait=True, kill_workers=True)
 
 
 def _packed(what: Any, name: str) -> bytes:
     """Pickle an object for another process, with the code that a script, a notebook or a user's file defines."""
-    # Not pickle: it cannot send such code.
+    # Not pickle, because it cannot send such code.
     import cloudpickle
 
     files = [module for key, module in list(sys.modules.items()) if key.startswith(OWN_FILES)]
@@ -108,10 +107,10 @@ def _packed(what: Any, name: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(what))
     except Exception as error:
-        # Pickling raises errors of many kinds, the user's own among them.
+        # Pickling raises errors of many kinds, including errors of the user's code.
         raise ParameterError(
-            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or give "
-            "selector, model, data and objective as something that pickle takes"
+            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or use a "
+            "selector, model, data and objective that pickle supports"
         ) from error
     finally:
         for module in files:
@@ -119,15 +118,15 @@ def _packed(what: Any, name: str) -> bytes:
 
 
 def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C in a worker process: the terminal sends it to all, and the parent ends its workers."""
+    """Ignore Ctrl-C in a worker process. The terminal sends it to all processes, and the parent ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult:
-    """Play a run in a worker process, which ends when its parent is gone."""
+    """Do a run in a worker process, which ends if its parent is gone."""
 
     def on_round(record: RoundRecord) -> None:
-        # A killed parent cannot end its workers. The run can be resumed from its checkpoints.
+        # A killed parent cannot end its workers, so the worker ends here. The run can be resumed from its checkpoints.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -139,17 +138,17 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
         except FedSelError:
             raise
         except Exception as error:
-            # Whatever the user's code raises. Its traceback does not survive the way to the parent.
+            # The user's code may raise any error. Its traceback is logged here, because the parent does not get it.
             if log:
-                logging.getLogger("fedsel_flwr").exception("the run broke off")
-            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} broke off"
+                logging.getLogger("fedsel_flwr").exception("the run failed")
+            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} failed"
             raise RunError(f"{run}: {described(error)}") from error
 
 
 def report_progress(
     label: str, rounds: int, start_run: StartRun | None, update: Update | None
 ) -> Callable[[RoundRecord], None]:
-    """Report that a run starts, and return the callback that reports each of its rounds and the failures so far."""
+    """Report the start of a run, and return a callback that reports each round and the failures so far."""
     failed = 0
 
     def on_round(record: RoundRecord) -> None:
@@ -164,6 +163,6 @@ def report_progress(
 
 
 def report_last_round(history: History, update: Update) -> None:
-    """Report the last round of a run that is over."""
+    """Report the last round of a finished run."""
     if history.rounds:
         update(history.rounds[-1], sum(record.num_selected - record.num_completed for record in history.rounds))

@@ -1,4 +1,4 @@
-"""Plan of a comparison: check it before anything runs, run it, and resume it from its folder."""
+"""Plan of a comparison: check it before the first run, run it, and resume it from its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
-from fedsel_flwr.simulations.comparisons.contenders import Contender, SelectorLike, read_contenders
+from fedsel_flwr.simulations.comparisons.contenders import (
+    Contender,
+    SelectorLike,
+    read_contenders,
+    sweep_contenders,
+)
 from fedsel_flwr.simulations.comparisons.flower_agreement import compare_choices, run_on_flower
 from fedsel_flwr.simulations.comparisons.parallel_runs import (
     Job,
@@ -49,7 +54,7 @@ from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import replace_keys
+from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
 from fedsel_flwr.simulations.untrusted_folders import check_links, describe_faults
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
@@ -57,16 +62,16 @@ from fedsel_flwr.simulations.worlds.world import world_of
 OPTIONS = ("reference", "rounds_on_flower", "left_out", "where", "device", "jobs", "checkpoints")
 """Keys of a plan's form that have a default."""
 TRIAL_ROUNDS = 3
-"""Rounds that are timed to say how long a comparison takes."""
+"""Rounds that are timed to estimate the duration of a comparison."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a comparison, checked as far as possible before anything runs.
+    """Plan of a comparison, checked as far as possible before the first run.
 
     Attributes:
-        form: What ``plan.json`` holds of it.
-        contenders: The selectors, those of Python code included.
+        form: The part of the plan that ``plan.json`` holds.
+        contenders: The selectors, including those from Python code.
     """
 
     form: PlanForm
@@ -76,13 +81,14 @@ class Plan:
     def of(
         cls,
         scenario: Scenario,
-        selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
+        selectors: SelectorLike | Sequence[SelectorLike | Contender] | Mapping[str, SelectorLike],
         *,
         seeds: int | Sequence[int],
         engine: str,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
         **options: Any,
     ) -> Plan:
-        """Make a plan; arguments and errors are those of ``compare``, options the others of its form."""
+        """Make a plan. Arguments and errors are those of ``compare``; options are the other keys of the form."""
         if not isinstance(scenario, Scenario):
             raise ParameterError(
                 f"scenario must be a Scenario, got {type(scenario).__name__}. Make one with load_scenario"
@@ -93,21 +99,21 @@ class Plan:
         check_engine(scenario, where, device, rounds)
         jobs = check_jobs(scenario, options.get("jobs", 1), device)
         make_availability(scenario)
-        contenders = read_contenders(selectors)
-        check_selectors(scenario, [one.name for one in contenders if one.name])
+        contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
+        _check_parameters(scenario, contenders)
         if rounds and engine == "ray":
             raise ParameterError(
                 "rounds_on_flower must be 0 if the engine of all runs is 'ray'. Leave it out, or use 'vectorized'"
             )
         reference = choose_reference(options.get("reference"), [one.label for one in contenders])
-        entries = [SelectorEntry(label=one.label, name=one.name) for one in contenders]
+        entries = [SelectorEntry(label=one.label, name=one.name, params=dict(one.params)) for one in contenders]
         fixed = {"rounds_on_flower": rounds, "jobs": jobs, "reference": reference}
         try:
             form = PlanForm(
                 scenario=scenario, selectors=entries, seeds=_read_seeds(seeds, scenario.seed), **options | fixed
             )
         except ValidationError as error:
-            raise ParameterError(f"these runs cannot be resumed from a file: {describe_faults(error)}") from None
+            raise ParameterError(f"the plan of these runs cannot be saved: {describe_faults(error)}") from None
         return cls(form, contenders)
 
     @classmethod
@@ -121,54 +127,52 @@ class Plan:
         command: str = "fedsel compare --resume FOLDER",
         **where: Any,
     ) -> Plan:
-        """Read the plan of a folder.
+        """Read the plan in a folder.
 
         Args:
-            folder: Of a comparison, or of a run.
-            scenario: Keys of the scenario that are to be changed, dotted.
+            folder: Folder of a comparison or a run.
+            scenario: Changes to the scenario, dotted key -> value.
             trust: Whether code that the plan names may be loaded.
-            checkpoint_dir: The folder of its checkpoints, which the user must name if it is outside the plan's.
-            command: The command that was typed, for errors.
-            **where: ``where``, ``device`` and ``jobs`` in place of those of the plan.
+            checkpoint_dir: Folder of the plan's checkpoints. The user must name it if it is outside the plan's folder.
+            command: The command that the user typed, for errors.
+            **where: Values of ``where``, ``device`` and ``jobs`` that replace those of the plan.
 
         Raises:
-            ParameterError: There is no plan, it needs something that only Python code can give, it names code and is
-                not trusted, or its checkpoints are elsewhere.
+            ParameterError: There is no plan, or it needs a part that only Python code can pass. Also raised if the plan
+                names code and is not trusted, or if its checkpoints are elsewhere.
         """
-        # A Ray cluster given now replaces that of the plan, which then needs no trust.
+        # A Ray cluster in the arguments replaces that of the plan, which then needs no trust.
         form = read_plan(folder).model_copy(update=where)
         if nameless := [one.label for one in form.selectors if one.name is None]:
             raise ParameterError(
-                f"selector {nameless[0]!r} in {str(folder)!r} was given in Python. Resume there, with compare(..., "
-                "resume=True) and the same selectors"
+                f"selector {nameless[0]!r} in {str(folder)!r} was passed in Python. Resume it in Python, with "
+                "compare(..., resume=True) and the same selectors"
             )
-        # Before anything of the plan is used: making the plan loads the code that it names.
+        # Checked first, because making the plan loads the code that it names.
         check_trusted(folder, form, trust, f"{command} --trust")
         check_checkpoints(folder, form, checkpoint_dir, command)
         changed = replace_keys(form.scenario.model_dump(), scenario or {})
-        named = {one.label: str(one.name) for one in form.selectors}
+        named = [Contender(one.label, one.name, params=one.params) for one in form.selectors]
         options = {key: getattr(form, key) for key in OPTIONS}
         return cls.of(changed, named, seeds=form.seeds, engine=changed.engine, **options)
 
     def resume_options(self, folder: Path) -> str:
-        """Return the command line's options that resume the plan in its folder, those of trust included."""
+        """Return the command-line options that resume the plan in its folder, including those that trust its code."""
         place = self.form.outside_checkpoints(folder)
         named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
         return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.form.referenced_code() else ''}"
 
     def describe_effort(self) -> str:
-        """Return the number of runs and rounds, and about how long they take: "30 runs of 300 rounds, about 45 s".
+        """Return the number of runs and rounds, and their approximate duration: "30 runs of 300 rounds, about 45 s".
 
-        The time is measured in a trial of a few rounds of the first run, which is not kept. It is left out for runs on
-        Ray, whose start alone would take longer.
+        The time comes from a trial of a few rounds of the first run, which is not kept. Runs on Ray have no trial,
+        because the start of Ray alone would take longer.
         """
-        form, runs = self.form, len(self.contenders) * len(self.form.seeds)
-        counted = f"{runs} run{'' if runs == 1 else 's'} of {form.scenario.rounds} rounds"
+        form, counted = self.form, self.count_rounds()
         if form.scenario.engine == "ray":
-            return f"{counted} on Ray"
+            return counted
         first = self.contenders[0].scenario(form.scenario, form.seeds[0])
-        rounds = min(form.scenario.rounds, form.scenario.aggregation.options()["warmup_rounds"] + TRIAL_ROUNDS)
-        trial, ends = first.model_copy(update={"rounds": rounds}), []
+        trial, ends = first.model_copy(update={"rounds": self.trial_rounds}), []
         simulate(
             trial,
             selector=self.contenders[0].selector(trial),
@@ -176,11 +180,26 @@ class Plan:
             device=form.device,
             quiet=True,
         )
-        if len(ends) < 2:
-            return counted
-        # The first round also compiles, and reads the data.
-        seconds = (ends[-1] - ends[0]) / (len(ends) - 1) * form.scenario.rounds * runs / form.jobs
-        return f"{counted}, about {seconds:.0f} s" if seconds < 100 else f"{counted}, about {seconds / 60:.0f} min"
+        return f"{counted}, {self.describe_time(ends)}" if len(ends) > 1 else counted
+
+    @property
+    def trial_rounds(self) -> int:
+        """Number of rounds that are timed to estimate the duration of a comparison."""
+        scenario = self.form.scenario
+        return min(scenario.rounds, int(scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
+
+    def count_rounds(self) -> str:
+        """Describe the number of runs and rounds, for example "30 runs of 300 rounds"."""
+        runs = len(self.contenders) * len(self.form.seeds)
+        counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
+        return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
+
+    def describe_time(self, ends: Sequence[float]) -> str:
+        """Estimate the duration of all runs from the times at which rounds ended, for example "about 45 s"."""
+        # The first round is not timed, because it also compiles code and reads the data.
+        seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
+        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / self.form.jobs
+        return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
     def run(
         self,
@@ -192,10 +211,10 @@ class Plan:
         track: Tracking | None = None,
         **options: Any,
     ) -> Comparison:
-        """Run everything; arguments, result and errors are those of ``compare``, options go to ``simulate``.
+        """Run the plan. Arguments, result and errors are those of ``compare``; options are passed to ``simulate``.
 
-        Every selector runs on the first seed, then on the next. So the runs that an interruption leaves can be
-        compared, and the data of a seed are made once.
+        All selectors run on the first seed, then on the next. Therefore the runs before an interruption can be
+        compared, and the data of each seed are made only once.
         """
         form = self.form
         comparison = Comparison(form.scenario, reference=form.reference, left_out=form.left_out)
@@ -205,17 +224,17 @@ class Plan:
             names = {run_name(one.label, seed) for one in self.contenders for seed in form.seeds}
             check_links(folder)
             check_folder(folder, names, single=self._is_single, resume=resume)
-        # By seed, then by selector: the order in which runs begin, and in which they are compared.
+        # Runs begin, and are compared, in this order: by seed, then by selector.
         runs = [
             Job(one.scenario(form.scenario, seed), one, self._run_place(folder, one, seed))
             for seed, one in itertools.product(form.seeds, self.contenders)
         ]
         of_first_seed = runs[: len(self.contenders)]
-        # Runs that have all finished are only read back, for which neither their data nor their selectors are needed.
+        # If all runs have finished, they are only read, which needs neither their data nor their selectors.
         if not resume or not all(job.place["folder"] and has_finished(job.place["folder"]) for job in runs):
             _check_worlds(of_first_seed, brought)
         if folder:
-            # Before anything is written: a callable may fail to make a selector.
+            # Done before anything is written, because a callable may fail to make a selector.
             codes = {job.contender.label: job.code(brought) for job in of_first_seed}
             found = plan_fingerprints(codes, world_of(brought.named_in(runs[0].scenario), brought), brought)
             lock = lock_comparison(folder)
@@ -235,10 +254,10 @@ class Plan:
         play = self._play_sequentially
         if form.jobs > 1 and not self._is_single:
             play = self._play_in_parallel
-            # Taken here: a worker process gets pickled classes, often without their source.
+            # Computed here, because a worker process gets pickled classes, often without their source.
             runs = [replace(job, place={**job.place, "code": job.code(brought)}) for job in runs]
         here = (on_ray if form.scenario.engine == "ray" else options | {"device": form.device}) | {"track": track}
-        # Closed even if a run fails: the generator then ends its worker processes.
+        # The generator is closed even if a run fails, and then ends its worker processes.
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
                 run = Run(job.contender.label, brought.named_in(job.scenario), result)
@@ -247,17 +266,17 @@ class Plan:
                 comparison.runs.append(run)
         if folder:
             comparison.report(folder)
-        # The lock is released with its last reference, and must last until the report is written.
+        # Removing the last reference releases the lock, which must be held until the report is written.
         del lock
         return comparison
 
     @property
     def _is_single(self) -> bool:
-        """Whether the plan has one run only, which is written to the plan's own folder."""
+        """Whether the plan has only one run, which is then written to the plan's folder."""
         return len(self.contenders) * len(self.form.seeds) == 1
 
     def _run_place(self, folder: Path | None, one: Contender, seed: int) -> dict[str, Any]:
-        """Return folder and label of a run, as options of ``simulate``."""
+        """Return the folder and the label of a run, as options of ``simulate``."""
         place = folder / run_name(one.label, seed) if folder and not self._is_single else folder
         return {"folder": place, "label": one.label}
 
@@ -269,22 +288,22 @@ class Plan:
     def _play_sequentially(
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
-        """Play one run after the other in this process."""
+        """Do one run after the other in this process."""
         for job in runs:
             on_round = report_progress(self._title(job), job.scenario.rounds, start_run, update)
             place = job.place["folder"]
-            # Asked before the run, which leaves the folder finished in any case.
+            # Read before the run, because afterwards the folder is always finished.
             was_over = bool(options.get("resume")) and place is not None and has_finished(place)
             result = simulate(job.scenario, selector=job.selector(), on_round=on_round, **options, **job.place)
             if was_over and update:
                 report_last_round(result.history, update)
-            # A copy is in memory: a history that reads a file keeps it open, and systems limit open files.
+            # A copy is in memory. A history that reads a file keeps it open, and systems limit their number.
             yield replace(result, history=copy.copy(result.history))
 
     def _play_in_parallel(
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
-        """Play several runs at a time in worker processes; report each when it and all before it have ended."""
+        """Do several runs at a time in worker processes; report each run when it and all earlier runs have ended."""
         with contextlib.closing(run_in_parallel(runs, options, self.form.jobs)) as results:
             for job in runs:
                 report_progress(self._title(job), job.scenario.rounds, start_run, update)
@@ -294,10 +313,22 @@ class Plan:
                 yield result
 
 
+def _check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> None:
+    """Refuse parameters of the named selectors that are unknown, missing or out of range."""
+    for one in contenders:
+        if one.name:
+            own = one.scenario(scenario, scenario.seed)
+            if one.params:
+                # Only the parameters of the sweep are checked, because reading the scenario checked its tables.
+                swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
+                check_selector_tables(scenario.name, swept, [one.name])
+            check_selectors(own, [one.name])
+
+
 def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:
     """Refuse data, a partition and selectors that cannot be used, before anything is written or started.
 
-    The jobs share the world of the first seed, in which each differs by its scenario alone.
+    The jobs share the world of the first seed. Only their scenarios differ.
     """
     scenarios = [brought.named_in(job.scenario) for job in jobs]
     world = world_of(scenarios[0], brought)
@@ -306,13 +337,15 @@ def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:
 
 
 def _read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
-    """Read the seeds of a comparison: their number, counted up from the first one, or the seeds themselves."""
-    # A text is a sequence too: "12" would be read as the seeds 1 and 2.
+    """Read the seeds of a comparison: a number of seeds, counted up from the first, or a list of seeds."""
+    # A text is a sequence too, so "12" would be read as the seeds 1 and 2.
     if isinstance(seeds, str):
         raise ParameterError(f"seeds must be a whole number of seeds, or a list of seeds, got the text {seeds!r}")
     if not isinstance(seeds, Sequence):
         return list(range(first, first + whole("seeds", seeds, 1)))
     numbers = [whole("seeds", seed, 0) for seed in seeds]
     if not numbers or len(set(numbers)) != len(numbers):
-        raise ParameterError(f"seeds must be a number of seeds, or at least one seed and none twice, got {list(seeds)}")
+        raise ParameterError(
+            f"seeds must be a number of seeds, or a list of at least one seed without repeats, got {list(seeds)}"
+        )
     return numbers

@@ -1,4 +1,4 @@
-"""Files of a plan: the form of ``plan.json``, the code that it names, and the folder of a comparison."""
+"""Files of a plan: the content of ``plan.json``, the code that it names, and the folder of a comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
@@ -31,22 +39,22 @@ logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
 """Name of the file with the plan."""
 PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
-"""Keys of a plan that do not say what it runs, but on which resources, or with which code."""
-FOLDER_CURE = "Give a folder that can be written to"
-"""The remedy if the folder cannot be written to."""
+"""Keys of a plan about resources or versions of code, which do not change what it runs."""
+FOLDER_CURE = "Choose a folder that can be written to"
+"""Cure if the folder cannot be written to."""
 PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
-"""The remedy for a plan that cannot be read."""
+"""Cure for a plan that cannot be read."""
 
 
 def _unique(names: list[Any]) -> list[Any]:
     keys = [getattr(one, "label", one) for one in names]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} is there twice, expected each once")
+        raise ValueError(f"{twice[0]!r} occurs twice, expected only once")
     return names
 
 
 def _read_where(given: Any) -> Any:
-    # A plain dataclass: by itself pydantic would pass over unknown keys.
+    # For a plain dataclass, pydantic alone would ignore unknown keys.
     if isinstance(given, RayResources):
         return given
     if not isinstance(given, Mapping):
@@ -66,34 +74,40 @@ Where = Annotated[
 
 
 class SelectorEntry(Table):
-    """A selector of a plan; ``name`` is None for one that was given in Python."""
+    """A selector of a plan; ``name`` is None for one that was given in Python, ``params`` are those of a sweep."""
 
     label: Label
     name: Annotated[str, Field(min_length=1)] | None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Left out if empty, so that earlier versions can resume a plan without a sweep.
+        return {key: value for key, value in dump(self).items() if key != "params" or value}
 
 
 class CheckpointOptions(Table):
-    """Options of :func:`~fedsel_flwr.simulations.engine.simulate`."""
+    """Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`."""
 
     checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
     checkpoint_every: CountOrZero | None = None
 
 
 class PlanForm(Table):
-    """A plan as ``plan.json`` holds it.
+    """Content of ``plan.json``.
 
     Attributes:
-        scenario: Of all runs, with their engine.
+        scenario: Scenario of all runs, with their engine.
         selectors: The selectors.
         seeds: The seeds.
         reference: Label of the selector that the others are compared with.
-        rounds_on_flower: Rounds of the first run that Flower on Ray plays first.
-        left_out: If all selectors were to run: those that cannot, and why.
+        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison.
+        left_out: With "all" selectors, those that cannot run -> the reason.
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
-        jobs: Number of runs at a time.
-        checkpoints: Options of :func:`~fedsel_flwr.simulations.engine.simulate`.
-        fingerprints: Those of code and data when the plan was written
+        jobs: Number of parallel runs.
+        checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        fingerprints: Fingerprints of code and data when the plan was written
             (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
     """
 
@@ -110,7 +124,7 @@ class PlanForm(Table):
     fingerprints: dict[str, Any] | None = None
 
     def referenced_code(self) -> dict[str, str]:
-        """Find what runs code: references, and a Ray cluster, which sends objects to unpickle.
+        """Find the keys that can run code: references, and a Ray cluster, which sends pickled objects.
 
         Returns:
             Key of the plan -> reference or address.
@@ -125,13 +139,13 @@ class PlanForm(Table):
         return {key: value for key, value in named.items() if value is not None and is_reference(value)}
 
     def outside_checkpoints(self, folder: Path) -> str | None:
-        """Return the folder of the checkpoints if it is outside the plan's own folder."""
+        """Return the folder of the checkpoints if it is outside the plan's folder, else None."""
         place = self.checkpoints.checkpoint_dir
         return None if place is None or Path(place).resolve().is_relative_to(folder.resolve()) else place
 
     def work(self) -> dict[str, Any]:
-        """Return what the plan runs, without the resources on which it runs."""
-        # As in a file: tuples become lists.
+        """Return the part of the plan that determines its runs, without the resources."""
+        # Converted as in a file, where tuples become lists.
         return cast(dict[str, Any], json.loads(json.dumps(self.model_dump(exclude=PLACEMENT_KEYS))))
 
 
@@ -139,42 +153,42 @@ def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str) -> No
     """Refuse to load the code that a plan names, unless the user trusts it.
 
     Args:
-        folder: Of the plan.
+        folder: Folder of the plan.
         plan: The plan.
-        trust: Whether it may be loaded.
+        trust: Whether the code may be loaded.
         command: The command that loads it.
 
     Raises:
-        ParameterError: Names each reference, and says what to type.
+        ParameterError: The code is not trusted. The error names each reference and the command to type.
     """
     if trust or not (found := plan.referenced_code()):
         return
     named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
     raise ParameterError(
-        f"{str(folder)!r} names code that would run with your rights: {named}. Read it, and if you trust it, give "
-        f"{command}"
+        f"{str(folder)!r} names code that would run with your rights: {named}. Read that code. If you trust it, "
+        f"enter: {command}"
     )
 
 
 def check_checkpoints(folder: Path, plan: PlanForm, confirmed: str | None, command: str) -> None:
-    """Refuse a folder of checkpoints outside that of the plan, unless the user has named it.
+    """Refuse a folder of checkpoints outside the plan's folder, unless the user has named it.
 
     Args:
-        folder: Of the plan.
+        folder: Folder of the plan.
         plan: The plan.
         confirmed: The folder of checkpoints that the user has named.
-        command: The command that resumes, without that folder.
+        command: The command that resumes, without the folder of checkpoints.
 
     Raises:
-        ParameterError: Names the folder, and says what to type.
+        ParameterError: The user has not named the folder. The error names it and the command to type.
     """
     place = plan.outside_checkpoints(folder)
     if confirmed is not None and place is None:
         raise ParameterError(
-            f"{str(folder)!r} is the folder of a run, which knows its checkpoints. Leave out --checkpoint-dir, or "
-            "begin with the scenario and end with --resume"
+            f"{str(folder)!r} is the folder of a run, which has its checkpoints. Leave out --checkpoint-dir, or name "
+            "the scenario and end with --resume"
         )
-    # Resolved: the user may name the same folder by another path.
+    # Paths are resolved, because the user may name the same folder by another path.
     if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
         raise ParameterError(
             f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
@@ -183,24 +197,24 @@ def check_checkpoints(folder: Path, plan: PlanForm, confirmed: str | None, comma
 
 
 def write_plan(folder: Path, plan: PlanForm) -> None:
-    """Write the plan of a folder.
+    """Write a plan to its folder.
 
     Raises:
-        RunError: It cannot be written.
+        RunError: The plan cannot be written.
     """
     try:
         with atomic_write(folder / PLAN) as temporary:
             temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
+        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
 
 
 def read_plan(folder: Path) -> PlanForm:
-    """Read the plan of a folder, or make one from the record of a single run.
+    """Read the plan in a folder, or make a plan from the record of a single run.
 
     Raises:
-        ParameterError: There is nothing to resume, a link, or a file that is no plan; names the key, its value and
-            what was expected.
+        ParameterError: The folder has nothing to resume, contains a link, or its file is not a plan. The error names
+            the key, its value and the expected value.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -222,18 +236,20 @@ def read_plan(folder: Path) -> PlanForm:
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
     plan = plan if isinstance(plan, dict) else {}
-    # Older plans hold the number of worker processes, which no longer exist.
+    # Older plans have the key "processes", which no longer exists.
     plan.pop("processes", None)
     if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
-        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
+        raise ParameterError(f"{str(path)!r} is not a plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
     try:
-        # First: the validator goes into nested values, and its errors print them.
+        # Checked first, because the validator descends into nested values, and its errors print them.
         check_tree(plan)
         form = PlanForm.model_validate(plan)
-        # Parameters of selectors may be anything, such as null in JSON, which the file of a run cannot hold.
+        # Selectors' parameters may have any value, such as null in JSON, which the file of a run cannot hold.
         tomli_w.dumps(form.scenario.model_dump(exclude={"name"}))
+        for one in form.selectors:
+            tomli_w.dumps(one.params)
     except (ValidationError, ParameterError, TypeError) as error:
-        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
+        raise ParameterError(f"{str(path)!r} is not a plan: {describe_faults(error)}") from None
     return form
 
 
@@ -241,18 +257,19 @@ def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
     """Refuse to resume a comparison whose selectors, model, data or scenario have changed.
 
     Args:
-        folder: Of the comparison.
+        folder: Folder of the comparison.
         here: The fingerprints of the code and data of this process
             (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
 
     Raises:
-        RunError: Names what has changed.
+        RunError: A part has changed. The error names it.
     """
-    # Without a plan, or with one that has no fingerprints, each run compares its own when it is resumed.
+    # If there is no plan, or a plan without fingerprints, each run compares its fingerprints when it is resumed.
     there = read_plan(folder).fingerprints if (folder / PLAN).is_file() else None
     if there is not None and (names := changed_plan_parts(there, here)):
         raise RunError(
-            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {REPLAY_CURE}"
+            f"{str(folder)!r} was started with other code or data. Changed since then: {', '.join(names)}. "
+            f"{REPLAY_CURE}"
         )
 
 
@@ -262,12 +279,12 @@ def find_newest_run(plan: PlanForm, root: Path, skipped: Callable[[str], None] =
     Args:
         plan: A plan.
         root: The folder of all runs.
-        skipped: Called with the reason for each newer folder whose plan cannot be read.
+        skipped: Function called with the reason for each newer folder whose plan cannot be read.
 
     Raises:
-        ParameterError: There is none.
+        ParameterError: There is no such folder.
     """
-    # A link is found too, so that reading it refuses it by name. Its own time counts, not that of its target.
+    # Links are included, so that reading one refuses it by name. The time of the link counts, not that of its target.
     found = [place for place in root.glob(f"*/{PLAN}") if place.is_file() or place.is_symlink()]
     for place in sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True):
         try:
@@ -278,49 +295,49 @@ def find_newest_run(plan: PlanForm, root: Path, skipped: Callable[[str], None] =
         if there.work() == plan.work():
             return place.parent
     raise ParameterError(
-        f"no run in {str(root)!r} was begun with these arguments. Give its folder, as in --resume runs/NAME, or leave "
-        "--resume out"
+        f"no run in {str(root)!r} was started with these arguments. Give its folder, as in --resume runs/NAME, or "
+        "leave --resume out"
     )
 
 
 def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bool) -> None:
-    """Refuse a folder with runs of another comparison, which would later count as this one's.
+    """Refuse a folder with runs of another comparison, which would later count as runs of this one.
 
     Args:
-        folder: Of the comparison.
-        own: Names of its runs.
-        single: Whether the folder is also that of its only run.
-        resume: Whether runs that were cut off are resumed; otherwise they are not overwritten.
+        folder: Folder of the comparison.
+        own: Names of the comparison's runs.
+        single: Whether the folder also holds the files of its only run.
+        resume: Whether interrupted runs are resumed. If not, they are refused, because they must not be overwritten.
 
     Raises:
-        ParameterError: Names the runs.
+        ParameterError: There are such runs. The error names them.
     """
     foreign = sorted({path.parent.name for path in folder.glob(f"*/{RUN}")} - {*own, *(f"{o}-on-flower" for o in own)})
     if foreign:
         raise ParameterError(
-            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Give a new one, or "
-            "delete them"
+            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Choose a new "
+            "folder, or delete these runs"
         )
     places = [folder] if single else [folder / name for name in own]
     cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("round-*")))
     if cut_off and not resume:
         raise ParameterError(
-            f"folder {str(folder)!r} holds runs that were cut off ({', '.join(cut_off[:3])}). Resume them with "
-            "resume=True, give a new folder, or delete it"
+            f"folder {str(folder)!r} holds interrupted runs ({', '.join(cut_off[:3])}). Resume them with "
+            "resume=True, choose a new folder, or delete this one"
         )
 
 
 def lock_comparison(folder: Path) -> FolderLock | None:
-    """Make the folder of a comparison, if needed, and lock it for this process.
+    """Create the folder of a comparison if needed, and lock it for this process.
 
     Returns:
-        The lock, which its reference holds; None if folders cannot be locked.
+        The lock, which is held until its last reference is gone; None if folders cannot be locked.
 
     Raises:
-        RunError: It cannot be made, or another process writes there.
+        RunError: The folder cannot be created, or another process writes there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
+        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
     return lock_folder(folder, RUN_IN_USE)

@@ -1,8 +1,8 @@
-"""The Flower app of this repository, started by ``flwr run .``: scenarios as a ServerApp and a ClientApp in either API.
+"""Flower app of this repository for ``flwr run .``: a scenario as a ServerApp and a ClientApp in either API.
 
-Every scenario key can be overridden: ``--run-config "scenario='smoke' rounds=5 set='wireless.max_latency_s=5'"``. The
-keys that ``pyproject.toml`` lists are given by themselves, all others in ``set``, written as for ``fedsel run --set``.
-An empty string leaves the scenario's value. ``checkpoint_dir`` and ``resume`` are those of
+You can override every scenario key: ``--run-config "scenario='smoke' rounds=5 set='wireless.max_latency_s=5'"``. Keys
+that ``pyproject.toml`` lists are set directly. All other keys are set in ``set``, in the form of ``fedsel run --set``.
+An empty string keeps the scenario's value. ``checkpoint_dir`` and ``resume`` have the same meaning as in
 :func:`~fedsel_flwr.simulations.engine.simulate`.
 """
 
@@ -39,25 +39,26 @@ from fedsel_flwr.simulations.worlds.world import world_of
 RUN_KEYS = ("scenario", "set", "runs_dir", "checkpoint_dir", "resume")
 """Run-config keys that are not scenario keys."""
 FLOWER = "flwr"
-"""The name of Flower's logger."""
+"""Name of Flower's logger."""
 
 
 def scenario_of(context: Context) -> Scenario:
     """Return the scenario that a run config describes.
 
     Args:
-        context: Flower's context; ``run_config`` holds ``scenario``, single scenario keys, and ``set`` with others.
+        context: Flower's context. Its ``run_config`` holds ``scenario``, single scenario keys, and ``set`` with other
+            keys.
 
     Returns:
         The scenario.
 
     Raises:
-        ParameterError: An unknown scenario or key, or a value that is not allowed.
+        ParameterError: The scenario or a key is unknown, or a value is not allowed.
     """
     return _scenario(tuple(sorted(context.run_config.items())))
 
 
-# Every message asks for the scenario again: without the cache each would be read and validated from TOML.
+# Every message asks for the scenario. Without the cache, each message would read and validate the TOML file again.
 @lru_cache(maxsize=8)
 def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
     given = dict(config)
@@ -76,12 +77,12 @@ def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
 class ScenarioApp(ClientApp):
     """ClientApp of the simulated clients, in the API that the scenario names.
 
-    Flower pickles the app with each message. The pickle carries a reference to the world that this process has built
-    (:mod:`fedsel_flwr.simulations.on_flower.ray_session`), which the actor then uses.
+    Flower pickles the app with each message. The pickle contains a reference to the world that this process has built
+    (:mod:`fedsel_flwr.simulations.on_flower.ray_session`), and the actor then uses this world.
 
     Args:
-        scenario_of: Returns the scenario from a node's context; must be picklable. The node's ``partition-id`` is the
-            number of its client.
+        scenario_of: Function that returns the scenario from a node's context. It must be picklable. The node's
+            ``partition-id`` is the number of its client.
         shared: The world that another process has put into Ray; None if there is none.
     """
 
@@ -101,8 +102,8 @@ class ScenarioApp(ClientApp):
         return self._apps[self._scenario_of(context).api](message, context)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Pickle the scenario and the reference to its world; the rest is built on unpickling."""
-        # Called by Flower for each message, in the server's process: here the world is put into Ray, the first time.
+        """Pickle the scenario and the reference to its world; unpickling builds the rest."""
+        # Flower calls this for each message in the server's process. The first call puts the world into Ray.
         return type(self), (self._scenario_of, self._shared or share_world())
 
 
@@ -111,7 +112,7 @@ def client_of(scenario: Scenario, context: Context) -> TorchClient:
 
     Args:
         scenario: The scenario.
-        context: The node's context; its ``partition-id`` is the number of the client.
+        context: The node's context. Its ``partition-id`` is the number of the client.
 
     Returns:
         The client.
@@ -127,27 +128,27 @@ def client_of(scenario: Scenario, context: Context) -> TorchClient:
 
 
 def assigned_device() -> str:
-    """Return the device of this process's clients: the GPU that Ray has assigned, else the CPU.
+    """Return the device for clients in this process: the GPU that Ray has assigned, or else the CPU.
 
     >>> assigned_device()
     'cpu'
     """
-    # Not imported: under Flower's deployment there is no Ray, and an actor of Ray has it loaded.
+    # Not imported, because deployments do not have Ray, and Ray's actors have already loaded it.
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return "cpu"
-    # Ray's answer, not torch's: torch sees every GPU of the machine, whatever Ray has assigned to this actor.
+    # Ask Ray, because torch sees every GPU of the machine, not only those that Ray has assigned to this actor.
     assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU")
     return "cuda" if assigned and torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager
 def log_message_only() -> Iterator[None]:
-    """Make Flower's log show an error of this package as its message, without traceback.
+    """Make Flower log errors of this package as their message, without a traceback.
 
-    The error is still raised, so that the run counts as failed. Flower would log it with its traceback, which buries
-    the message. The traceback goes to the log's debug level (``FLWR_LOG_LEVEL=DEBUG``). Any other exception is a bug
-    and keeps its traceback.
+    The error is still raised, so that the run counts as failed. Flower would log it with a traceback, which hides the
+    message. The traceback is logged at debug level (``FLWR_LOG_LEVEL=DEBUG``). Any other exception is a bug and keeps
+    its traceback.
 
     Raises:
         FedSelError: The error that the block raised.
@@ -173,7 +174,7 @@ class _MessageOnlyFilter(logging.Filter):
         self._error = error
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass; reduce that of the error to its message."""
+        """Let every record pass, and reduce the record of the error to its message."""
         if record.exc_info and record.exc_info[1] is self._error:
             record.msg, record.args, record.exc_info, record.exc_text = "%s", (str(self._error),), None, None
             logging.getLogger(FLOWER).removeFilter(self)
@@ -187,7 +188,7 @@ server_app = ServerApp()
 @server_app.main()
 @log_message_only()
 def main(grid: Grid, context: Context) -> None:
-    """Run the scenario over the connected nodes and write the run folder."""
+    """Run the scenario over the connected nodes, and write the run's folder."""
     scenario = scenario_of(context)
     result = drive(
         grid,
@@ -203,28 +204,28 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _folder(context: Context, scenario: Scenario) -> Path:
-    # Absolute: the log must name the place, whatever folder Flower runs the app in.
+    # An absolute path, so that the log names the place in whichever folder Flower runs the app.
     root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
     return create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
 
 
 def _write_interrupted(context: Context, scenario: Scenario, strategy: Any) -> None:
-    """Write the rounds and the last model of a run that an error ends."""
+    """Write the rounds and the last model of a run that ended with an error."""
     if not strategy.history.rounds:
         return
     try:
         path = write_interrupted_run(_folder(context, scenario), scenario, strategy.history, strategy.last_model)
     except (FedSelError, OSError) as failure:
-        log(logging.ERROR, "the rounds that were done cannot be written: %s", failure)
+        log(logging.ERROR, "the finished rounds cannot be written: %s", failure)
     else:
-        log(logging.INFO, "the rounds that were done, and the model after the last of them: %s", path)
+        log(logging.INFO, "the finished rounds, and the model after the last one: %s", path)
 
 
 def checkpoint_options(context: Context) -> dict[str, Any]:
     """Return the checkpoint options of a run config, as keyword arguments of :func:`drive`.
 
     Raises:
-        ParameterError: ``resume`` without ``checkpoint_dir``, or with another value than true, false or 'must'.
+        ParameterError: ``resume`` is set without ``checkpoint_dir``, or is not true, false or 'must'.
     """
     folder, resume = (context.run_config.get(key, "") for key in ("checkpoint_dir", "resume"))
     if resume not in ("", True, False, "must"):

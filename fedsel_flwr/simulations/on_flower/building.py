@@ -1,4 +1,4 @@
-"""Building a scenario's selection strategy: base, selector with its parameters, validation, availability."""
+"""Construction of a scenario's selection strategy: base, selector with its parameters, validation, availability."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def make_strategy(
 
     Args:
         world: The scenario's world.
-        on_round: Called with each finished round.
-        selector: A selector in place of the scenario's; None creates the scenario's.
+        on_round: Function called with each finished round.
+        selector: Selector of the strategy. If None, the scenario's selector is created.
         checkpointing: Options of the strategy's checkpoints.
-        should_stop: Ends the run after the round for which it returns True.
+        should_stop: Function that ends the run after the round for which it returns True.
 
     Returns:
-        The strategy, a ``SelectionStrategy`` of either API.
+        The strategy, a ``SelectionStrategy`` of the scenario's API.
 
     Raises:
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
@@ -56,7 +56,7 @@ def make_strategy(
         "base": api.make_base(world),
         "max_latency": scenario.wireless.max_latency_s,
         "min_available": scenario.num_clients,
-        # As long as for a round: on a busy machine a shorter wait would miss clients, and the run would not be
+        # The same limit as for a round. On a busy machine a shorter wait would miss clients, and the run would not be
         # reproducible.
         "roll_call_timeout": scenario.aggregation.round_timeout_s,
         "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, chosen["over_selection"]),
@@ -73,14 +73,14 @@ def make_strategy(
     if selector is not None:
         return package.SelectionStrategy(selector, **options)
     params = selector_params(scenario, world.num_examples())
-    # A paper's selector gets the paper's strategy, which sets averaging, filter and validation as the paper does.
+    # A paper's selector gets the paper's strategy, which sets averaging, filter and validation as in the paper.
     for name in package.__all__:
         paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
-            # "auto" concerns the selector's rewards; the strategy still needs the scenario's longest wait as a number.
+            # "auto" affects only the selector's rewards. The strategy still needs the scenario's maximum as a number.
             if params.get("max_latency") == AUTO:
                 options["longest_wait"] = options.pop("max_latency")
-            # PCZFL has a parameter of the same name and meaning: the longer warm-up holds.
+            # PCZFL has a parameter with the same name and meaning. The longer warm-up applies.
             own = params.get("warmup_rounds", 0)
             return paper(**params | options | {"warmup_rounds": max(own, chosen["warmup_rounds"])})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)
@@ -94,29 +94,30 @@ def resolve_strategy(
     checkpointing: Mapping[str, Any] | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Any:
-    """Return the caller's strategy, if it fits the scenario, or build the scenario's.
+    """Return the caller's strategy if it fits the scenario; without one, build the scenario's strategy.
 
     Args:
         world: The scenario's world.
-        strategy: The caller's strategy; None builds the scenario's (:func:`make_strategy`).
-        on_round: Called with each finished round; for the scenario's strategy only.
-        selector: A selector in place of the scenario's, for the scenario's strategy only.
-        checkpointing: Options of the checkpoints of the scenario's strategy.
-        should_stop: Ends the run after the round for which it returns True; for the scenario's strategy only.
+        strategy: The caller's strategy. If None, :func:`make_strategy` builds the scenario's.
+        on_round: Function called with each finished round; for the scenario's strategy only.
+        selector: Selector that replaces the scenario's; for the scenario's strategy only.
+        checkpointing: Options of the checkpoints; for the scenario's strategy only.
+        should_stop: Function that ends the run after the round for which it returns True; for the scenario's strategy
+            only.
 
     Returns:
         The strategy.
 
     Raises:
-        ParameterError: A strategy is given together with ``on_round``, ``selector`` or ``should_stop``, it is no
-            selection strategy of the scenario's API, or :func:`make_strategy` raises.
+        ParameterError: A strategy comes together with ``on_round``, ``selector`` or ``should_stop``, or it is not a
+            selection strategy of the scenario's API. Also raised for the reasons in :func:`make_strategy`.
     """
     if strategy is None:
         return make_strategy(world, on_round, selector, checkpointing, should_stop)
     for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
         if value is not None:
             raise ParameterError(
-                f"strategy and {name} cannot be given together. Give {name} to the strategy when you create it."
+                f"strategy and {name} cannot be combined. Pass {name} to the strategy when you create it."
             )
     name, api = world.scenario.api, APIS[world.scenario.api]
     if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
@@ -132,10 +133,10 @@ def make_availability(scenario: Scenario) -> Availability | None:
     """Build the availability of the clients.
 
     Args:
-        scenario: The scenario; its table ``availability`` decides.
+        scenario: The scenario, whose table ``availability`` is used.
 
     Returns:
-        Called with client id, round and simulated seconds; None if all clients are always available.
+        A function of client id, round and simulated seconds; None if all clients are always available.
 
     Raises:
         ParameterError: The trace cannot be read, or one of its rows is wrong.
@@ -154,12 +155,13 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
 
     Args:
         scenario: The scenario.
-        names: Names of selectors, each to run in place of the scenario's.
+        names: Names of selectors that replace the scenario's.
 
     Raises:
-        ParameterError: A selector is unknown, lacks a parameter, or has one out of range or not for every client.
+        ParameterError: A selector is unknown, or one of its parameters is missing, out of range, or does not have a
+            value for every client.
     """
-    # The data are not read yet: any sizes do for a check of the other parameters.
+    # The data are not read yet, but any sizes are sufficient to check the other parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     for name in names:
         params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
@@ -179,10 +181,10 @@ def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict
 
     Args:
         scenario: The scenario.
-        num_examples: Client -> its number of training examples; replaces "sizes" in a per-client parameter.
+        num_examples: Client -> its number of training examples. Replaces the value "sizes" of a per-client parameter.
 
     Returns:
-        Keyword arguments of the selector's class, which checks their range.
+        Keyword arguments of the selector's class, which checks their ranges.
 
     Raises:
         ParameterError: The selector is unknown.
@@ -196,17 +198,18 @@ def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict
 
 
 def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str, Any]:
-    """Return the parameters of a selector that follow from the scenario.
+    """Return the parameters of a selector that the scenario determines.
+
+    These are ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and ``trained_examples``.
+    The last one is local steps times batch size, or None for whole passes.
 
     Args:
         scenario: The scenario.
-        make: A selector's class, or a callable that creates one.
+        make: A selector's class, or a callable that creates a selector.
 
     Returns:
-        Those of ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and
-        ``trained_examples`` (local steps times batch size; None for whole passes) that ``make`` takes and that
-        ``functools.partial`` has not fixed. ``clients_per_round`` is left out if its default is None, which means that
-        the algorithm decides.
+        The parameters that ``make`` accepts and that ``functools.partial`` has not fixed. ``clients_per_round`` is left
+        out if its default is None, because then the algorithm decides.
     """
     steps = scenario.training.local_steps
     own = {

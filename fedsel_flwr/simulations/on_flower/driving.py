@@ -1,4 +1,4 @@
-"""Running a scenario over a Flower grid: wait for the nodes, build the strategy, run the rounds."""
+"""Execution of a scenario over a Flower grid: wait for the nodes, build the strategy, run the rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
 SETTLED_S = 3.0
-"""Seconds without change after which the number of connected nodes is taken as final."""
+"""Seconds without change after which the number of connected nodes counts as final."""
 
 
 def drive(
@@ -40,22 +40,22 @@ def drive(
 ) -> RunResult:
     """Run the scenario's rounds with its strategy over the nodes of a grid.
 
-    The nodes are counted first: a wrong number of them ends the run before the data are read.
+    The nodes are counted first, so that a wrong number of nodes ends the run before the data are read.
 
     Args:
         grid: Flower's connection to the nodes.
         scenario: The scenario.
-        on_round: Called with each finished round.
-        on_error: Called with the strategy when an error ends its rounds.
-        checkpoint_dir: Folder of the run's checkpoints; None writes none.
-        resume: Whether to resume from them, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        on_round: Function called with each finished round.
+        on_error: Function called with the strategy if an error ends its rounds.
+        checkpoint_dir: Folder of the run's checkpoints. If None, no checkpoints are written.
+        resume: Whether to resume from the checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
         History and final model.
 
     Raises:
-        RunError: The number of nodes is not that of the scenario's clients (the message has the right command), or
-            the checkpoints cannot be resumed from.
+        RunError: The number of nodes differs from the scenario's number of clients; the message has the right command.
+            Also raised if the run cannot be resumed from the checkpoints.
         ParameterError: The data or a parameter cannot be used.
     """
     keeping = CheckpointPlan.of(scenario, None, checkpoint_dir, None, 3, resume)
@@ -66,7 +66,7 @@ def drive(
     keeping.attach(strategy, world, prints)
     try:
         return replace(run_rounds(grid, world, strategy), fingerprints=prints)
-    # BaseException: Ctrl-C too leaves finished rounds, which are worth writing.
+    # BaseException, because after Ctrl-C the finished rounds are written too.
     except BaseException:
         if on_error is not None:
             on_error(strategy)
@@ -74,7 +74,7 @@ def drive(
 
 
 def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
-    """Run a scenario's rounds with a strategy over the nodes of a grid, all of which are connected.
+    """Run a scenario's rounds with a strategy over the nodes of a grid; all nodes must be connected.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -98,9 +98,9 @@ def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:
         scenario: The scenario.
 
     Raises:
-        RunError: More or fewer are connected; the message has the right command.
+        RunError: More or fewer nodes are connected. The message has the right command.
     """
-    # Virtual nodes register one after another: the count is wrong while it grows, and final when it rests.
+    # Virtual nodes register one after another, so the count is final only when it no longer grows.
     deadline = time.monotonic() + scenario.aggregation.options()["wait_timeout"]
     seen, since = -1, time.monotonic()
     while (count := len(list(grid.get_node_ids()))) != scenario.num_clients:
@@ -111,13 +111,13 @@ def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:
             raise RunError(
                 f"scenario {scenario.name!r} has {scenario.num_clients} clients, but {count} SuperNodes are connected. "
                 f"Use:\n\n    {flwr_run_command(scenario.num_clients)}\n\n"
-                f'or another size of the scenario: --run-config "num_clients={count} clients_per_round=1"'
+                f'or change the size of the scenario: --run-config "num_clients={count} clients_per_round=1"'
             )
         time.sleep(0.2)
 
 
 def flwr_run_command(num_clients: int) -> str:
-    """Return the ``flwr run`` command that starts as many virtual nodes as a scenario has clients.
+    """Return the ``flwr run`` command that starts one virtual node per client of a scenario.
 
     >>> flwr_run_command(200).split(" --")[1:2]
     ['stream']

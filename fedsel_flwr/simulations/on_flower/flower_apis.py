@@ -1,4 +1,4 @@
-"""Flower's two APIs as a scenario uses them: the base strategy, the rounds, the clients as an app."""
+"""Flower's two APIs, as a scenario uses them: the base strategy, the rounds, and the clients as an app."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ BASE_CLASSES = {
     "fedyogi": "FedYogi",
     "fedavgm": "FedAvgM",
 }
-"""The scenario's name of a base -> its class in ``flwr.server.strategy`` and in ``flwr.serverapp.strategy``."""
+"""Base in a scenario -> name of its class in ``flwr.server.strategy`` and in ``flwr.serverapp.strategy``."""
 
 
 class LegacyApi:
     """Legacy API: the base holds the initial model and evaluates on the test set.
 
     Attributes:
-        package: Name of the package with its selection strategies.
-        strategy_type: The base class of its strategies.
+        package: Name of the package with the selection strategies of this API.
+        strategy_type: Base class of the strategies of this API.
     """
 
     package: ClassVar[str] = "fedsel_flwr.strategies"
@@ -50,7 +50,8 @@ class LegacyApi:
             The base.
         """
 
-        # The test set measures; no selector sees it. FedAvg calls this after each round and before the first.
+        # Measures the model on the test set, which no selector sees. FedAvg calls this after each round and before the
+        # first.
         def evaluate_fn(round: int, arrays: NDArrays, config: dict[str, Scalar]) -> tuple[float, dict[str, Scalar]]:
             loss, accuracy = world.test(arrays)
             return loss, {"accuracy": accuracy}
@@ -64,14 +65,14 @@ class LegacyApi:
             initial_parameters=ndarrays_to_parameters(list(world.initial_arrays())),
             evaluate_fn=evaluate_fn,
             on_fit_config_fn=fit_config,
-            # Without a function Flower warns in every run that metrics are not aggregated.
+            # Without a function, Flower warns in every run that metrics are not aggregated.
             fit_metrics_aggregation_fn=lambda metrics: {},
             **base_parameters(world.scenario),
         )
         return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
-        """Run the scenario's rounds, or those that follow the strategy's checkpoint.
+        """Run the scenario's rounds, or only the rounds after the strategy's checkpoint.
 
         Args:
             grid: Flower's connection to the nodes.
@@ -83,7 +84,7 @@ class LegacyApi:
         """
         scenario = world.scenario
         server = make_server(strategy, scenario.num_clients)
-        # Flower's legacy server counts from 1 in every process: a resumed run asks it for the remaining rounds only.
+        # Flower's legacy server counts from 1 in every process, so a resumed run asks it only for the remaining rounds.
         done = 0 if strategy.resumed is None else strategy.resumed.round
         config = ServerConfig(num_rounds=scenario.rounds - done, round_timeout=scenario.aggregation.round_timeout_s)
         start_grid(grid=grid, server=server, config=config)
@@ -93,7 +94,7 @@ class LegacyApi:
         """Make the ClientApp of the simulated clients.
 
         Args:
-            client_of: Returns the client of a node.
+            client_of: Function that returns the client of a node.
 
         Returns:
             The app.
@@ -106,23 +107,23 @@ class LegacyApi:
 
 
 class MessageApi:
-    """Message API: its bases do not evaluate on the server, so that :meth:`run` hands the test set to Flower.
+    """Message API: its bases do not evaluate on the server, so :meth:`run` passes the evaluation to Flower.
 
-    It has the attributes and methods of :class:`LegacyApi`.
+    This class has the same attributes and methods as :class:`LegacyApi`.
     """
 
     package: ClassVar[str] = "fedsel_flwr.strategies.message"
     strategy_type: ClassVar[type] = message_strategies.Strategy
 
     def make_base(self, world: World) -> message_strategies.Strategy:
-        """As :meth:`LegacyApi.make_base`."""
+        """Make the scenario's base strategy, see :meth:`LegacyApi.make_base`."""
         base: message_strategies.Strategy = getattr(message_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
             fraction_evaluate=0.0, min_available_nodes=world.scenario.num_clients, **base_parameters(world.scenario)
         )
         return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
-        """As :meth:`LegacyApi.run`."""
+        """Run the scenario's rounds, see :meth:`LegacyApi.run`."""
         scenario, initial = world.scenario, ArrayRecord(list(world.initial_arrays()))
 
         def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -141,15 +142,15 @@ class MessageApi:
         return final.to_numpy_ndarrays()
 
     def make_client_app(self, client_of: Callable[[Context], TorchClient]) -> ClientApp:
-        """As :meth:`LegacyApi.make_client_app`."""
+        """Make the ClientApp of the simulated clients, see :meth:`LegacyApi.make_client_app`."""
         return make_message_app(client_of)
 
 
 def base_parameters(scenario: Scenario) -> dict[str, Any]:
-    """Return the parameters that only the scenario's base has.
+    """Return the parameters that are special to the scenario's base.
 
     Args:
-        scenario: The scenario; its table ``aggregation`` names the base.
+        scenario: The scenario, whose table ``aggregation`` names the base.
 
     Returns:
         Keyword arguments, the same in both APIs.
@@ -168,8 +169,8 @@ def make_server(strategy: legacy_strategies.Strategy, max_workers: int) -> Serve
 
     Args:
         strategy: The strategy.
-        max_workers: Number of clients that may be asked at the same time, a thread each, so that none waits for
-            another. Threads are started as they are needed.
+        max_workers: Number of clients that may be asked at the same time. Each uses a thread, so that no client waits
+            for another. Threads are started when they are needed.
 
     Returns:
         The server.
@@ -185,4 +186,4 @@ def server_arrays(server: Server) -> Arrays:
 
 
 APIS: Final[dict[str, LegacyApi | MessageApi]] = {"legacy": LegacyApi(), "message": MessageApi()}
-"""The scenario's name of an API -> the API."""
+"""Name of an API in a scenario -> the API."""

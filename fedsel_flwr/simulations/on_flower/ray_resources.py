@@ -1,7 +1,6 @@
 """Resources of a run on Ray: cores and GPUs of Ray and of each client, and the cluster to join.
 
-Everything is checked before Ray starts: an address without a server, a GPU that is not there, or a client that fits
-nowhere.
+Checks before Ray starts find an address without a server, a missing GPU, and a client that no machine has room for.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError, RunError
 
 VARIABLE = "RAY_ADDRESS"
-"""Ray's own variable: HOST:PORT of the head, or "auto" for the cluster that this machine is part of."""
+"""Environment variable of Ray: HOST:PORT of the head, or "auto" for the cluster that this machine belongs to."""
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds within which the head of a cluster takes a connection."""
+"""Seconds within which the head of a cluster must accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,12 @@ class RayResources:
     """Resources of Ray and of each client.
 
     Args:
-        num_cpus: Cores that Ray gets; None: all cores of this machine. At most ``num_cpus / client_cpus`` clients train
-            at the same time.
-        num_gpus: GPUs that Ray gets; None: all, if ``client_gpus`` asks for any.
-        client_cpus: Cores that a client takes, above 0; with half a core two clients share one.
-        client_gpus: GPUs that a client takes; None: an equal share of ``num_gpus``, none if that is None or 0.
-        ray_address: HOST:PORT of a cluster's head, "auto" or "local"; None takes the environment variable RAY_ADDRESS.
+        num_cpus: Cores for Ray. If None, all cores of this machine. At most ``num_cpus / client_cpus`` clients train at
+            the same time.
+        num_gpus: GPUs for Ray. If None, all GPUs, provided that ``client_gpus`` is above 0.
+        client_cpus: Cores per client, above 0. With half a core, two clients share one.
+        client_gpus: GPUs per client. If None, an equal share of ``num_gpus``, or none if that is None or 0.
+        ray_address: HOST:PORT of a cluster's head, "auto" or "local". If None, the environment variable RAY_ADDRESS.
 
     Raises:
         ParameterError: A number is out of range.
@@ -50,7 +49,7 @@ class RayResources:
         if not isinstance(self.ray_address, str | None):
             raise ParameterError(f"ray_address must be HOST:PORT, auto or local, got {self.ray_address!r:.80}")
         real("client_cpus", self.client_cpus, above=0.0)
-        # Ray's own rule: a share above one GPU must be a whole number.
+        # Ray requires that a share above one GPU is a whole number.
         share = 0.0 if self.client_gpus is None else real("client_gpus", self.client_gpus, at_least=0.0)
         if share > 1 and share % 1:
             raise ParameterError(f"client_gpus must be whole, or a fraction of one GPU, got {self.client_gpus}")
@@ -62,30 +61,30 @@ class RayResources:
 
     @property
     def source(self) -> str:
-        """Name of the variable or argument that gave the cluster's address."""
+        """Name of the variable or argument that contains the cluster's address."""
         return VARIABLE if self.ray_address is None else "ray_address"
 
     @property
     def cpus(self) -> int:
-        """Cores that Ray gets on this machine."""
+        """Number of cores for Ray on this machine."""
         return self.num_cpus or os.cpu_count() or 1
 
     @property
     def non_default(self) -> list[str]:
-        """Names of the arguments that differ from their defaults; only Ray can follow them."""
+        """Names of the arguments that differ from their defaults. Only Ray uses these arguments."""
         return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
 
     def gpus(self) -> int:
-        """Return the number of GPUs that Ray gets on this machine."""
-        # torch, and with it CUDA, is only asked if a client wants a GPU.
+        """Return the number of GPUs for Ray on this machine."""
+        # torch, which initialises CUDA, is called only if a client needs a GPU.
         if self.num_gpus is not None:
             return self.num_gpus
         return visible_gpus() if self.client_gpus else 0
 
     def gpus_per_client(self) -> float:
-        """Return the GPUs that a client takes: those asked for, or an equal share of Ray's.
+        """Return the GPUs per client: ``client_gpus``, or an equal share of Ray's GPUs.
 
-        A share below one GPU is 1/n, as a client's share must lie on one GPU.
+        A share below one GPU is 1/n, because a client's share must be on one GPU.
 
         >>> [RayResources(num_cpus=cores, num_gpus=4).gpus_per_client() for cores in (6, 2)]
         [0.5, 2.0]
@@ -97,14 +96,14 @@ class RayResources:
         clients = max(1, int(self.cpus / self.client_cpus))
         if self.num_gpus >= clients:
             return float(self.num_gpus // clients)
-        # Rounded down to ten-thousandths, in which Ray counts: rounded up, the last of n clients would find no room.
+        # Rounded down to ten-thousandths, Ray's unit. If rounded up, the last of n clients would find no room.
         return math.floor(10_000 / math.ceil(clients / self.num_gpus)) / 10_000
 
     def client_resources(self) -> dict[str, float]:
-        """Return the resources and options that Flower passes on to each of Ray's actors."""
-        # Guard, max_restarts: Flower puts an actor that died back into its pool, which would hand it messages for ever.
-        # Guard, max_task_retries: an actor that restarts refuses messages meanwhile. With one retry Ray holds the
-        # message back until the actor has started.
+        """Return the resources and options that Flower passes to each of Ray's actors."""
+        # max_restarts: Flower puts a dead actor back into its pool and sends it messages, so the actor must restart.
+        # max_task_retries: an actor refuses messages while it restarts. With one retry, Ray holds the message back
+        # until the actor has started.
         share = self.gpus_per_client()
         return {"num_cpus": self.client_cpus, "num_gpus": share, "max_restarts": -1, "max_task_retries": 1}
 
@@ -112,18 +111,18 @@ class RayResources:
         """Refuse resources that do not exist, before Ray starts.
 
         Raises:
-            ParameterError: More GPUs than there are, a client larger than Ray, or a number together with a cluster's
-                address.
-            RunError: There is no Ray at the address.
+            ParameterError: More GPUs are asked for than exist, a client needs more than Ray has, or a number is set
+                together with a cluster's address.
+            RunError: No Ray answers at the address.
         """
         if self.address is not None:
             for name in ("num_cpus", "num_gpus"):
                 if (value := getattr(self, name)) is not None:
                     raise ParameterError(
-                        f"{name} = {value} is given, but the cluster at {self.source} = {self.address!r} has what it "
-                        f"was started with. Leave {name} out, or unset {self.source}."
+                        f"{name} = {value} has no effect on the cluster at {self.source} = {self.address!r}, which "
+                        f"keeps the resources it was started with. Leave {name} out, or unset {self.source}."
                     )
-            # Guard: Ray itself tries to connect for minutes, and then ends the process.
+            # Checked here, because Ray tries to connect for minutes, and then ends the process.
             try:
                 try_connect(self.address)
             except (OSError, OverflowError) as error:
@@ -141,32 +140,32 @@ class RayResources:
                 )
         if not (fit := actors_that_fit(self.cpus, self.gpus(), self)):
             raise ParameterError(
-                f"no client fits: Ray gets {self.cpus} cores and {self.gpus()} GPUs, a client takes "
+                f"no client fits: Ray gets {self.cpus} cores and {self.gpus()} GPUs, but a client takes "
                 f"{self.client_cpus:g} and {self.gpus_per_client():g}. Give Ray more or a client less."
             )
         if fit < flower_actor_count(self.cpus, self.gpus(), self):
-            # Guard: Flower counts a GPU's rest as room for an actor, starts too many, and waits for ever for the last.
+            # Flower counts the rest of a GPU as room for an actor. It then starts too many actors, and waits endlessly.
             share = 1 / math.ceil(1 / self.gpus_per_client())
             raise ParameterError(
-                f"client_gpus = {self.client_gpus} leaves a rest on each GPU, and Flower would wait for clients that "
-                f"find no room. Give 1/n, such as {share:.4g}."
+                f"client_gpus = {self.client_gpus} leaves a remainder on each GPU, and Flower would wait for clients "
+                f"that do not fit. Use 1/n, such as {share:.4g}."
             )
 
     def check_nodes(self, nodes: list[dict[str, float]]) -> None:
         """Refuse a cluster without room for a client.
 
         Args:
-            nodes: The machines' resources, as Ray names them.
+            nodes: Resources of the machines, by Ray's names.
 
         Raises:
-            RunError: No machine has room.
+            RunError: No machine has room for a client.
         """
         rooms = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in nodes]
         if not any(actors_that_fit(cpus, gpus, self) for cpus, gpus in rooms):
             raise RunError(
                 f"no client fits on any machine of the cluster: a client takes {self.client_cpus:g} cores and "
-                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Make client_cpus or "
-                "client_gpus less."
+                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Lower client_cpus or "
+                "client_gpus."
             )
 
 
@@ -181,14 +180,14 @@ def visible_gpus() -> int:
 
 
 def flower_actor_count(cpus: int, gpus: int, resources: RayResources) -> int:
-    """Return the number of actors that Flower starts on a machine, as Flower computes it."""
+    """Return the number of actors that Flower starts on a machine, by Flower's formula."""
     share = resources.gpus_per_client()
     count = int(cpus / resources.client_cpus)
     return min(count, int(gpus / share)) if share else count
 
 
 def actors_that_fit(cpus: int, gpus: int, resources: RayResources) -> int:
-    """Return the number of actors that Ray finds room for on a machine, each with its share on one GPU."""
+    """Return the number of actors that fit on a machine in Ray, each with its share of a single GPU."""
     share = resources.gpus_per_client()
     count = int(cpus / resources.client_cpus)
     if not share:
@@ -197,10 +196,10 @@ def actors_that_fit(cpus: int, gpus: int, resources: RayResources) -> int:
 
 
 def start_hint(source: str) -> str:
-    """Return the advice for a missing cluster, a sentence without its full stop.
+    """Return the advice for a missing cluster, as a sentence without a full stop.
 
     Args:
-        source: Name of the variable or argument that gave the address.
+        source: Name of the variable or argument that contains the address.
     """
     return f"Start one with 'ray start --head' and set {source} to what it prints, or leave {source} unset"
 
@@ -209,10 +208,10 @@ def cluster_address(given: str | None = None) -> str | None:
     """Return the address of the cluster to join.
 
     Args:
-        given: An address; None takes RAY_ADDRESS.
+        given: An address. If None, the environment variable RAY_ADDRESS.
 
     Returns:
-        The address; None if Ray is to be started on this machine.
+        The address; None if Ray should start on this machine.
 
     Raises:
         ParameterError: The address is not HOST:PORT.
@@ -232,7 +231,7 @@ def cluster_address(given: str | None = None) -> str | None:
 
 
 def try_connect(address: str) -> None:
-    """Open a connection and close it; raise :class:`OSError` if no server listens; "auto" is Ray's to find."""
+    """Try a connection, and raise :class:`OSError` if no server listens. "auto" is skipped, because Ray resolves it."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -246,7 +245,7 @@ def check_device(device: str) -> None:
         return
     import torch
 
-    # Tried out: torch has no function that tells, and raises exceptions of many kinds, with messages of several lines.
+    # Tried out, because torch has no function for this check. It raises exceptions of many kinds, with long messages.
     try:
         torch.empty(1, device=device)
     except Exception as error:

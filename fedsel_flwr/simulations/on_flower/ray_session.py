@@ -1,10 +1,11 @@
-"""Ray for one run: started on this machine or joined, watched while it runs, and shared memory for the world.
+"""Ray session of a run: start or join Ray, watch it, and share the world through its object store.
 
-If Ray dies, its client library ends this process, at once or after a minute, without a word on the run. The session
-ends it before that, with one line that says what is left.
+If Ray dies, its client library ends this process at once or after a minute, without any message about the run. The
+session ends the process before that, with one line that names the rounds and files that are left.
 
-Reading data, drawing partitions and importing what does both takes an actor longer than its first round of training.
-The server therefore puts its world into Ray's object store, once per machine, and actors read the arrays in place.
+An actor needs more time to read data, draw partitions and import the libraries for this than for its first round of
+training. Therefore the server puts its world into Ray's object store, once per machine, and actors read the arrays in
+place.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from fedsel_flwr.simulations.shutdown import end_process
 from fedsel_flwr.simulations.worlds.world import WORLD_CACHE
 
 JOIN_LIMIT_S = 60.0
-"""Longest wait for a cluster, seconds: Ray itself waits for ever for a server that is not the head of Ray."""
+"""Longest wait for a cluster, in seconds. Ray would wait endlessly for a server that is not the head of a cluster."""
 PERIOD_S = 0.3
-"""Seconds between two looks at Ray."""
+"""Seconds between two checks of Ray."""
 UNREACHABLE_S = 5.0
-"""Seconds for which the head of a cluster may be unreachable."""
+"""Longest time for which the head of a cluster may be unreachable, in seconds."""
 RAY_SERVERS = ("raylet", "gcs_server")
-"""The processes on which all others of Ray depend."""
+"""Processes that all other processes of Ray depend on."""
 EXIT_DEAD = 2
-"""The exit status after Ray's death."""
+"""Exit status if Ray dies."""
 logger = logging.getLogger("fedsel_flwr")
 _SHARING = threading.Lock()
 """Held while the world is put into Ray."""
 
 
 class RaySession:
-    """Ray for one run.
+    """Ray session of one run.
 
-    A connection that the caller has already opened is used as it is, and not watched.
+    If the caller has already opened a connection, the session uses it as it is, and does not watch it.
 
     Args:
         resources: The resources of Ray, or the cluster to join.
-        quiet: Show nothing while Ray starts.
+        quiet: Whether to show nothing while Ray starts.
     """
 
     def __init__(self, resources: RayResources, quiet: bool = False) -> None:
@@ -66,20 +67,20 @@ class RaySession:
         """Start or join Ray, and close the connection at the end; a joined cluster keeps running.
 
         Args:
-            what_is_left: Returns the end of the sentence that is printed if Ray dies.
+            what_is_left: Function that returns the end of the sentence that is printed if Ray dies.
 
         Raises:
-            RunError: Ray cannot be started or refuses the connection, or no client finds room.
+            RunError: Ray cannot be started or refuses the connection, or no machine has room for a client.
         """
         ray = _ray()
-        # Guard: Flower ends an actor by a call in which it dies. With max_task_retries Ray would retry that call, and
-        # report at the end that an actor died.
+        # Flower ends an actor with a call in which the actor dies. With max_task_retries, Ray would retry that call,
+        # and report at the end that an actor died.
         disable_actor_retries()
         if ray.is_initialized():
             yield
             return
         try:
-            # Shows nothing outside a terminal.
+            # The status shows nothing outside a terminal.
             with contextlib.nullcontext() if self._quiet else Console(stderr=True).status("Starting Ray"):
                 self._start(ray, what_is_left)
             if self.resources.address is not None:
@@ -88,11 +89,11 @@ class RaySession:
         finally:
             if ray.is_initialized():
                 ray.shutdown()
-            # Not before: the thread that this ends would take Ray's servers with it.
+            # Set last, because it ends the session's thread, and Ray's servers end with that thread.
             self._over.set()
 
     def _start(self, ray: Any, what_is_left: Callable[[], str]) -> None:
-        """Start Ray, or join a cluster; raise :class:`RunError` with Ray's message in one line."""
+        """Start Ray or join a cluster; a failure raises :class:`RunError` with Ray's message in one line."""
         joins, started = self.resources.address is not None, Future[None]()
         handler = signal.getsignal(signal.SIGTERM)
         threading.Thread(
@@ -107,16 +108,16 @@ class RaySession:
                 raise RunError(f"Ray cannot be started on this machine: {message}") from error
             source, address = self.resources.source, self.resources.address
             raise RunError(f"{source} = {address!r}: {message}. {start_hint(source)}") from error
-        # Ray's C++ has replaced what the system calls.
+        # Ray's C++ code has replaced the system's handler, so it is set again.
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
     def _attend(self, ray: Any, started: Future[None], what_is_left: Callable[[], str]) -> None:
         """Start Ray, and end this process if Ray dies before the session is over.
 
-        In a thread, which the session can leave behind: joining a server that is no Ray does not end. From the main
-        thread Ray would also replace the handler of SIGTERM. Linux ends Ray's servers with the thread that started
-        them, so this one lives as long as they do.
+        This runs in a thread for two reasons. An attempt to join a server that is not Ray never ends, and the session
+        can abandon a thread. In the main thread, Ray would also replace the handler of SIGTERM. Linux ends Ray's
+        servers with the thread that started them, so this thread runs until the session is over.
         """
         try:
             _init(ray, self.resources)
@@ -124,30 +125,30 @@ class RaySession:
             started.set_exception(error)
             return
         if self._over.is_set():
-            # Ctrl-C while Ray started: a Ray that loses its servers would end this process.
+            # Ctrl-C came while Ray was starting. If Ray lost its servers now, it would end this process.
             ray.shutdown()
             return
         why_dead = _servers_ended() if self.resources.address is None else _head_gone(ray, self.resources.address)
         started.set_result(None)
         while not self._over.wait(PERIOD_S):
-            # The rounds may have ended since the look: then Flower itself has shut Ray down.
+            # The rounds may have ended since the check. Then Flower has shut Ray down.
             if (cause := why_dead()) and ray.is_initialized():
                 break
         else:
             return
-        # Not an exception: Flower may hang in a call of Ray that never returns, where none would reach it.
-        said = f"fedsel: error: Ray died ({cause}; was it killed, or memory short?)"
+        # Not an exception, because Flower may hang in a call of Ray that never returns, and would not receive it.
+        said = f"fedsel: error: Ray died ({cause}; was it killed, or did memory run out?)"
         end_process(lambda: said + what_is_left(), EXIT_DEAD)
 
 
 def _servers_ended() -> Callable[[], str]:
-    """Return a function that says which of the servers that Ray has started here have ended; empty if none has."""
+    """Return a function that names the servers of Ray on this machine that have ended; empty if all still run."""
     servers = {child: child.name() for child in psutil.Process().children() if child.name() in RAY_SERVERS}
     return lambda: " and ".join(name + " ended" for process, name in servers.items() if not _alive(process))
 
 
 def _head_gone(ray: Any, address: str) -> Callable[[], str]:
-    """Return a function that says why the head of a cluster counts as gone; empty if it does not."""
+    """Return a function that says why the head of a cluster counts as gone; empty if it is reachable."""
     head = ray.get_runtime_context().gcs_address if address == "auto" else address
     since = time.monotonic()
 
@@ -166,7 +167,7 @@ def _head_gone(ray: Any, address: str) -> Callable[[], str]:
 
 
 def _alive(process: psutil.Process) -> bool:
-    # This process is the parent and never waits for Ray's processes: a dead one stays a zombie.
+    # This process is the parent of Ray's processes but never waits for them, so a dead process stays a zombie.
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -175,11 +176,11 @@ def _alive(process: psutil.Process) -> bool:
 def _init(ray: Any, resources: RayResources) -> None:
     """Call ``ray.init``."""
     address = resources.address
-    # The workers must find the user's modules, as under Flower's own start of Ray. A Ray that we start inherits the
-    # variable, so that the workers that it starts beforehand can be used. A cluster has other processes and needs a
+    # The workers must find the user's modules, as they do if Flower starts Ray. A Ray started here inherits the
+    # variable, so that workers that it starts in advance can be used. A cluster has other processes, and needs a
     # runtime environment.
     path = os.pathsep.join(filter(None, (*sys.path, os.environ.get("PYTHONPATH"))))
-    # Guard: without this Ray warns on standard error about the visible devices of actors without a GPU.
+    # Without this, Ray warns on standard error about the visible devices of actors without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is not None:
@@ -188,12 +189,12 @@ def _init(ray: Any, resources: RayResources) -> None:
     if resources.num_gpus is not None or resources.client_gpus:
         options["num_gpus"] = resources.gpus()
     with _environment("PYTHONPATH", path):
-        # Guard: without "local" Ray joins a cluster that runs on this machine, and then refuses a number of cores.
+        # Without "local", Ray joins a cluster that runs on this machine, and then refuses a number of cores.
         ray.init(address="local", num_cpus=resources.cpus, include_dashboard=False, **options)
 
 
 def _ray() -> Any:
-    # Ray's import takes a second, and the vectorized engine never needs it.
+    # Imported here, because the import takes a second, and the vectorized engine never needs Ray.
     import ray
 
     return ray
@@ -230,14 +231,14 @@ def share_world() -> SharedWorld | None:
     """Put the world that this process has built into Ray's object store, for its actors, once per connection.
 
     Returns:
-        The world there; None if no world was built, Ray is not connected, or the world cannot be pickled. Actors then
-        build their own.
+        The shared world. None if no world was built, Ray is not connected, or the world cannot be pickled; actors then
+        build the world themselves.
     """
-    # Not imported: an app is pickled in processes without Ray too, and a Ray that is connected is loaded.
+    # Not imported, because apps are pickled in processes without Ray too, and a connected Ray is already loaded.
     ray = sys.modules.get("ray")
     if WORLD_CACHE.latest is None or ray is None or not ray.is_initialized():
         return None
-    # The job is part of the key: after a new start of Ray the old reference is worthless.
+    # The job is part of the key, because an old reference is useless after Ray has started again.
     context = ray.get_runtime_context()
     # Flower pickles the messages of a round in several threads.
     with _SHARING:
@@ -247,16 +248,16 @@ def share_world() -> SharedWorld | None:
 @lru_cache(maxsize=1)
 def _put_world(scenario: str, node: str, job: str) -> SharedWorld | None:
     """Put the cached world of a scenario into Ray; None if it cannot be pickled."""
-    # The user's own data or model may hold what cannot be pickled: then the actors build the world from the scenario.
+    # If the user's data or model cannot be pickled, the actors build the world from the scenario.
     try:
         return SharedWorld(scenario, sys.modules["ray"].put(WORLD_CACHE.get(scenario).for_clients()))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
-        logger.warning("each actor builds the data by itself, as they cannot be pickled: %s", error)
+        logger.warning("each actor builds its own copy of the data, which cannot be pickled: %s", error)
         return None
 
 
 def receive_world(shared: SharedWorld) -> None:
-    """Put a world that another process has built into this process's cache, unless it is there."""
+    """Put a world that another process has built into this process's cache, unless the cache already has it."""
     if WORLD_CACHE.latest is None or WORLD_CACHE.latest[0] != shared.scenario:
         import ray
 

@@ -17,31 +17,40 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError
 
 MODELS = ("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")
-"""The names that :func:`build_model` knows."""
+"""Names of the models that :func:`build_model` can build."""
 REGRESSORS = ("linear",)
-"""The models that predict a number; the others classify."""
+"""Models that predict a number. All other models classify."""
 SMALLEST_IMAGES = {"cnn": 4, "cnn5": 4, "cnn3": 18, "vgg11": 32}
-"""The models that read images -> the least height and width, pixels."""
+"""Models that read images -> the smallest height and width, in pixels."""
 
 
 def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: int) -> nn.Module:
     """Build a model with parameters drawn from the seed.
 
+    The models:
+
+    * "logistic": multinomial logistic regression.
+    * "mlp": two hidden layers of 64 and 30 rectified units.
+    * "cnn": two 3x3 convolutions of 16 and 32 channels, each with rectifier and 2x2 max-pooling. Then a dropout of one
+      quarter and a dense layer.
+    * "cnn5": two padded 5x5 convolutions of 16 and 32 channels, each with rectifier and 2x2 max-pooling. Then a dense
+      layer.
+    * "cnn3": three 3x3 convolutions of 32, 64 and 64 channels, with pooling between them. Then a dense layer of 64
+      rectified units, and the last layer. GPFL uses this model on CIFAR-10.
+    * "vgg11": see :func:`vgg11`.
+    * "linear": a linear map to one number, for a regression.
+
     Args:
-        name: "logistic": multinomial logistic regression; "mlp": two hidden layers of 64 and 30 rectified units;
-            "cnn": two 3x3 convolutions of 16 and 32 channels, each with rectifier and 2x2 max-pooling, a dropout of
-            one quarter and a dense layer; "cnn5": two padded 5x5 convolutions of 16 and 32 channels, each with
-            rectifier and 2x2 max-pooling, and a dense layer; "cnn3": three 3x3 convolutions of 32, 64 and 64 channels,
-            pooled between, and a dense layer of 64 rectified units before the last (GPFL's on CIFAR-10); "vgg11":
-            see :func:`vgg11`; "linear": a linear map to one number, for a regression.
-        input_shape: The shape of one example (channels, height, width); for "cnn" and "cnn5" at least 4x4 pixels, for
-            "cnn3" 18x18, for "vgg11" at least 32x32; any other model also takes (features,).
+        name: Name of the model.
+        input_shape: The shape of one example (channels, height, width). The smallest image has 4x4 pixels for "cnn" and
+            "cnn5", 18x18 for "cnn3", and 32x32 for "vgg11". All other models also accept the shape (features,).
         num_classes: The number of classes, at least 2; ignored by "linear".
-        seed: Draws the initial parameters, from torch's default distributions except for "vgg11". Global random states
-            are unchanged.
+        seed: Seed that draws the initial parameters, from torch's default distributions except for "vgg11". Global
+            random states are unchanged.
 
     Returns:
-        A model from inputs of shape (n, ...) to logits of shape (n, num_classes); "linear": to numbers, shape (n, 1).
+        A model from inputs of shape (n, ...) to logits of shape (n, num_classes). The model "linear" returns numbers of
+        shape (n, 1).
 
     Raises:
         ParameterError: The model cannot read the shape, or there are fewer than two classes.
@@ -63,7 +72,7 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
             return vgg11(input_shape, num_classes)
         channels, *sides = input_shape
         if name == "cnn3":
-            # Each convolution without padding takes 2 pixels, each pooling halves: 4x4 remain of 32x32.
+            # Each convolution without padding removes 2 pixels, and each pooling halves. 32x32 pixels become 4x4.
             left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]
             features = [*_pooled(channels, 32, 3), *_pooled(32, 64, 3), nn.Conv2d(64, 64, kernel_size=3), nn.ReLU()]
             return nn.Sequential(*features, nn.Flatten(), *_dense(64 * math.prod(left), 64, num_classes))
@@ -76,27 +85,32 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
 @contextlib.contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
     """Seed torch's random state within the block, and restore it afterwards."""
-    # No devices: models are built on the CPU, and saving the state of every GPU would initialise CUDA.
+    # No devices, because models are built on the CPU, and saving the state of every GPU would initialise CUDA.
     with torch.random.fork_rng(devices=[]):
-        # Through SeedSequence, as for the package's other random streams: neighbouring seeds become unrelated ones.
+        # Through SeedSequence, as for all random streams of the package, so that neighbouring seeds become unrelated.
         torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
         yield
 
 
 def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.Module:
-    """VGG-11 for small images.
+    """Build VGG-11 for small images.
 
-    Configuration A of the paper: 3x3 convolutions of 64, 128, 256, 256, 512, 512, 512, 512 channels with rectifiers,
-    2x2 max-pooling after the first, second, fourth, sixth and eighth. Kim et al. only name VGG-11 for CIFAR-10; the
-    rest is ours. No batch normalisation, because averaging models blurs its running statistics. One dense layer from
-    the 512 channels that remain of 32x32 pixels, in place of three of 4,096 units for 224x224. No dropout. The
-    convolutions start from He et al.'s normal distribution, the biases from 0: with torch's default the signal fades
-    before the eighth layer.
+    The convolutions are those of the paper's configuration A: 3x3 with 64, 128, 256, 256, 512, 512, 512 and 512
+    channels, with rectifiers. 2x2 max-pooling follows the first, second, fourth, sixth and eighth convolution.
+
+    Kim et al. only name VGG-11 for CIFAR-10. We chose the rest:
+
+    * No batch normalisation, because averaging models blurs its running statistics.
+    * One dense layer, because 32x32 pixels leave only 512 channels. The paper has three dense layers, with 4,096 units,
+      for 224x224 pixels.
+    * No dropout.
+    * Initial weights of the convolutions from He et al.'s normal distribution, and biases of 0. With torch's default
+      the signal fades before the eighth layer.
 
     Args:
         input_shape: The shape of one image (channels, height, width), at least 32x32 pixels.
         num_classes: The number of classes.
-        width: Channels of the first convolution; the others have up to 8 times as many.
+        width: Channels of the first convolution. The other convolutions have up to 8 times this number.
 
     Returns:
         A model from inputs of shape (n, channels, height, width) to logits of shape (n, num_classes).
@@ -126,11 +140,11 @@ def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.M
 def count_multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
     """Count the multiplications of matrix products and convolutions in a forward pass over one example.
 
-    They are counted, not timed, so that the result is the same on every machine. The backward pass takes about two
-    forward passes for any model. The ratio of two models is therefore that of their training.
+    Operations are counted, not timed, so that the result is the same on every machine. For any model, the backward pass
+    costs about two forward passes. Therefore the ratio of two counts is also the ratio of the training costs.
 
     Args:
-        model: The model; it is not changed.
+        model: The model, which is not changed.
         example: One example, shape (...,).
 
     Returns:
@@ -143,16 +157,16 @@ def count_multiplications(model: nn.Module, example: npt.NDArray[np.float32]) ->
         >>> count_multiplications(nn.Linear(6, 3), np.zeros(6, dtype=np.float32))
         18
     """
-    # Imported here: it takes a moment, and few runs count.
+    # Imported here, because the import takes time, and few runs count multiplications.
     from torch.utils.flop_counter import FlopCounterMode
 
-    # Two examples, as batch normalization in training mode refuses one.
+    # Two examples, because batch normalization in training mode refuses one.
     two = torch.tensor(example).repeat(2, *[1] * example.ndim)
     counter = FlopCounterMode(display=False)
-    # On a copy, and with the random state restored: batch normalization would update its statistics, dropout draws.
+    # On a copy and with the random state restored, because batch normalization updates statistics, and dropout draws.
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
         copy.deepcopy(model).cpu().train()(two)
-    # Two examples, and torch counts a multiplication with its addition as two operations.
+    # Divided by 4: there are two examples, and torch counts a multiplication and its addition as two operations.
     count = counter.get_total_flops() // 4
     if count < 1:
         raise ParameterError(

@@ -1,4 +1,4 @@
-"""Availability of clients by round: all always, each with a probability, or by a trace."""
+"""Availability of clients in each round: all always, each with a probability, or by a trace."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ STATES = {"up": True, "down": False}
 
 @dataclass(frozen=True)
 class BernoulliAvailability:
-    """Availability by probability: each client is available in each round with the same one, independently.
+    """Availability by probability: the same for all clients and rounds, with independent draws.
 
     Args:
-        probability: In (0, 1].
-        seed: Seed of the run; a client's draw depends on seed, client and round only.
+        probability: Probability that a client is available, in (0, 1].
+        seed: Seed of the run. A client's draw depends only on seed, client and round.
 
     Raises:
-        ParameterError: When called for a client whose id is no partition id, a whole number below 2**32.
+        ParameterError: Raised by calls, if a client's id is not a partition id, that is, a whole number below 2**32.
     """
 
     probability: float
     seed: int
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
-        """Return whether the client is available; its id must be its partition id."""
+        """Return whether a client is available; its id must be its partition id."""
         partition_id = int(client_id) if re.fullmatch("[0-9]{1,10}", client_id) else -1
         if not 0 <= partition_id < 2**32:
             raise ParameterError(
-                "availability by probability draws by partition id, a whole number below 2**32, but a client calls "
-                f"itself {client_id!r}. Report the partition id as client_id, or use a trace."
+                "availability by probability needs the partition id, a whole number below 2**32, but a client "
+                f"reports client_id = {client_id!r}. Report the partition id, or use a trace."
             )
         return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-        """Return whether each of the clients is available, shape (len(ids),), as single calls do."""
+        """Return whether each client is available, shape (len(ids),), with the same values as single calls."""
         return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
 
 
@@ -54,32 +54,33 @@ class TraceAvailability:
     """Availability by a trace: a CSV file with the times at which clients appear and disappear.
 
     The file has a header and one row for each change, in any order: ``round,client,state`` or
-    ``second,client,state``. ``round`` is a 1-based round, ``second`` a time on the simulated clock at which rounds
-    begin, ``client`` a client id, ``state`` is ``up`` or ``down`` from then on. A client is up before its first row. A
-    client that the file does not name is always up::
+    ``second,client,state``. Rounds count from 1. A second is a time on the simulated clock, and affects rounds that
+    begin then or later. ``client`` is a client id, and ``state`` is ``up`` or ``down`` from that time. A client is up
+    before its first row. A client that the file does not name is always up::
 
         round,client,state
         1,0,down
         10,0,up
 
-    After its last row a client's state does not change. A trace can name every client at second 0 (or round 1), so that
-    no state is left to these rules; that of the scenario ``phones-704`` does.
+    After its last row, a client's state does not change. To set every state explicitly, a trace can name every client
+    at second 0 (or round 1), as in the scenario ``phones-704``.
 
     Args:
-        path: The file.
-        seconds_per_round: Round t takes place at second (t - 1) x seconds_per_round of the trace, whatever the length
-            of the rounds before it: rounds of seconds can thus cover a trace of days. None: on the simulated clock.
+        path: Path of the file.
+        seconds_per_round: Round t takes place at second (t - 1) x seconds_per_round of the trace. The simulated length
+            of the rounds then does not matter, so short rounds can cover a trace of days. If None, the simulated clock
+            is used.
 
     Raises:
-        ParameterError: The file cannot be read, or a row is wrong (the message names the line). Or
-            ``seconds_per_round`` is not above 0, or is given for a file that counts in rounds.
+        ParameterError: The file cannot be read, or a row is wrong (the message names the line). Also raised if
+            ``seconds_per_round`` is not above 0, or is set for a file that counts in rounds.
     """
 
     def __init__(self, path: str | Path, *, seconds_per_round: float | None = None) -> None:
         if seconds_per_round is not None:
             real("seconds_per_round", seconds_per_round, above=0.0)
         self._seconds_per_round = seconds_per_round
-        # utf-8-sig: spreadsheets begin a CSV file with a byte order mark, which would become part of the first header.
+        # utf-8-sig, because spreadsheets may write a byte order mark, which would become part of the first header.
         try:
             with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
@@ -102,19 +103,19 @@ class TraceAvailability:
             if row:
                 when, client, state = self._read_change(path, number, row)
                 changes.setdefault(client, []).append((when, state))
-        # Sorted by time only, and stably: of two rows with the same time the later line of the file counts.
+        # A stable sort by time only: if two rows have the same time, the later line of the file counts.
         self._changes = {client: sorted(rows, key=lambda change: change[0]) for client, rows in changes.items()}
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
-        """Return whether the client is available."""
+        """Return whether a client is available."""
         changes = self._changes.get(client_id, [])
         now = self._now(round, simulated_s)
         last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
         return True if last < 0 else changes[last][1]
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-        """Return whether each of the clients is available, shape (len(ids),)."""
-        # Clients that the file does not name are always up: no call for each of a hundred thousand.
+        """Return whether each client is available, shape (len(ids),)."""
+        # Clients that the file does not name are always up. Without calls for them, 100,000 clients stay fast.
         named = self._changes
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
@@ -127,7 +128,7 @@ class TraceAvailability:
 
     @staticmethod
     def _read_change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
-        """Return time, client id and state of a row."""
+        """Return the time, the client id and the state of a row."""
         cells = [cell.strip() for cell in row]
         try:
             when = float(cells[0])
@@ -142,17 +143,17 @@ class TraceAvailability:
 
 
 def find_trace(trace: str, data_dir: str | None) -> Path:
-    """Find a trace: an absolute path, one relative to the working directory, or one in the data folder.
+    """Find a trace by an absolute path, or relative to the working directory or the data folder.
 
     Args:
         trace: The path.
-        data_dir: The data folder; None: that of FEDSEL_DATA.
+        data_dir: The data folder. If None, the folder in FEDSEL_DATA.
 
     Returns:
         The path of the file.
 
     Raises:
-        ParameterError: There is no such file in either place, or the named data folder does not exist.
+        ParameterError: There is no such file in these places, or the named data folder does not exist.
     """
     if not trace:
         raise ParameterError(

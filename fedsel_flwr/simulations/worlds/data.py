@@ -1,6 +1,6 @@
 """Data sets: their training, server-validation and test examples.
 
-Selection and filtering see the validation split at most, never the test split. scikit-learn's digits and synthetic data
+Selectors and filters may see the validation split, but never the test split. scikit-learn's digits and synthetic data
 need no file and no network. MNIST, EMNIST, Fashion-MNIST and CIFAR-10 come through torchvision, from a local folder or
 from the network.
 """
@@ -36,7 +36,7 @@ class Split:
     """Examples and their labels.
 
     Args:
-        inputs: The examples, float32 of shape (n, ...); images are of shape (n, channels, height, width).
+        inputs: The examples, float32 of shape (n, ...). Images have the shape (n, channels, height, width).
         labels: The class of each example, int64 of shape (n,), or the number to predict, float32 of shape (n,).
     """
 
@@ -50,16 +50,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in its three disjoint parts.
+    """Data set with three disjoint parts.
 
     Args:
-        name: The name it was loaded by.
+        name: Name of the data set.
         train: The examples that are partitioned among the clients.
-        validation: The server's own examples, for filters and selectors that measure models.
-        test: The examples that measure the result, and serve for nothing else.
-        num_classes: The number of classes, so that labels are 0 … num_classes - 1; 1 for a regression.
-        input_shape: The shape of one example; for an image (channels, height, width).
-        task: Whether labels are classes or numbers to predict; decides loss and quality.
+        validation: The server's examples, for filters and selectors that measure models.
+        test: The examples that measure the result, and are used for nothing else.
+        num_classes: The number of classes; labels are 0 … num_classes - 1. 1 for a regression.
+        input_shape: The shape of one example, for an image (channels, height, width).
+        task: Whether labels are classes or numbers to predict. It determines loss and quality.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Dataset:
 
     def read_only(self) -> Dataset:
         """Make the arrays read-only and return this data set."""
-        # Several worlds of a process share the arrays: a client that wrote to them would change the others' data.
+        # Several worlds of a process share the arrays, so a client that wrote to them would change the data of others.
         for split in (self.train, self.validation, self.test):
             split.inputs.flags.writeable = split.labels.flags.writeable = False
         return self
@@ -87,33 +87,33 @@ def load_dataset(
     test_fraction: float = 0.2,
     synthetic: Synthetic = Synthetic(),  # noqa: B008 (frozen)
 ) -> Dataset:
-    """Load a data set and split it, with classes in the same proportions in every drawn part.
+    """Load a data set and split it; classes have the same proportions in all parts that are drawn.
 
     Args:
         name: "digits", "mnist", "fashion-mnist", "emnist" (the balanced split, 47 classes), "cifar-10" or
             "synthetic-regression".
-        data_dir: The folder with the files as torchvision lays them out. None: the environment variable FEDSEL_DATA;
-            without it, a cache folder in the home directory, filled from the network. "digits" and synthetic data need
-            none.
-        seed: Draws the splits; the same seed gives the same splits in every process.
+        data_dir: Folder with the files in torchvision's layout. If None, the folder in the environment variable
+            FEDSEL_DATA. If the variable is not set, a cache folder in the home directory, filled from the network.
+            "digits" and synthetic data need no folder.
+        seed: Seed that draws the splits. The same seed gives the same splits in every process.
         validation_fraction: Share of the examples outside the test set that become the server's validation set.
-        test_fraction: Share of all examples that become the test set, for "digits" and synthetic data only. The others
-            have an official test set.
+        test_fraction: Share of all examples that become the test set, for "digits" and synthetic data only. The other
+            data sets have an official test set.
         synthetic: Size and noise of synthetic data.
 
     Returns:
-        The data set: pixels in [0, 1] for "digits", standardised per channel for the other images.
+        The data set. Pixels are in [0, 1] for "digits", and standardised per channel for the other images.
 
     Raises:
-        ParameterError: The folder does not exist, the files are damaged, or neither there nor available from the
-            network, or a fraction leaves too few examples.
+        ParameterError: The folder does not exist, or a fraction leaves too few examples. Also raised if the files are
+            damaged, or are missing and cannot be downloaded.
 
     Examples:
         >>> digits = load_dataset("digits")
         >>> len(digits.train), len(digits.validation), len(digits.test), digits.input_shape
         (1293, 144, 360, (1, 8, 8))
     """
-    # One seed for each split, so that another test fraction does not change how the rest is divided.
+    # Each split has its seed, so that another test fraction does not change how the rest is divided.
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     images, regression = IMAGE_SETS.get(name), name == "synthetic-regression"
     labels: Labels
@@ -143,13 +143,14 @@ def load_dataset(
 def split_rows(
     rows: IntArray, classes: Labels | None, fraction: float, seed: int, key: str
 ) -> tuple[IntArray, IntArray]:
-    """Split rows at random into two parts, the second with the given share.
+    """Split rows at random into two parts; the second part has the given share.
 
     Args:
         rows: The rows, shape (n,).
-        classes: The class of each row of the data set, for equal proportions in both parts; None: no classes.
+        classes: The class of each row of the data set, for equal proportions in both parts. If None, classes do not
+            matter.
         fraction: Share of the second part.
-        seed: Draws the parts.
+        seed: Seed that draws the parts.
         key: The fraction's name in messages.
 
     Returns:
@@ -158,7 +159,7 @@ def split_rows(
     Raises:
         ParameterError: A part would be empty, or would lack a class.
     """
-    # Imported here: the clients' processes import this module, never split, and save a second.
+    # Imported here to save a second in the clients' processes, which import this module but never split.
     from sklearn.model_selection import train_test_split
 
     try:
@@ -174,7 +175,7 @@ def split_rows(
 
 def _standardise(pixels: npt.NDArray[Any], images: ImageSet) -> Inputs:
     """Return pixels of 0 … 255 as (pixel / 255 - mean) / std per channel, a new float32 array."""
-    # In place after the one copy: CIFAR-10 in float32 is 600 MB, and each temporary would be that again.
+    # Computed in place after one copy, because CIFAR-10 in float32 takes 600 MB, and so would each temporary array.
     inputs = pixels.astype(np.float32)
     inputs /= np.float32(255)
     inputs -= np.asarray(images.mean, dtype=np.float32)[:, np.newaxis, np.newaxis]

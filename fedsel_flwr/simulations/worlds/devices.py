@@ -14,29 +14,31 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import find_file
 
 MEDIANS = ("seconds_per_example", "download_bytes_per_s", "upload_bytes_per_s")
-"""Columns that the file must have; a fourth one, ``client`` or ``share``, may tell whose devices these are."""
+"""Columns that the file must have. It may have a fourth column, ``client`` or ``share``."""
 
 
 def devices_of(scenario: Scenario) -> FloatArray | None:
-    """Read the scenario's own devices.
+    """Read the devices of a scenario from its CSV file.
 
-    The first line of the file names the columns :data:`MEDIANS`, in any order. What the rows are depends on one more
-    column:
+    The first line of the file names the columns :data:`MEDIANS`, in any order. One more column decides what a row
+    means:
 
-    * ``client``: row by row the device of the client with this partition id; every client must have one.
-    * ``share``, or none of the two: kinds of devices. Each client gets one, drawn by the seed with probabilities in
-      proportion to ``share``, or all with the same probability.
+    * ``client``: each row is the device of the client with this partition id. Every client must have one row.
+    * ``share``: each row is a kind of device. The seed draws a kind for each client, with probabilities in proportion
+      to ``share``.
+    * Neither of the two: each row is a kind of device, and all kinds have the same probability.
 
     Args:
-        scenario: Its key ``system.devices`` names the file, from the working directory or from the data folder.
+        scenario: The scenario. Its key ``system.devices`` is the path of the file, relative to the working directory or
+            to the data folder.
 
     Returns:
-        Seconds per example, downlink and uplink in bytes/s, of each client, shape (num_clients, 3); None without a
-        file.
+        Seconds per example, and downlink and uplink in bytes/s, of each client, shape (num_clients, 3). None if the
+        scenario has no file.
 
     Raises:
-        ParameterError: The file cannot be found or read, lacks a column, has a value that is not above 0, or does not
-            have exactly one row for each client; or the system is not ``kind = "phones"``.
+        ParameterError: The file cannot be found or read, lacks a column, or has a value that is not above 0. Also
+            raised if it does not have exactly one row for each client, or if the system is not ``kind = "phones"``.
     """
     if not scenario.system.devices:
         return None
@@ -78,7 +80,7 @@ def _drawn_rows(shares: FloatArray, scenario: Scenario) -> list[int]:
     """Return the row that each client draws."""
     ends = np.cumsum(shares) / shares.sum()
     draws = [own.random() for own in streams(scenario.seed, "device-kind", range(scenario.num_clients))]
-    # The last end may be below 1 by rounding.
+    # By rounding, the last end may be below 1.
     return list(np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1))
 
 

@@ -13,18 +13,18 @@ from fedsel_flwr.errors import ParameterError
 
 
 def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
-    """Draw the given number of examples for each client, i.i.d.; examples beyond the sizes are left unused.
+    """Draw a given number of i.i.d. examples for each client; the remaining examples are not used.
 
     Args:
         num_examples: The number of examples.
         sizes: The number of examples of each client, at least 1.
-        rng: Draws the order of the examples.
+        rng: Generator that draws the order of the examples.
 
     Returns:
-        Per client, its rows.
+        The rows of each client.
 
     Raises:
-        ParameterError: The sizes add up to more than there are examples.
+        ParameterError: The sum of the sizes is above the number of examples.
 
     References:
         Xia et al., Fig. 4: 1,500, 1,000 and 500 examples.
@@ -44,23 +44,23 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
     """Give each client the given number of classes, and split each class equally among the clients that have it.
 
     The classes are dealt like cards, client after client, from a shuffled deck. When all are dealt, a new deck is
-    shuffled. A client that would get a class twice gets the next one. Each class therefore goes to one client before
-    any goes to a second. The number of examples of a client follows from that. The examples of a class that no client
-    has are left unused.
+    shuffled. A client that would get a class twice gets the next class instead. Therefore each class goes to one client
+    before any class goes to a second client. A client's classes determine its number of examples. Examples of a class
+    that no client has are not used.
 
     Args:
         labels: The class of each example, 0 … C - 1, shape (n,).
         classes_per_client: The number of classes of each client, from 1 to C.
-        rng: Deals the classes and shuffles the examples.
+        rng: Generator that deals the classes and shuffles the examples.
 
     Returns:
-        Per client, its rows.
+        The rows of each client.
 
     Raises:
-        ParameterError: A number of classes is above C, or a class has fewer examples than holders.
+        ParameterError: A number of classes is above C, or a class has more clients than examples.
 
     References:
-        Xia et al., Fig. 6: two clients with 5 digits, eight with 1. The paper gives neither digits nor sizes.
+        Xia et al., Fig. 6: two clients with 5 digits, eight with 1. The paper states neither the digits nor the sizes.
 
     Example:
         >>> digits = np.arange(100) % 10
@@ -78,7 +78,7 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
                 "Lower it."
             )
         for _ in range(wanted):
-            # The rest of the old deck stays on top, so that no class is skipped.
+            # The remaining cards of the old deck stay on top, so that no class is skipped.
             if all(client in holders[label] for label in deck):
                 deck += rng.permutation(num_classes).tolist()
             label = next(label for label in deck if client not in holders[label])
@@ -92,17 +92,17 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
                 f"{len(clients)} clients cannot share the {len(rows)} examples of class {label}. Lower the numbers of "
                 "partition.classes_per_client, or use fewer clients."
             )
-        # A class without holders is split into one part that `zip` drops: array_split refuses 0 parts.
+        # A class that no client has is split into one part, which `zip` drops, because array_split refuses 0 parts.
         for client, share in zip(clients, np.array_split(rows, max(len(clients), 1)), strict=False):
             parts[client].append(share)
     return [np.concatenate(shares) for shares in parts]
 
 
 class SampledPartition(Sequence[IntArray]):
-    """Partition in which each client holds a random sample of all examples; clients may hold the same example.
+    """Partition in which each client holds a random sample of all examples; clients may share examples.
 
-    The rows are not stored: each access draws them from the client's own random stream, the same every time. There may
-    therefore be more clients than examples, and a client's sample does not depend on the number of clients.
+    The rows are not stored. Each access draws the same rows again from the client's random stream. Therefore there may
+    be more clients than examples, and a client's sample does not depend on the number of clients.
 
     Args:
         num_examples: The number of examples.
@@ -139,14 +139,14 @@ class SampledPartition(Sequence[IntArray]):
     def __getitem__(self, client: slice) -> list[IntArray]: ...
 
     def __getitem__(self, client: int | slice) -> IntArray | list[IntArray]:
-        """Draw the rows of a client, ascending, shape (examples_per_client,), or of a slice of clients."""
+        """Draw the rows of a client or of a slice of clients; each in ascending order, shape (examples_per_client,)."""
         if isinstance(client, slice):
             return self.of(range(len(self))[client])
-        # The range turns negative indices round and raises IndexError past the end, as lists do.
+        # The range accepts negative indices, and raises IndexError past the end, as lists do.
         return self.of([range(len(self))[client]])[0]
 
     def of(self, clients: Sequence[int]) -> list[IntArray]:
-        """Draw the rows of several clients, in less time than one by one."""
+        """Draw the rows of several clients together, which is faster than one by one."""
         drawn = streams(self._seed, "partition", clients)
         size = self.examples_per_client
         return [np.sort(own.choice(self._num_examples, size, replace=False)) for own in drawn]

@@ -1,4 +1,4 @@
-"""Image files: scikit-learn's digits, and torchvision's image sets from a folder or from the network."""
+"""Image files: scikit-learn's digits, and the image sets of torchvision from a folder or from the network."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from fedsel_flwr.errors import ParameterError
 Examples = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 
 DATA_DIR_VARIABLE = "FEDSEL_DATA"
-"""The environment variable that names the data folder."""
+"""Environment variable with the path of the data folder."""
 _DOWNLOAD_TIMEOUT_S = 30.0
-"""Seconds of silence after which a download fails: a firewall that drops packets would block it for ever."""
+"""Seconds without data after which a download fails. Without a limit, a firewall that drops packets would block it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
-    """One of torchvision's image sets.
+    """Image set of torchvision.
 
     Args:
-        torchvision_name: The class in `torchvision.datasets`.
-        expected_file: One of its files, relative to the data folder; named in messages if it is missing.
+        torchvision_name: Name of the class in `torchvision.datasets`.
+        expected_file: One of its files, relative to the data folder. Messages name it if it is missing.
         shape: The shape of one image (channels, height, width).
         mean: The usual mean of the training pixels in [0, 1], one per channel.
-        std: Their usual standard deviation, one per channel.
-        split: The split of torchvision that is read, for a set with several splits.
+        std: The usual standard deviation of the training pixels, one per channel.
+        split: The torchvision split to read, for a set with several splits.
         transposed: Whether the files store the images transposed.
     """
 
@@ -80,7 +80,7 @@ IMAGE_SETS = {
         std=(0.2470, 0.2435, 0.2616),
     ),
 }
-"""The scenario's name -> the set that torchvision reads."""
+"""Names in scenarios -> image sets of torchvision."""
 
 
 def read_digits() -> Examples:
@@ -92,7 +92,7 @@ def read_digits() -> Examples:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    # The set's own pixels are 0 … 16.
+    # The pixels in the files are 0 … 16.
     return (bunch.images[:, np.newaxis] / 16).astype(np.float32), bunch.target.astype(np.int64)
 
 
@@ -100,7 +100,8 @@ def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     """Find the folder with the image sets.
 
     Args:
-        data_dir: The folder; None: that of FEDSEL_DATA; without the variable, a cache folder in the home directory.
+        data_dir: The folder. If None, the folder in FEDSEL_DATA, or a cache folder in the home directory if the
+            variable is not set.
 
     Returns:
         The folder. It exists, unless it is the cache folder.
@@ -115,19 +116,19 @@ def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         origin = "--data-dir" if data_dir else DATA_DIR_VARIABLE
         raise ParameterError(
-            f"the data folder {folder} (from {origin}) does not exist or is not a folder. Name an existing one with "
-            f"--data-dir or {DATA_DIR_VARIABLE}, or neither to download into a cache folder."
+            f"the data folder {folder} (from {origin}) does not exist or is not a folder. Name an existing folder "
+            f"with --data-dir or {DATA_DIR_VARIABLE}, or leave both out to download into a cache folder."
         )
     return folder
 
 
 def find_file(path: str, *, key: str, data_dir: str | os.PathLike[str] | None) -> Path:
-    """Find a file that a scenario names: an absolute path, one from the working directory, or one in the data folder.
+    """Find a file of a scenario by an absolute path, or relative to the working directory or the data folder.
 
     Args:
         path: The path.
-        key: The scenario's key that holds it, for messages.
-        data_dir: The data folder; None: that of FEDSEL_DATA.
+        key: The scenario's key that holds the path, for messages.
+        data_dir: The data folder. If None, the folder in FEDSEL_DATA.
 
     Returns:
         The path of the file.
@@ -150,14 +151,15 @@ def find_file(path: str, *, key: str, data_dir: str | os.PathLike[str] | None) -
 
 
 def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
-    """Read a torchvision set, and download it first if the folder lacks it.
+    """Read an image set of torchvision; download it first if it is not in the folder.
 
     Args:
         name: A key of :data:`IMAGE_SETS`.
-        folder: The folder that holds, or will hold, the files.
+        folder: The folder of the files, or the folder to download them to.
 
     Returns:
-        The training and the test examples: pixels uint8 of shape (n, channels, height, width), labels of shape (n,).
+        The training and the test examples: uint8 pixels of shape (n, channels, height, width), and labels of shape
+        (n,).
 
     Raises:
         ParameterError: The files are missing and cannot be downloaded, or are damaged.
@@ -175,7 +177,7 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
             f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}). "
             f"Name the folder that holds the files with --data-dir or {DATA_DIR_VARIABLE}, or connect to the network."
         ) from problem
-    # A truncated file raises inside torchvision: assertions, unpickling and reshaping errors.
+    # If a file is truncated, torchvision raises errors of assertions, unpickling or reshaping.
     except Exception as problem:
         raise ParameterError(
             f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
@@ -184,12 +186,12 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
 
 
 def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:
-    """Read the training or the test half, after a download if the folder lacks it."""
+    """Read the training or the test half; download it first if it is not in the folder."""
     which: dict[str, Any] = {"split": source.split} if source.split else {}
     with warnings.catch_warnings():
-        # CIFAR-10's files are pickles of an old NumPy.
+        # The files of CIFAR-10 are pickles from an old version of NumPy.
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
-        # Without download=True first: a folder that has the files is never written to. "Not found" is a RuntimeError.
+        # First without download=True, so that a complete folder is never written to. "Not found" is a RuntimeError.
         try:
             loaded = torchvision_set(os.fspath(folder), train=train, **which)
         except RuntimeError:
@@ -208,7 +210,7 @@ def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: b
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Give new connections a timeout: torchvision downloads with urllib and sets none."""
+    """Give new connections a timeout, because torchvision downloads with urllib and sets none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

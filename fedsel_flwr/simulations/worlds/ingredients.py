@@ -1,4 +1,4 @@
-"""Ingredients of a world: examples, partition, model and objective, by the scenario's names or given by the user."""
+"""Ingredients of a world: examples, partition, model and objective, from the scenario's names or from the user."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Partitions = Sequence[IntArray]
 """Client -> rows of the training set."""
 MakeModel = Callable[..., nn.Module]
 _DATA_KEYS = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
-"""Scenario keys that data and partition depend on, and those that every scenario must have."""
+"""Scenario keys that determine data and partition, and keys that every scenario must have."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnParts:
-    """The user's own parts of a world, in place of those that the scenario names.
+    """Parts of a world that the user brings. They replace the parts that the scenario names.
 
     Args:
-        model: Makes a torch module from inputs of shape (n, …) to logits of shape (n, C), for numbers to predict of
-            shape (n, 1). Called with those of ``input_shape`` and ``num_classes`` that it takes, with torch's random
-            state seeded by the scenario.
+        model: Function that makes a torch module from inputs of shape (n, …) to logits of shape (n, C), or (n, 1) for
+            numbers to predict. It receives ``input_shape`` and ``num_classes``, if it has parameters with these names.
+            The scenario seeds torch's random state before the call.
         data: The examples, or a function that makes them for each seed.
-        objective: Loss and quality, in place of cross-entropy and the fraction correct.
+        objective: Loss and quality, which replace cross-entropy and the fraction correct.
     """
 
     model: MakeModel | None = None
@@ -48,14 +48,14 @@ class OwnParts:
     objective: Objective | None = None
 
     def __bool__(self) -> bool:
-        """Return whether any part is given."""
+        """Return whether the user brings any part."""
         return any(part is not None for part in (self.model, self.data, self.objective))
 
     def named_in(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with names that say which parts were given in Python."""
+        """Return the scenario with names that mark the parts from Python code."""
         tables: dict[str, Any] = {}
         if self.model is not None:
-            # functools.partial has no name, but its function has.
+            # functools.partial has no name, but its function has one.
             made = getattr(self.model, "func", self.model)
             qualname = getattr(made, "__qualname__", type(made).__qualname__)
             name = f"{PYTHON_PREFIX}{getattr(made, '__module__', '')}.{qualname}"
@@ -66,38 +66,39 @@ class OwnParts:
 
 
 def own_data_of(scenario: Scenario, own: OwnParts) -> OwnData | SeededData | None:
-    """Return the user's own data, given in Python or named by reference; None for a data set of the package.
+    """Return the user's data, from Python code or by reference; None for a data set of the package.
 
     Raises:
-        ParameterError: The data were given in Python before and are missing now, or cannot be made.
+        ParameterError: The scenario needs data from Python code, which are missing now, or the data cannot be made.
     """
     name = scenario.data.dataset
     if own.data is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
-            f"data.dataset = {name!r} was given in Python. Give it again (data=), or name it package.module:function."
+            f"data.dataset = {name!r} was passed in Python. Pass it again (data=), or refer to it as "
+            "package.module:function."
         )
     return _load_data_reference(name) if own.data is None and is_reference(name) else own.data
 
 
 def data_of(scenario: Scenario, own: OwnParts) -> tuple[Dataset, Partitions]:
-    """Return the examples and their partition, cached for scenarios that agree in all that both depend on.
+    """Return the examples and their partition, cached for scenarios with the same data and partition.
 
     Args:
         scenario: The scenario.
-        own: The user's own parts.
+        own: The user's parts.
 
     Returns:
-        The data set; client -> rows of its training set, read-only.
+        The data set, and the read-only partition: client -> rows of the training set.
 
     Raises:
         ParameterError: The data cannot be found, hold no usable examples, or cannot be partitioned as the scenario
             says.
     """
-    # As JSON of the keys that matter: a scenario is not hashable, and another selector must find the same entry.
+    # The key is JSON of _DATA_KEYS: a scenario is not hashable, and another selector must find the same entry.
     return _load_data(scenario.model_dump_json(include=_DATA_KEYS), own.data)
 
 
-# One entry: a comparison runs all its selectors on one seed, then on the next.
+# One entry is enough, because a comparison runs all its selectors on one seed, then on the next.
 @lru_cache(maxsize=1)
 def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Partitions]:
     scenario = Scenario.model_validate_json(text)
@@ -130,8 +131,8 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
 
     Args:
         scenario: The scenario.
-        dataset: The data set that it learns.
-        own: The user's own parts.
+        dataset: The data set that the model learns.
+        own: The user's parts.
 
     Returns:
         The model, with parameters drawn from the scenario's seed.
@@ -143,7 +144,8 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     make = own.model
     if make is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
-            f"model.name = {name!r} was given in Python. Give it again (model=), or name it package.module:function."
+            f"model.name = {name!r} was passed in Python. Pass it again (model=), or refer to it as "
+            "package.module:function."
         )
     if make is None and is_reference(name):
         make = load_reference(name, "model")
@@ -153,8 +155,8 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     if isinstance(make, nn.Module) or not callable(make):
         raise ParameterError(
             "model must be a function or class that makes a torch module, got "
-            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Give one that makes it, as each "
-            "seed starts from new parameters."
+            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Pass one that makes it, "
+            "because each seed starts from new parameters."
         )
     shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
     with torch_seeded(scenario.seed):
@@ -163,7 +165,7 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
 
 
 def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> Any:
-    """Call the user's function or class with those of ``shapes`` that it takes."""
+    """Call the user's function or class with the entries of ``shapes`` that it accepts."""
     # Some classes written in C have no signature.
     try:
         accepted = inspect.signature(make).parameters
@@ -176,21 +178,21 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
     ]
     if lacking:
         raise ParameterError(
-            f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. Give "
-            "functools.partial of it."
+            f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. "
+            "Pass functools.partial of it."
         )
-    with refusing_faults("the model cannot be made"):
+    with refusing_faults("the model cannot be created"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})
 
 
 def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
-    """Return the user's model; refuse one that is no module or whose inputs or outputs do not fit the data."""
+    """Return the user's model; refuse an object that is not a module, or inputs or outputs that do not fit the data."""
     if not isinstance(model, nn.Module):
         raise ParameterError(f"model must make a torch module, got {type(model).__name__}")
     if not any(one.requires_grad for one in model.parameters()):
         raise ParameterError(f"model must have parameters to train, but {type(model).__name__} has none")
-    # Two examples, as one would hide a model that drops the batch axis. In evaluation mode and with the random state
-    # restored, so that the check leaves no trace in batch statistics or later draws.
+    # Two examples, because one example would hide a model that drops the batch axis. Evaluation mode and a restored
+    # random state keep the check from changing batch statistics or later draws.
     expected = (2, dataset.num_classes)
     examples = torch.tensor(dataset.train.inputs[:1]).repeat_interleave(2, dim=0)
     was = model.training
@@ -201,11 +203,13 @@ def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
     ):
         outputs = model.eval()(examples)
     model.train(was)
-    # An objective of the user may read outputs of any shape.
+    # The user's objective may read outputs of any shape.
     if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
         came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "a number each"
-        raise ParameterError(f"two examples must give outputs of shape {expected}, for {what}; the model gave {came}")
+        what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "one number each"
+        raise ParameterError(
+            f"the model must return outputs of shape {expected} for two examples and {what}, got {came}"
+        )
     return model
 
 
@@ -221,7 +225,7 @@ def _check_named(scenario: Scenario, dataset: Dataset) -> None:
 
 
 def as_data(given: Any) -> OwnData | SeededData:
-    """Convert data that the user gives: examples, or a function of the seed that makes them."""
+    """Convert the user's data: examples, or a function of the seed that makes them."""
     if isinstance(given, SeededData):
         return given
     return SeededData.from_function(given) if callable(given) and not isinstance(given, OwnData) else as_own_data(given)
@@ -229,13 +233,16 @@ def as_data(given: Any) -> OwnData | SeededData:
 
 @lru_cache(maxsize=2)
 def _load_data_reference(name: str) -> OwnData | SeededData:
-    """Import what ``package.module:name`` refers to: data, or a function that makes them, with or without a seed."""
+    """Import data by the reference ``package.module:name`` to the data, or to a function that makes them.
+
+    The function may have the parameter ``seed``.
+    """
     found = load_reference(name, "data set")
     if not callable(found):
         return as_own_data(found)
     if _takes_seed(found):
         return SeededData(found, name)
-    with refusing_faults(f"data set {name!r} cannot be made"):
+    with refusing_faults(f"data set {name!r} cannot be created"):
         return as_own_data(found())
 
 
@@ -255,7 +262,7 @@ def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
         **scenario.partition.model_dump(),
         seed=scenario.seed,
     )
-    # A sampled partition is no tuple: it draws new arrays at each access.
+    # A sampled partition is not a tuple, because it draws new arrays at each access.
     if isinstance(partitions, tuple):
         for rows in partitions:
             rows.flags.writeable = False

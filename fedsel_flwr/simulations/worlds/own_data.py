@@ -1,6 +1,6 @@
-"""The user's own data: arrays, torch data sets, or a ``FederatedDataset`` of flwr-datasets (Hugging Face).
+"""Your own data: arrays, torch data sets, or a ``FederatedDataset`` of flwr-datasets (Hugging Face).
 
-The partition, that is, which client holds which examples, comes with the data or from the scenario.
+The partition assigns examples to clients. It comes with the data or from the scenario.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Part = Any
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """The user's own examples, in place of a data set that the scenario names.
+    """Your own examples, which replace the data set that the scenario names.
 
     Args:
-        train: The examples of the clients: (inputs, labels), arrays of shapes (n, …) and (n,), or a torch ``Dataset``
-            of n such pairs. Whole numbers as labels are classes 0 … C - 1, others are numbers to predict.
-        test: The examples that measure the result, and serve for nothing else; of the same form.
-        validation: The server's own examples, for selectors and filters that measure models. None: drawn from
-            ``train`` by the scenario's ``data.validation_fraction``; if ``partition`` is given, the examples that no
-            client holds, if there are any.
-        partition: Client -> rows of ``train``, for each client at least one; the same on every seed. Or a function
-            that returns this for a seed. None: the scenario's partition.
-        name: For messages and files.
+        train: The clients' examples: (inputs, labels), arrays of shapes (n, …) and (n,), or a torch ``Dataset`` of n
+            such pairs. Whole numbers as labels are classes 0 … C - 1. Other numbers are numbers to predict.
+        test: The examples that measure the result, and are used for nothing else; in the same form.
+        validation: The server's examples, for selectors and filters that measure models. If None, a share of ``train``
+            is drawn, which the scenario's ``data.validation_fraction`` sets. If None and ``partition`` is set, the
+            examples that no client holds, if there are any.
+        partition: Client -> rows of ``train``, at least one row per client, the same for every seed. Or a function that
+            returns this mapping for a seed. If None, the scenario's partition.
+        name: Name in messages and files.
 
     Example:
         >>> inputs, labels = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
@@ -52,7 +52,7 @@ class OwnData:
     name: str = "own"
 
     def of(self, seed: int) -> OwnData:
-        """Return the same data with the partition of a seed."""
+        """Return the same data with the partition for a seed."""
         if not callable(self.partition):
             return self
         return replace(self, partition=_call_with_seed(self.partition, seed, f"the partition of data {self.name!r}"))
@@ -61,14 +61,14 @@ class OwnData:
         """Read and check the examples.
 
         Args:
-            seed: Draws the validation examples, if they are not given.
-            validation_fraction: Their share of ``train``.
+            seed: Seed that draws the validation examples, if ``validation`` is None.
+            validation_fraction: Share of ``train`` that becomes the validation examples.
 
         Returns:
-            The data set; its training examples keep their rows if ``partition`` is given.
+            The data set. Its training examples keep their rows if ``partition`` is set.
 
         Raises:
-            ParameterError: A part holds no usable examples, or the parts do not fit each other.
+            ParameterError: A part holds no usable examples, or the parts do not fit together.
         """
         if callable(self.partition):
             return self.of(seed).dataset(seed, validation_fraction)
@@ -77,7 +77,7 @@ class OwnData:
         if self.validation is not None:
             validation = as_split(self.validation, "validation")
         elif self.partition is not None:
-            # `train` stays whole: the partition's rows count in it.
+            # `train` stays complete, because the partition refers to its rows.
             validation = _take(train, np.setdiff1d(rows, np.concatenate(self.rows(len(train)))))
         else:
             rows, drawn = _draw_validation(train, seed, validation_fraction)
@@ -87,8 +87,8 @@ class OwnData:
         classes = train.labels.dtype == np.int64
         parts = [part for part in (train, validation, test) if len(part)]
         largest = max((int(part.labels.max()) for part in parts), default=0)
-        # More classes than examples: probably numbers to predict, or identifiers. Without this check the model's last
-        # layer would get millions of outputs.
+        # If there are more classes than examples, the labels are probably numbers to predict, or identifiers. Without
+        # this check the model's last layer would get millions of outputs.
         if classes and largest >= (count := len(train) + len(validation) + len(test)):
             raise ParameterError(
                 f"labels must be classes 0 … C - 1, got {largest} among {count} examples. Number the classes from 0, "
@@ -113,10 +113,10 @@ class OwnData:
             count: The number of training examples.
 
         Returns:
-            For each client its rows in ascending order.
+            For each client, its rows in ascending order.
 
         Raises:
-            ParameterError: A client is missing or has no example, or a row is out of range or twice with one client.
+            ParameterError: A client is missing or has no example, or a row is out of range or twice in one client.
         """
         given: Any = self.partition
         if not isinstance(given, Mapping | Sequence) or isinstance(given, str) or not given:
@@ -156,11 +156,11 @@ class OwnData:
 
 @dataclass(frozen=True, eq=False)
 class SeededData:
-    """The user's own examples, made by a function for each seed.
+    """Your own examples, which a function makes for each seed.
 
     Args:
-        make: Called with the seed; returns ``OwnData``, or a pair (train, test).
-        name: For messages and files.
+        make: Function of the seed that returns ``OwnData`` or a pair (train, test).
+        name: Name in messages and files.
     """
 
     make: Callable[[int], Any]
@@ -168,8 +168,8 @@ class SeededData:
 
     @classmethod
     def from_function(cls, make: Callable[..., Any]) -> SeededData:
-        """Return the data that a function makes, under the function's name."""
-        # functools.partial has no name, but its function has; a lambda's "<lambda>" cannot stand in a file's name.
+        """Return the data that a function makes, with the function's name."""
+        # functools.partial has no name, but its function has one. A lambda's "<lambda>" cannot be part of a file name.
         name = str(getattr(getattr(make, "func", make), "__name__", "own"))
         return cls(make, name if name.isidentifier() else "own")
 
@@ -177,14 +177,14 @@ class SeededData:
         """Return the examples of a seed.
 
         Raises:
-            ParameterError: The function raises, or returns something else.
+            ParameterError: The function raises an error, or returns another type.
         """
         what = f"data {self.name!r}"
         return as_own_data(_call_with_seed(self.make, seed, what), what).of(seed)
 
 
 def as_own_data(given: Any, what: str = "data") -> OwnData:
-    """Convert data that the user gives, ``OwnData`` or a pair (train, test), to ``OwnData``."""
+    """Convert the user's data, ``OwnData`` or a pair (train, test), to ``OwnData``."""
     if isinstance(given, OwnData):
         return given
     if isinstance(given, tuple | list) and len(given) == 2:
@@ -196,8 +196,8 @@ def as_own_data(given: Any, what: str = "data") -> OwnData:
 
 
 def _call_with_seed(make: Callable[[int], Any], seed: int, what: str) -> Any:
-    """Call the user's function; report its exceptions as an error of the data."""
-    with refusing_faults(f"{what} cannot be made for seed {seed}"):
+    """Call the user's function, and report its exceptions as errors of the data."""
+    with refusing_faults(f"{what} cannot be created for seed {seed}"):
         return make(seed)
 
 
@@ -205,14 +205,15 @@ def as_split(part: Part, name: str) -> Split:
     """Read examples and labels.
 
     Args:
-        part: (inputs, labels), or a torch ``Dataset`` of pairs.
+        part: (inputs, labels), or a torch ``Dataset`` of such pairs.
         name: The part's name in messages.
 
     Returns:
-        The examples, inputs as float32, labels as int64 or float32.
+        The examples: inputs as float32, labels as int64 or float32.
 
     Raises:
-        ParameterError: ``part`` is neither, its arrays differ in length or are empty, or they hold non-numbers.
+        ParameterError: ``part`` has another type, or its arrays differ in length, are empty, or hold values that are
+            not numbers.
     """
     if isinstance(part, Split):
         return part
@@ -230,7 +231,7 @@ def as_split(part: Part, name: str) -> Split:
         )
     if inputs.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
         raise ParameterError(f"{name} must hold numbers, got inputs of {inputs.dtype} and labels of {labels.dtype}")
-    # Data frames and regression code often give labels as a column.
+    # Labels from data frames and regression code often have the shape of a column.
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if inputs.ndim < 2 or labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
@@ -262,10 +263,10 @@ def _take(split: Split, rows: IntArray) -> Split:
 
 
 def _draw_validation(train: Split, seed: int, fraction: float) -> tuple[IntArray, IntArray]:
-    """Return the rows that stay with the clients and those of the server, each in ascending order."""
-    # A class with one example cannot be in both parts: there the draw ignores classes.
+    """Return the rows of the clients and the rows of the server, each in ascending order."""
+    # A class with one example cannot be in both parts, so the draw then ignores classes.
     classes = train.labels.dtype == np.int64 and np.unique(train.labels, return_counts=True)[1].min() > 1
-    # The second word, as in `load_dataset`: the first one draws test sets.
+    # The second word, as in `load_dataset`, where the first word draws test sets.
     draw = int(np.random.SeedSequence(seed).generate_state(2)[1])
     rows = np.arange(len(train))
     kept, drawn = split_rows(rows, train.labels if classes else None, fraction, draw, "data.validation_fraction")
@@ -273,7 +274,7 @@ def _draw_validation(train: Split, seed: int, fraction: float) -> tuple[IntArray
 
 
 def _check_alike(train: Split, other: Split, name: str) -> None:
-    """Refuse examples of another shape or with other labels than the training examples."""
+    """Refuse examples whose shape or labels do not match the training examples."""
     if other.inputs.shape[1:] != train.inputs.shape[1:] or (len(other) and other.labels.dtype != train.labels.dtype):
         raise ParameterError(
             f"{name} must have examples like train's, {train.inputs.shape[1:]} with {_kind(train)}, got "
@@ -282,13 +283,12 @@ def _check_alike(train: Split, other: Split, name: str) -> None:
 
 
 def _check_first_class(parts: Sequence[Split]) -> None:
-    """Refuse classes that are numbered from 1: every class from 1 on occurs, and 0 does not."""
+    """Refuse classes that are numbered from 1, that is, without the class 0 but with all classes from 1."""
     found = np.unique(np.concatenate([part.labels for part in parts]))
     count = len(found)
     if count > 1 and found[0] == 1 and found[-1] == count:
         raise ParameterError(
-            f"labels must be 0 … classes - 1, that is 0 … {count - 1} of {count} classes, got 1 … {count}: subtract 1 "
-            "from every label"
+            f"labels must be 0 … {count - 1} for {count} classes, got 1 … {count}. Subtract 1 from every label"
         )
 
 
@@ -308,22 +308,22 @@ def from_federated(
 ) -> OwnData:
     """Read a ``FederatedDataset`` with its partition.
 
-    The partitioner of the training split decides what each client holds. Partition k is client k, so that the
-    scenario's ``num_clients`` must be the number of partitions.
+    The partitioner of the training split assigns examples to clients. Client k holds partition k, so the scenario's
+    ``num_clients`` must equal the number of partitions.
 
     Args:
         federated: A ``flwr_datasets.FederatedDataset`` with a partitioner for the training split.
-        inputs: The column of the inputs: numbers, lists of numbers, or images, which become (channels, height, width)
-            with values in [0, 1].
-        labels: The column of the labels: whole numbers are classes, others are numbers to predict.
+        inputs: Column of the inputs: numbers, lists of numbers, or images. Images become (channels, height, width) with
+            values in [0, 1].
+        labels: Column of the labels. Whole numbers are classes, other numbers are numbers to predict.
         train: The split that is partitioned among the clients.
         test: The split that measures the result.
-        validation: The split of the server's own examples, for selectors and filters that measure models; None: no such
-            examples. The FederatedDataset's preprocessor can divide a split.
-        name: For messages and files.
+        validation: The split with the server's examples, for selectors and filters that measure models. If None, the
+            server has no examples. The preprocessor of the FederatedDataset can divide a split.
+        name: Name in messages and files.
 
     Returns:
-        The data, for ``simulate(scenario, data=...)`` and ``compare(scenario, selectors, data=...)``.
+        The data for ``simulate(scenario, data=...)`` and ``compare(scenario, selectors, data=...)``.
 
     Raises:
         RunError: flwr-datasets is not installed.
@@ -339,23 +339,25 @@ def from_federated(
         kind = importlib.import_module("flwr_datasets").FederatedDataset
         datasets = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
-        raise RunError("data sets of Hugging Face need flwr-datasets: pip install 'fedsel-flwr[sim]'") from error
+        raise RunError(
+            "Hugging Face data sets need flwr-datasets. Install it with pip install 'fedsel-flwr[sim]'"
+        ) from error
     if not isinstance(federated, kind):
         raise ParameterError(f"federated must be a flwr_datasets.FederatedDataset, got {type(federated).__name__}")
-    # The first access downloads the data set: network, hub and disk raise errors of many kinds, and partitioners do,
-    # such as for more partitions than examples.
+    # The first access downloads the data set. Network, hub, disk and partitioners raise errors of many kinds, for
+    # example if there are more partitions than examples.
     with refusing_faults("the FederatedDataset cannot be read"):
         partitioners = federated.partitioners
         if train not in partitioners:
             raise ParameterError(
                 f"the FederatedDataset has partitioners for {', '.join(partitioners) or 'no split'}, but none for "
-                f"train = {train!r}: give partitioners={{{train!r}: ...}}"
+                f"train = {train!r}. Give partitioners={{{train!r}: ...}}"
             )
         parts = [federated.load_partition(k, train) for k in range(partitioners[train].num_partitions)]
         others = {split: federated.load_split(split) for split in (test, validation) if split is not None}
         examples = _read_columns(datasets.concatenate_datasets(parts), train, inputs, labels)
         measured = {split: _read_columns(rows, split, inputs, labels) for split, rows in others.items()}
-    # The clients' examples lie one client after another: client k has the rows from ends[k] to ends[k + 1].
+    # Examples are stored client by client, and client k has the rows from ends[k] to ends[k + 1].
     ends = np.cumsum([0] + [len(part) for part in parts])
     return OwnData(
         train=examples,
@@ -372,17 +374,17 @@ def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Arra
     if lacking:
         raise ParameterError(
             f"the split {split!r} has no column {' and no '.join(map(repr, lacking))}; it has "
-            f"{', '.join(rows.column_names)}: name them with inputs= and labels="
+            f"{', '.join(rows.column_names)}. Name the columns with inputs= and labels="
         )
     arrays = rows.with_format("numpy")
     examples, numbers = arrays[inputs][:], arrays[labels][:]
-    # Examples of several shapes come as an array of objects.
+    # If examples have several shapes, NumPy makes an array of objects.
     if examples.dtype == object:
         shapes = sorted({np.shape(one) for one in examples})
         some = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
         raise ParameterError(
-            f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}: bring them to one with the "
-            "FederatedDataset's preprocessor"
+            f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}. Make the shapes equal "
+            "with the FederatedDataset's preprocessor"
         )
     if type(rows.features[inputs]).__name__ == "Image":
         pixels = examples.astype(np.float32) / 255

@@ -1,7 +1,7 @@
 """Partitions of the examples among the clients: i.i.d., by Dirichlet distributions, by shards, by given numbers.
 
-"iid", "dirichlet" and "shards" are Flower's, drawn by flwr-datasets. Two more kinds give each client a mixture of
-classes drawn from a Dirichlet distribution. Partitions by given numbers are in
+flwr-datasets draws Flower's kinds "iid", "dirichlet" and "shards". Two more kinds give each client a mixture of classes
+from a Dirichlet distribution. Partitions by given numbers are in
 :mod:`fedsel_flwr.simulations.worlds.given_partitions`.
 """
 
@@ -19,7 +19,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition, by_classes, by_sizes
 
 WEIGHT = 1e4
-"""Weight of the equations relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
+"""Weight of the equations, relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
 
 
 def partition_indices(
@@ -34,43 +34,50 @@ def partition_indices(
     examples_per_client: int = 120,
     seed: int = 0,
 ) -> Sequence[IntArray]:
-    """Partition the examples among the clients, at least one to each.
+    """Partition the examples among the clients; each client gets at least one example.
 
-    "iid", "dirichlet" and "shards" assign every example to exactly one client: flwr-datasets' `IidPartitioner`,
-    `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the examples. Two corrections follow. A
-    client without an example gets a random one of the client that is largest at that moment (ties: the lowest index).
-    The examples that do not fill a whole shard, which flwr-datasets leaves out, go one by one to the smallest client
-    that already holds their class.
+    The kinds:
 
-    "dirichlet-classes" and "dirichlet-sizes" assign every example to one client too, by a mixture of classes for each
-    client (:func:`by_dirichlet_classes`, :func:`by_dirichlet_sizes`). Empty clients are filled as above.
+    * "iid": a random share of the examples.
+    * "dirichlet": the clients' shares of each class are Dirichlet distributed.
+    * "shards": the examples are sorted by class and cut into equal shards. Each client gets some shards at random.
+    * "dirichlet-classes": the mixture of classes of each client is Dirichlet distributed. All clients have equally many
+      examples (:func:`by_dirichlet_classes`).
+    * "dirichlet-sizes": the mixture of classes of each client is Dirichlet distributed. Sizes of least norm assign all
+      examples (:func:`by_dirichlet_sizes`).
+    * "sizes": a given number of i.i.d. examples per client.
+    * "classes": a given number of classes per client.
+    * "sampled": a sample of all examples per client.
 
-    "sizes" and "classes" assign an example at most once, "sampled" any number of times: see
-    :mod:`fedsel_flwr.simulations.worlds.given_partitions`.
+    The first five kinds assign every example to exactly one client. The kinds "sizes" and "classes" assign an example
+    at most once, and "sampled" any number of times (:mod:`fedsel_flwr.simulations.worlds.given_partitions`).
+
+    "iid", "dirichlet" and "shards" shuffle the examples, and then use `IidPartitioner`, `DirichletPartitioner` and
+    `ShardPartitioner` of flwr-datasets. If the examples do not fill the last shard, flwr-datasets leaves the rest out.
+    Here the rest goes, one by one, to the smallest client that already holds the example's class.
+
+    With the first five kinds, a client without examples gets a random example from the largest client at that moment.
+    If several clients are equally large, the one with the lowest index gives it.
 
     Args:
         labels: The class of each example, shape (n,).
         num_clients: The number of clients, at most n unless ``kind`` is "sampled".
-        kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed;
-            "dirichlet-classes": the classes of a client are, and all have equally many examples; "dirichlet-sizes": the
-            classes of a client are, and sizes of least norm assign everything; "shards": the examples sorted by class
-            are cut into equal shards, each client gets some at random; "sizes": a given number of i.i.d. examples each;
-            "classes": a given number of classes each; "sampled": a sample of all examples each.
-        alpha: The Dirichlet concentration, above 0: the smaller, the more heterogeneous the clients. In
+        kind: Kind of the partition, see above.
+        alpha: The Dirichlet concentration, above 0. A smaller value makes clients more heterogeneous. In
             "dirichlet-sizes" it is multiplied by the classes' shares.
         shards_per_client: The number of shards that each client gets.
         sizes: For "sizes" only: the number of examples of each client.
         classes_per_client: For "classes" only: the number of classes of each client.
-        examples_per_client: For "sampled": the number of examples of each client.
-        seed: Draws the partition; the same seed gives the same one in every process.
+        examples_per_client: For "sampled" only: the number of examples of each client.
+        seed: Seed that draws the partition. The same seed gives the same partition in every process.
 
     Returns:
-        Per client, the rows of its examples in ascending order, int64 of shape (n_k,); for "sampled" drawn at each
-        access.
+        Per client, the rows of its examples in ascending order, int64 of shape (n_k,). For "sampled", each access draws
+        them.
 
     Raises:
-        ParameterError: There are more clients or shards than examples, or a list is given that ``kind`` does not read
-            or that lacks a number for each client.
+        ParameterError: There are more clients or shards than examples. Also raised if a list is set that ``kind`` does
+            not read, or that does not have one number per client.
 
     References:
         Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
@@ -87,7 +94,7 @@ def partition_indices(
     if kind == "sampled":
         return SampledPartition(len(labels), num_clients, examples_per_client, seed)
     classes = _class_indices(labels, num_clients, shards_per_client if kind == "shards" else 1)
-    # The draws below come from this generator in this order; any change gives every scenario another partition.
+    # The draws below use this generator in this order. Any change would give every scenario another partition.
     rng = np.random.default_rng(seed)
     parts: Sequence[Sequence[int] | IntArray]
     if kind == "sizes":
@@ -102,7 +109,7 @@ def partition_indices(
 def _assign_all(
     classes: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Assign every example to one client, by mixtures of classes or as flwr-datasets does; some may get none."""
+    """Assign every example to one client, by mixtures of classes or with flwr-datasets; some clients may get none."""
     if kind in ("dirichlet-classes", "dirichlet-sizes"):
         by_mixtures = by_dirichlet_classes if kind == "dirichlet-classes" else by_dirichlet_sizes
         return [rows.tolist() for rows in by_mixtures(classes, num_clients, alpha, rng)]
@@ -121,23 +128,23 @@ def partition_sizes(partitions: Sequence[IntArray]) -> IntArray:
 
 
 def rows_of(partitions: Sequence[IntArray], clients: Sequence[int]) -> list[IntArray]:
-    """Return the rows of several clients; rows of a sampled partition are drawn together."""
+    """Return the rows of several clients; the rows of a sampled partition are drawn together."""
     return partitions.of(clients) if isinstance(partitions, SampledPartition) else [partitions[k] for k in clients]
 
 
 def by_dirichlet_classes(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
     """Give all clients equally many examples, with classes from mixtures q_k ~ Dir(alpha 1).
 
-    Each example goes to one client. A class without examples left drops out of the mixtures of the next clients.
+    Each example goes to one client. A class with no examples left is dropped from the mixtures of the next clients.
 
     Args:
         labels: The class of each example, 0 … C - 1, shape (n,).
         num_clients: The number of clients, at most n.
-        alpha: The concentration, above 0: the smaller, the fewer classes a client has.
-        rng: Draws the mixtures and the examples.
+        alpha: The concentration, above 0. A smaller value gives a client fewer classes.
+        rng: Generator that draws the mixtures and the examples.
 
     Returns:
-        Per client, its rows.
+        The rows of each client.
 
     References:
         Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification",
@@ -159,7 +166,7 @@ def by_dirichlet_classes(labels: IntArray, num_clients: int, alpha: float, rng: 
         while missing := wanted - int(taken.sum()):
             open_ = left > taken
             weight = np.where(open_, q, 0.0)
-            # No class of the mixture has examples left: the rest comes from all classes, by what is left of each.
+            # No class of the mixture has examples left, so the rest comes from all classes, by their remaining numbers.
             # The comparison is negated, so that weights of NaN end here too.
             if not weight.sum() > 0:
                 weight = np.where(open_, (left - taken).astype(np.float64), 0.0)
@@ -170,16 +177,16 @@ def by_dirichlet_classes(labels: IntArray, num_clients: int, alpha: float, rng: 
 
 
 def by_dirichlet_sizes(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
-    """Draw each client's mixture q_k ~ Dir(alpha p), p the classes' shares, and find sizes that assign everything.
+    """Draw mixtures of classes q_k ~ Dir(alpha p), with the classes' shares p, and find sizes that assign all examples.
 
     Args:
         labels: The class of each example, 0 … C - 1, shape (n,).
         num_clients: The number of clients, at most n.
         alpha: The concentration (GPFL's zeta), above 0.
-        rng: Draws the mixtures and the examples.
+        rng: Generator that draws the mixtures and the examples.
 
     Returns:
-        Per client, its rows; a small client may have none.
+        The rows of each client. A small client may have no rows.
 
     Raises:
         ParameterError: No sizes assign every class, for example because a class is in no client's mixture.
@@ -198,7 +205,7 @@ def by_dirichlet_sizes(labels: IntArray, num_clients: int, alpha: float, rng: np
     sizes = least_norm_sizes(mixtures, counts)
     parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
     for label, count in enumerate(counts):
-        # Cut points at rounded cumulative shares: every example is assigned, whatever the rounding.
+        # Cut points are rounded cumulative shares, so that every example is assigned.
         share = np.cumsum(mixtures[label] * sizes)
         cuts = np.rint(share * (count / share[-1])).astype(np.int64)[:-1]
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -212,10 +219,10 @@ def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
 
     Args:
         mixtures: Q, the share of each class in each client's data, shape (C, K).
-        counts: d, the examples of each class, shape (C,).
+        counts: d, the number of examples of each class, shape (C,).
 
     Returns:
-        Shape (K,).
+        The sizes x, shape (K,).
 
     Raises:
         ParameterError: There are no such sizes.
@@ -225,7 +232,7 @@ def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
         [20.0, 20.0, 20.0]
     """
     total = counts.sum()
-    # One non-negative least-squares problem: the equations with a large weight, below them the norm of x.
+    # One non-negative least-squares problem: first the equations with a large weight, then the norm of x.
     rows = np.vstack([WEIGHT * mixtures, np.eye(mixtures.shape[1])])
     sizes = total * nnls(rows, np.concatenate([WEIGHT * counts / total, np.zeros(mixtures.shape[1])]))[0]
     missed = np.abs(mixtures @ sizes - counts)
@@ -239,11 +246,11 @@ def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
 
 
 def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) -> None:
-    """Refuse a list that the kind lacks, that another kind would ignore, or that lacks a number for some client."""
+    """Refuse a list that is missing, that the kind does not read, or that does not have one number per client."""
     own = {"sizes": "sizes", "classes_per_client": "classes"}[name]
     if len(given) and kind != own:
         raise ParameterError(
-            f"partition.{name} is given, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
+            f"partition.{name} is set, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
         )
     if kind == own and len(given) != num_clients:
         raise ParameterError(
@@ -256,11 +263,11 @@ def _draw(
     rows: IntArray, labels: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
 ) -> list[list[int]]:
     """Return the rows that flwr-datasets gives each client."""
-    # What IidPartitioner does, without the import of flwr-datasets, which takes a second.
+    # The same as IidPartitioner, without the import of flwr-datasets, which takes a second.
     if kind == "iid":
         return [part.tolist() for part in np.array_split(rows, num_clients)]
 
-    # Partitioners send no telemetry; only downloads by flwr-datasets do.
+    # Only downloads by flwr-datasets send telemetry, partitioners do not.
     import datasets
     from flwr_datasets import partitioner as flower
 
@@ -273,7 +280,7 @@ def _draw(
             num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
         )
     partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": labels[rows]}).with_format("arrow")
-    # `datasets` calls a deprecated form of pyarrow's sort.
+    # `datasets` calls pyarrow's sort in a deprecated way.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
         columns = (partitioner.load_partition(client)["row"] for client in range(num_clients))
@@ -281,7 +288,7 @@ def _draw(
 
 
 def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) -> None:
-    """Give each unassigned row to the smallest client that holds its class, else to the smallest client."""
+    """Give each unassigned row to the smallest client that holds its class, or else to the smallest client."""
     left = np.ones(len(rows), dtype=bool)
     left[[row for part in parts for row in part]] = False
     if not left.any():
@@ -301,7 +308,7 @@ def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) ->
 
 
 def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
-    """Move one random example of the largest client to each client that has none; return the clients."""
+    """Move a random example from the largest client to each client without examples; return the clients."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes == 0):
         largest = int(np.argmax(sizes))

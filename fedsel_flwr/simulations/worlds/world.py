@@ -1,4 +1,4 @@
-"""The world of a scenario: examples, partition, model, objective and system model, the same in every process."""
+"""World of a scenario: examples, partition, model, objective and system model, the same in every process."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from fedsel_flwr.simulations.worlds.partitions import partition_sizes, rows_of
 
 
 class World:
-    """Everything that a scenario's clients and server work on.
+    """World of a scenario: the data, model and system model of its clients and server.
 
     Args:
         scenario: The scenario.
-        own: The user's own parts, in place of those that the scenario names.
+        own: The user's parts, which replace those that the scenario names.
 
     Attributes:
-        sizes: The number of training examples of each client, shape (num_clients,).
+        sizes: Number of training examples of each client, shape (num_clients,).
 
     Raises:
-        ParameterError: The data set cannot be found, or cannot be partitioned among the clients as the scenario says.
+        ParameterError: The data set cannot be found, or cannot be partitioned as the scenario says.
     """
 
     def __init__(self, scenario: Scenario, own: OwnParts = OwnParts()) -> None:  # noqa: B008 (frozen)
@@ -54,7 +54,7 @@ class World:
         self.objective: Objective = own.objective or OBJECTIVES[self.dataset.task]
         if scenario.per_class_accuracy and np.asarray(self.dataset.train.labels).dtype.kind not in "iu":
             raise ParameterError("per_class_accuracy needs classes, but the data's labels are numbers. Leave it out.")
-        # Copied now: `self.model` is scratch memory that every client and every evaluation overwrites.
+        # Copied now, because every client and every evaluation overwrites the parameters of `self.model`.
         self._initial = get_arrays(self.model)
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._count_local_test(sizes)
@@ -85,7 +85,7 @@ class World:
         return dict(enumerate(self.sizes.tolist()))
 
     def energy_score(self, partition_id: int) -> float | None:
-        """Return the client's energy score, constant over the run; None if the scenario has none."""
+        """Return the client's energy score, constant over the run; None if the scenario has no energy scores."""
         return self.energy_scores([partition_id])[0]
 
     def energy_scores(self, partition_ids: Sequence[int]) -> list[float | None]:
@@ -96,19 +96,19 @@ class World:
         return [float(own.uniform(low, 1.0)) for own in streams(self.scenario.seed, "energy", partition_ids)]
 
     def train_rows(self, partition_id: int) -> IntArray:
-        """Return the rows of the training set on which a client trains."""
+        """Return the rows of the training set that a client trains on."""
         return self.train_rows_of([partition_id])[0]
 
     def train_rows_of(self, partition_ids: Sequence[int]) -> list[IntArray]:
-        """Return the rows of the training set on which each of several clients trains."""
+        """Return, for each of several clients, the rows of the training set that it trains on."""
         return [train for train, _ in self.train_test_rows(partition_ids)]
 
     def train_test_rows(self, partition_ids: Sequence[int]) -> list[tuple[IntArray, IntArray]]:
-        """Return the rows on which each client trains and those on which it tests.
+        """Return, for each client, its training rows and its test rows.
 
         A client without a local test set tests on its training rows.
         """
-        # The first rows are the test set: no draw, and so the same in every process and under every selector.
+        # The first rows are the test set. Without a random draw it is the same in every process and for every selector.
         counts = self._test_sizes[list(partition_ids)].tolist()
         drawn = zip(rows_of(self.partitions, partition_ids), counts, strict=True)
         return [(rows[count:], rows[:count] if count else rows) for rows, count in drawn]
@@ -119,13 +119,13 @@ class World:
         return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
 
     def _count_local_test(self, sizes: IntArray) -> IntArray:
-        """Return the number of each client's examples that are its local test set."""
+        """Return the size of each client's local test set."""
         fraction = self.scenario.data.local_test_fraction
         # At least one example stays for training.
         return np.minimum((sizes * fraction).astype(np.int64), sizes - 1)
 
     def client(self, partition_id: int) -> TorchClient:
-        """Return the client with this partition; one at a time per process, as clients share the scratch model."""
+        """Return the client with this partition. Use one client at a time per process, because they share a model."""
         if not 0 <= partition_id < self.scenario.num_clients:
             raise ParameterError(
                 f"partition-id must be below num_clients = {self.scenario.num_clients}, got {partition_id}. Start "
@@ -149,14 +149,14 @@ class World:
         )
 
     def with_scenario(self, scenario: Scenario) -> World:
-        """Return this world with another scenario, which must agree in data, partition, model and system."""
+        """Return this world with another scenario, which must have the same data, partition, model and system."""
         world = copy.copy(self)
         world.scenario = scenario
         return world
 
     def for_clients(self) -> World:
-        """Return this world for clients: with the same arrays, without validation and test examples."""
-        # Ray copies what an actor receives: the server's examples would cost memory on every machine.
+        """Return this world for clients: with the same arrays, but without validation and test examples."""
+        # Ray copies a world to each actor, so the server's examples would take memory on every machine.
         train = self.dataset.train
         nothing = Split(train.inputs[:0], train.labels[:0])
         world = copy.copy(self)
@@ -166,8 +166,8 @@ class World:
     def validation(self) -> Validation | None:
         """Return the server's validation set, for filters and selectors that measure models.
 
-        None for a regression, as the server measures logits and the fraction correct. None also if the clients hold
-        every example. :meth:`check_validation_set` refuses selectors that need one.
+        None for a regression, because the server measures logits and the fraction correct. Also None if the clients
+        hold all examples. :meth:`check_validation_set` refuses selectors that need a validation set.
         """
         split = self.dataset.validation
         if self.dataset.task == "regression" or not len(split):
@@ -179,12 +179,12 @@ class World:
         """Refuse a selector or filter that measures models on the server if the server has no validation set.
 
         Args:
-            needs: The columns that the selector reads.
+            needs: Columns that the selector reads.
             name: The selector's name in messages.
 
         Raises:
-            ParameterError: The data are numbers or the server has no examples, and the selector needs a column of the
-                server's validation set, or the scenario has FedCA's filter.
+            ParameterError: The selector or FedCA's filter needs the server's validation set. But the server has no
+                examples, or the labels are numbers.
         """
         columns = sorted((ON_VALIDATION | {"kept"}) & set(needs))
         if not columns and not self.scenario.aggregation.filter:
@@ -193,8 +193,8 @@ class World:
         if self.dataset.task == "regression":
             raise ParameterError(
                 f"{what} measures classifiers on the server's validation set, but data.dataset = "
-                f"{self.scenario.data.dataset!r} has numbers to predict. Choose another one, or a data set with "
-                "classes."
+                f"{self.scenario.data.dataset!r} has numbers to predict. Choose another selector or filter, or a "
+                "data set with classes."
             )
         if not len(self.dataset.validation):
             raise ParameterError(
@@ -204,13 +204,13 @@ class World:
             )
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
-        """Return loss and accuracy (for a regression: R²) of a model on the test set, which no selector sees."""
+        """Return the loss and accuracy (R² for a regression) of a model on the test set, which no selector sees."""
         set_arrays(self.model, list(arrays))
         return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels, objective=self.objective)
 
 
 def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
-    """Refuse augmentation, which crops and flips, for examples that are not images."""
+    """Refuse augmentation if the examples are not images, because it crops and flips."""
     if scenario.training.augmentation != "none" and len(shape) != 3:
         raise ParameterError(
             f"training.augmentation = {scenario.training.augmentation!r} is for images, but data.dataset = "
@@ -219,12 +219,12 @@ def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
 
 
 def _check_batches(scenario: Scenario, model: nn.Module, train: Split, sizes: IntArray) -> None:
-    """Refuse a client whose last batch is one example, if the model's batch normalization cannot process that."""
-    # torch would raise in the middle of a run, in the first round that selects such a client.
+    """Refuse a client whose last batch has one example, if the model's batch normalization cannot process it."""
+    # Checked here, because torch would raise in the middle of a run, when such a client is selected first.
     norms = {name: one for name, one in model.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)}
     settings = scenario.training.settings()
     per_pass = -(-sizes // settings.batch_size)
-    # With a fixed number of local steps a large client may never reach its last batch.
+    # With a fixed number of local steps, a client with many examples may never reach its last batch.
     reached = per_pass <= settings.local_steps if settings.local_steps else np.ones(len(sizes), dtype=np.bool_)
     alone = np.flatnonzero((sizes - (per_pass - 1) * settings.batch_size == 1) & reached)
     if not norms or not len(alone):
@@ -232,27 +232,27 @@ def _check_batches(scenario: Scenario, model: nn.Module, train: Split, sizes: In
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             copy.deepcopy(model).train()(torch.tensor(train.inputs[:1]))
-    # Tried out, as not every such layer fails: after a convolution it normalizes over pixels, and an image has several.
+    # Tried out, because not every such layer fails. After a convolution it normalizes over the pixels of an image.
     except ValueError as error:
         (name, one), client = next(iter(norms.items())), int(alone[0])
         raise ParameterError(
-            f"client {client} has {sizes[client]} training examples, so that with training.batch_size = "
-            f"{settings.batch_size} a batch holds 1 example, which {type(one).__name__} at {name!r} cannot normalize: "
-            "choose another training.batch_size, or a model with GroupNorm or LayerNorm"
+            f"client {client} has {sizes[client]} training examples. With training.batch_size = "
+            f"{settings.batch_size} a batch holds 1 example, which {type(one).__name__} at {name!r} cannot "
+            "normalize. Choose another training.batch_size, or a model with GroupNorm or LayerNorm"
         ) from error
 
 
 class WorldCache:
-    """Cache of one world: built at most once in a process, and replaced when another scenario comes."""
+    """Cache of one world, which is built once per process, and replaced when another scenario is asked for."""
 
     def __init__(self) -> None:
-        # A node's messages and the server may ask from several threads at the same time: one builds, the others wait.
+        # Several threads may ask at the same time. One of them builds the world, and the others wait.
         self._lock = threading.Lock()
         self._latest: tuple[str, World] | None = None
 
     @property
     def latest(self) -> tuple[str, World] | None:
-        """The scenario, as JSON, and its world; None before the first."""
+        """Latest scenario, as JSON, and its world; None if the cache is empty."""
         return self._latest
 
     def put(self, text: str, world: World) -> None:
@@ -271,9 +271,9 @@ WORLD_CACHE = WorldCache()
 
 
 def world_of(scenario: Scenario, own: OwnParts = OwnParts()) -> World:  # noqa: B008 (frozen)
-    """Return the world of a scenario, built once per process and cached until another scenario comes.
+    """Return the world of a scenario, built once per process and cached until another scenario is asked for.
 
-    With parts of the user a new world is always built. It is cached too, for callers that know the scenario alone.
+    If the user brings parts, a new world is always built. It is cached too, for callers that know only the scenario.
     """
     text = scenario.model_dump_json()
     if own:

@@ -1,6 +1,6 @@
 """The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 to 1.43).
 
-Each paper's file holds the twin of the legacy API's class, and takes from it what the paper asks for.
+Each paper's class is the twin of the legacy API's class, and inherits the paper's requirements from it.
 
 =======================  ==============================================================================================
 ``bsfl``                 twin of :class:`fedsel_flwr.strategies.BSFL`
@@ -10,7 +10,7 @@ Each paper's file holds the twin of the legacy API's class, and takes from it wh
 ``fedcm``                twin of :class:`fedsel_flwr.strategies.FedCM`
 ``gpfl``                 twin of :class:`fedsel_flwr.strategies.GPFL`
 ``pczfl``                twin of :class:`fedsel_flwr.strategies.PCZFL`
-``selection_strategy``   any selector around any base strategy: the round, which all papers share
+``selection_strategy``   any selector around any base strategy: the round that all papers share
 =======================  ==============================================================================================
 """
 

@@ -1,8 +1,8 @@
 """Client selection around any strategy of Flower's Message API: the round that all papers share.
 
-``configure_train`` asks the selector who trains, and ``aggregate_train`` reads what came back. The base strategy
-configures and averages. The course of the round is :class:`~fedsel_flwr.rounds.core.SelectionCore`'s, and this room
-translates Flower's messages for it.
+``configure_train`` lets the selector choose the nodes that train, and ``aggregate_train`` reads their replies. The base
+strategy configures and averages. :class:`~fedsel_flwr.rounds.core.SelectionCore` plays the round. This room translates
+between it and Flower's messages.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ logger = logging.getLogger("fedsel_flwr")
 
 
 class SelectionStrategy(Adapter, Strategy):
-    """Wraps a Message API strategy: a selector decides who trains, ``base`` decides how updates are aggregated.
+    """Wraps a Message API strategy: the selector chooses the clients that train, ``base`` aggregates their updates.
 
-    It is the outermost wrapper; differential-privacy wrappers go inside. Its options are those of
-    :class:`fedsel_flwr.rounds.settings.Options`, explained below; its attributes are those of
+    Make this the outermost wrapper, with differential-privacy wrappers inside. The options are those of
+    :class:`fedsel_flwr.rounds.settings.Options`, described below. The attributes are those of
     :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     A round:
-        1. ``configure_train`` waits a bounded time for nodes, and registers newcomers by QUERY messages.
-        2. The selector chooses; before that it may probe nodes, by EVALUATE messages.
-        3. One of the messages that ``base`` configures is the template, copied for each chosen node. Strategies that
-           ``base`` consists of see exactly these messages.
-        4. ``aggregate_train`` drops updates that cannot be used, and lets ``base`` aggregate copies of the others in a
-           fixed order. The copies are alike in their keys, so that one odd reply cannot end the run.
+        1. ``configure_train`` waits a bounded time for nodes, and registers new nodes with QUERY messages.
+        2. The selector chooses nodes. Before that it may probe nodes with EVALUATE messages.
+        3. One of the messages that ``base`` configures is the template, and each chosen node gets a copy. The
+           strategies inside ``base`` see exactly these messages.
+        4. ``aggregate_train`` drops updates that cannot be used. ``base`` aggregates copies of the others in a fixed
+           order. The copies have the same keys, so that one deviating reply cannot end the run.
         5. The selector observes the round, and the history gets its record.
 
     References:
@@ -84,7 +84,7 @@ class SelectionStrategy(Adapter, Strategy):
     _arrays: ArrayRecord | None = None
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
-    # what ``should_stop`` is shown; Flower's own result does not leave its ``start`` before the run ends
+    # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
     _result_so_far: Result | None = None
 
     def start(
@@ -98,16 +98,16 @@ class SelectionStrategy(Adapter, Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
-        """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed.
+        """Run the rounds, and time the nodes on the server's clock; see ``flwr.serverapp.strategy.Strategy.start``.
 
-        ``should_stop`` works with every flwr, although ``start`` has none up to 1.42. The strategy's own option holds
-        as well. Its rounds are absolute.
+        ``should_stop`` works with every version of flwr, although ``start`` does not have it up to 1.42. The strategy's
+        own option applies too, with absolute rounds.
 
-        A resumed run takes the checkpoint's arrays in place of ``initial_arrays``, and runs ``num_rounds`` minus the
-        rounds that were done. The rounds in its result are absolute; the result has no metrics of earlier rounds.
+        A resumed run starts from the checkpoint's arrays instead of ``initial_arrays``. It runs ``num_rounds`` minus
+        the finished rounds. The rounds in its result are absolute, and the result has no metrics of earlier rounds.
 
         Raises:
-            RunError: There are checkpoints, but none can be used; or a checkpoint cannot be written.
+            RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written.
         """
         check_should_stop(should_stop)
         self._result_so_far = result_so_far = Result()
@@ -126,10 +126,10 @@ class SelectionStrategy(Adapter, Strategy):
         self._evaluates, self._timeout = evaluate_fn is not None, timeout
         recording = None if evaluate_fn is None else self._recording(evaluate_fn)
         if checkpoint is not None and not self._evaluates:
-            # with a central evaluation Flower's round 0 evaluates the checkpoint's round once more, and closes it
+            # With a central evaluation, Flower's round 0 evaluates the checkpoint's round once more and closes it.
             self._end_round(0)
         start = partial(super().start, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
-        # from flwr 1.43 on; an older one counts its remaining rounds, in which nobody is chosen
+        # From flwr 1.43 on. Older versions count the remaining rounds, which choose no clients.
         if "should_stop" in inspect.signature(Strategy.start).parameters:
             start = partial(start, should_stop=lambda number, result: self.core.ended)
         with self.saving_on_error():
@@ -149,10 +149,10 @@ class SelectionStrategy(Adapter, Strategy):
         """Choose nodes and return the base's message for each of them.
 
         Raises:
-            RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
+            RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
         self._arrays, self._dispatched = arrays, {}
-        # before anything can fail: an error of this round then says where the model is
+        # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
         if self._resuming.is_over:
             return []
@@ -165,7 +165,7 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
-        # base waits without end for its own least number of nodes, although its messages are templates only
+        # The base waits without limit for its own minimum of nodes, although its messages are only templates.
         shown = SnapshotGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
         messages = configured(self.base, self.core.round, arrays, config, shown, chosen)
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
@@ -183,13 +183,13 @@ class SelectionStrategy(Adapter, Strategy):
         """
         arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
-            # nobody was chosen, and the history got its record with the choice
+            # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, None
         self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
         self._note_unanswered(self._dispatched, arrived)
         cleaner = self._cleaner()
         faults, key = cleaner.faults(arrived), cleaner.weight_key
-        # the models are measured in here, as a base may aggregate in place
+        # The models are measured here, before the base, because a base may aggregate in place.
         outcome = self.core.collect(
             {node: self._reply(node, arrived.get(node), faults, key) for node in self._dispatched}
         )
@@ -197,7 +197,8 @@ class SelectionStrategy(Adapter, Strategy):
         metrics: MetricRecord | None = None
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            # a base counts failures, for accept_failures or to calibrate noise: an unusable update is one as well
+            # A base counts failures, for accept_failures or to calibrate noise, and an unusable update is a failure
+            # too.
             failures = [
                 sanitized(message) if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
@@ -208,15 +209,15 @@ class SelectionStrategy(Adapter, Strategy):
             usable = {node: arrived[node] for node in outcome.usable}
             kept = cleaner.cleaned(usable, outcome.results, outcome.kept, self._names)
             if outcome.averaging is not None:
-                # schemes work on floats, but the numbers of examples that bases expect are integers
+                # Schemes compute floats, but bases expect integers as numbers of examples.
                 for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
                     metrics_of(message)[key] = int(weight) if weight.is_integer() else weight
             arrays, metrics = self.base.aggregate_train(self.core.round, [*kept, *failures])
-        # decoding a model takes time and memory, so it is left out if nothing reads the arrays
+        # Decoding a model takes time and memory, so it is skipped if no part reads the arrays.
         after = self._decode(arrays) if arrays is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
-            # the averaging scheme has mixed the old model in
+            # The averaging scheme has mixed in the old model.
             arrays = self._encode(model)
         self._arrays = self._arrays if arrays is None else arrays
         self._keeper.keep(self.core.round, partial(names_and_arrays, self._arrays or ArrayRecord()))
@@ -228,30 +229,30 @@ class SelectionStrategy(Adapter, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the base's evaluation messages; waits a bounded time."""
+        """Return the base's evaluation messages, after a bounded wait for nodes."""
         self._evaluating = ()
         if not bases.evaluates(self.base):
             return []
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
-            # the run has ended, but Flower counts its remaining rounds
+            # The run has ended, but Flower counts its remaining rounds.
             return []
         needed = max(self.min_available, bases.min_evaluation_nodes(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         shown = SnapshotGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluation_nodes(self.base))
         messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
-        # SnapshotGrid fills up with made-up nodes, which nobody can evaluate on
+        # SnapshotGrid adds invented nodes, and no client can evaluate on these.
         connected = frozenset(free)
         self._evaluating = tuple(message for message in messages if str(message.metadata.dst_node_id) in connected)
         return list(self._evaluating)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Let the base aggregate the replies that are alike, in id order."""
+        """Let the base aggregate the replies with common metrics, in id order."""
         absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
         self._note_unanswered(sent, arrived)
-        # replies arrive in any order, and a sum of floats depends on it
+        # Replies arrive in any order, and a sum of floats depends on the order.
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
         usable, faults = self._cleaner().evaluations(ordered)
         for node, fault in faults.items():
@@ -264,7 +265,7 @@ class SelectionStrategy(Adapter, Strategy):
         aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
-            # Flower calls this even if nobody evaluates: without a central evaluation it is the round's last call
+            # Flower calls this even if no client evaluates: without a central evaluation it is the round's last call.
             save = partial(self._save, server_round, self._arrays)
             save()
             self.finish_round(server_round, tuple, save)
@@ -273,14 +274,14 @@ class SelectionStrategy(Adapter, Strategy):
     def _recording(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
     ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        """Return the central evaluation that also writes the checkpoint and records its results in the history."""
+        """Return a central evaluation that also writes the checkpoint and records its results in the history."""
 
         def recording(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = self.core.numbering.absolute(server_round)
             save = partial(self._save, server_round, arrays)
             metrics: MetricRecord | None = None
 
-            # called by finish_round, and only if the evaluation of this round is due
+            # finish_round calls this only if the evaluation of this round is due.
             def evaluate() -> tuple[object, ...]:
                 nonlocal metrics
                 metrics = evaluate_fn(number, arrays)
@@ -303,21 +304,21 @@ class SelectionStrategy(Adapter, Strategy):
 
     @property
     def _rejected(self) -> frozenset[str]:
-        """Return the nodes whose last message the SuperLink did not take; known on the server's clock only."""
+        """Return the nodes whose last message the SuperLink did not accept; known only on the server's clock."""
         return frozenset() if self._timed is None else self._timed.rejected
 
     def _note_unanswered(self, sent: Mapping[str, Message], arrived: Collection[str]) -> None:
-        """Note the nodes that were reached and have not answered: they are busy until their answer comes."""
+        """Mark nodes that were reached and have not answered as busy until their answer comes."""
         settled = {*arrived, *self._rejected}
         self._late.owe(message for node, message in sent.items() if node not in settled)
 
     def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
-        """Enter the metrics of a round into the result that ``should_stop`` is shown."""
+        """Add the metrics of a round to the result that ``should_stop`` gets."""
         if self._result_so_far is not None and metrics is not None:
             getattr(self._result_so_far, kind)[number] = metrics
 
     def _cleaner(self) -> Cleaner:
-        # a new one each round: under "auto" max_examples follows the clients' last claims
+        # A new one in each round, because under "auto" max_examples follows the clients' last claims.
         return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
 
     def _decode(self, record: ArrayRecord) -> Arrays:
@@ -329,7 +330,7 @@ class SelectionStrategy(Adapter, Strategy):
         return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, arrays, strict=True)})
 
     def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
-        """Return a node's reply, or the reason for its absence, in plain types."""
+        """Return a node's reply, or the reason why it is missing, in plain types."""
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
         if message is None and node in self._rejected:
             return Reply(error=NOT_REACHED)

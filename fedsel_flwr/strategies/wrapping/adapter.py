@@ -1,4 +1,4 @@
-"""Adapter between a Flower API and the course of a round: the options and attributes that both APIs share."""
+"""Adapter between a Flower API and the steps of a round: the options and attributes that both APIs share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Arguments(Options):
     """The arguments of a strategy: its selector, its base and its options.
 
     Args:
-        selector: The selector; it must not be shared with another strategy.
-        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        roster: Connections, client ids and rows; None starts with an empty one.
-        client_values: Selector parameters given by client id, already bound to ``roster``.
+        selector: The selector. It must not be shared with another strategy.
+        base: Any Flower strategy of the same API; None for FedAvg without federated evaluation.
+        roster: Connections, client ids and rows; None starts with an empty roster.
+        client_values: Selector parameters by client id, already bound to ``roster``.
     """
 
     selector: Selector
@@ -44,7 +44,7 @@ class Arguments(Options):
 def _takes(
     arguments: Callable[P, Arguments],
 ) -> Callable[[Callable[[S, Arguments], None]], Callable[Concatenate[S, P], None]]:
-    """Give a constructor the signature of a dataclass: ``help()``, editors and type checkers then show every option."""
+    """Give a constructor the signature of a dataclass, for ``help()``, editors and type checkers."""
     signature = inspect.signature(arguments)
 
     def decorate(init: Callable[[S, Arguments], None]) -> Callable[Concatenate[S, P], None]:
@@ -62,27 +62,27 @@ def _takes(
 
 
 class Adapter(RoundEnd):
-    """Builds the core from a strategy's options.
+    """Base class of the strategies in both APIs: builds the core from a strategy's options.
 
     Args:
-        arguments: Selector and base of the strategy, and its options
-            (:class:`fedsel_flwr.rounds.settings.Options`), each as an argument of its own.
+        arguments: Selector, base and options (:class:`fedsel_flwr.rounds.settings.Options`) of the strategy, each as a
+            separate argument.
 
     Attributes:
         selector: The selector.
-        history: What happened, round by round and client by client.
+        history: The record of the run, round by round and client by client.
         base: The wrapped strategy.
         roster: Connections, client ids and rows.
-        last_model: The global model after the last round that ended, whatever ended the run; None before it began.
+        last_model: The global model after the last finished round, however the run ended; None before the run.
 
     Raises:
-        ParameterError: A parameter is out of its range, or the base can never work with so few clients.
+        ParameterError: A parameter is out of range, or the base can never work with a cohort of this size.
     """
 
     strategy_type: ClassVar[type]
     default_base: ClassVar[Callable[[], Any]]
     waits_for_everybody: ClassVar[bool] = False
-    # The timeout of the last round, which Flower's servers say only when they send.
+    # The timeout of the last round, which Flower's servers pass only when they send.
     _timeout: float | None = None
 
     @_takes(Arguments)
@@ -96,11 +96,11 @@ class Adapter(RoundEnd):
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
             raise ParameterError(
-                f"base must be a {kind}, got {type(base).__name__}. Strategies of the other API have the same names: "
+                f"base must be a {kind}, got {type(base).__name__}. Strategies of both APIs have the same names, so "
                 "check the import"
             )
         self.base: Any = base if base is not None else type(self).default_base()
-        # What can be refused is refused here, before a server starts.
+        # All checks that are possible now run here, before a server starts.
         cohort = selector.clients_per_round
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
@@ -108,8 +108,8 @@ class Adapter(RoundEnd):
         settings = resolve_settings(selector, compare_models=bases.compares_models(self.base), **options)
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(
-                "over_selection and round_deadline_s on the server's clock need a server that ends a round before "
-                "everybody has answered, but that of the legacy API waits for every client. Use the strategies of "
+                "over_selection and round_deadline_s on the server's clock need a server that ends rounds early, "
+                "but the legacy API's server waits for every client. Use the strategies of "
                 'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
             )
         if settings.filter is not None:
@@ -139,7 +139,7 @@ class Adapter(RoundEnd):
         self._dead_actors = DeadActors()
         self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
-        # Connection -> what was sent to it in this round: a proxy in the legacy API, a message in the other.
+        # Connection -> what it got in this round: a proxy in the legacy API, a message in the Message API.
         self._dispatched: dict[str, Any] = {}
 
     @property
@@ -148,40 +148,40 @@ class Adapter(RoundEnd):
         return self.core.parts.selector
 
     def state_dict(self) -> State:
-        """Return everything that outlives a round, the base strategy's own state excluded.
+        """Return all lasting state, except the base strategy's own state.
 
         Returns:
-            Part -> its state, of numbers, texts, lists and NumPy arrays (copies); call it between rounds.
+            Part -> its state, of numbers, texts, lists and NumPy arrays (copies). Call this between rounds.
         """
         return self.core.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`, in this process or another.
+        """Load a state of :meth:`state_dict`, in this process or another.
 
         Args:
-            state: The state of a strategy with the same parameters. Flower may count its rounds on, or from 1 again;
-                selector, history and clients see the absolute round.
+            state: The state of a strategy with the same parameters. Flower's rounds may continue, or count from 1
+                again. Selector, history and clients see the absolute round.
 
         Raises:
-            StateError: A part is missing or does not fit; nothing has changed then.
+            StateError: A part is missing or does not fit; nothing has changed.
         """
         self.core.load_state_dict(state)
 
     def __repr__(self) -> str:
-        """Name the selector and the base."""
+        """Return the names of the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
 
     def _check_actors(self, errors: Iterable[str]) -> None:
-        """End the run if the texts of the round's failures say that Flower's simulation cannot continue."""
+        """End the run if the round's failures show that Flower's simulation cannot continue."""
         self._dead_actors.check(errors, self.core.round, self._resuming.resume_hint)
 
     def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
-        """Fetch late replies, and wait a bounded time if too few clients are free; return the connected clients."""
-        # A client that trains may need as long as the last round allowed; before the first round it can only owe an
-        # answer to the roll call.
+        """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients."""
+        # A client that trains may need as long as the last round allowed. Before the first round, a client can only owe
+        # an answer to the roll call.
         timeout = min(self.wait_timeout, self._timeout or self._question_timeout)
         return self._late.wait_for_free(connected, self.core.settings.min_completed, timeout)
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
-        """Return what was wrong with a client's reply, for the base strategy and Flower's log."""
+        """Return the fault of a client's reply, for the base strategy and Flower's log."""
         return f"client {self.roster.name(node)}: {'; '.join(problems)}"

@@ -1,8 +1,8 @@
 """State of base strategies in a checkpoint: known attributes of Flower's classes, ``state_dict`` of all others.
 
-Each layer of a base has its part. What Flower's strategies set again in every round (the arrays of the round that DP
-wrappers and QFedAvg hold) is not saved. Neither is the state of NumPy's global generator, from which Flower's
-differential privacy draws: noise must not be drawn twice.
+Each layer of a base has its own part. Values that Flower's strategies set again in every round are not saved. These are
+the round's arrays in DP wrappers and QFedAvg. The state of NumPy's global generator is not saved either, because
+Flower's differential privacy draws from it, and noise must not be drawn twice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedsel_flwr.strategies.wrapping.bases import layers
 ATTRIBUTES: Final = ("m_t", "v_t", "current_weights", "momentum_vector", "clipping_norm", "clip_norm", "global_model")
 """Attributes of Flower's strategies that outlive a round: of FedOpt's family, FedAvgM, adaptive clipping, trees."""
 OF_FEDAVGM: Final = ("initial_parameters", "current_arrays")
-"""Attributes that outlive a round in FedAvgM alone: others drop the first, and set the second in every round."""
+"""Attributes that outlive a round only in FedAvgM: other strategies drop the first, and set the second each round."""
 
 
 def check_base(base: object) -> None:
     """Refuse a base whose state could not be saved.
 
     Raises:
-        ParameterError: A layer keeps something that nobody knows how to save; the message says what to write.
+        ParameterError: A layer has state that cannot be saved; the message has the cure.
     """
     for layer in layers(base):
         _check_layer(layer)
@@ -42,29 +42,29 @@ def save_base(base: object) -> state_dicts.State:
     """Return a base's own state.
 
     Returns:
-        A state that can be put into a checkpoint; under "layers" the list of the layers' states.
+        A state for a checkpoint, with the list of the layers' states under "layers".
 
     Raises:
-        ParameterError: As :func:`check_base` raises it, since a layer may have got an attribute in the meantime.
+        ParameterError: As for :func:`check_base`, because a layer may have got another attribute in the meantime.
     """
     return {"layers": [_save_layer(layer) for layer in layers(base)]}
 
 
 def load_base(base: object, state: Mapping[str, Any]) -> None:
-    """Continue from a state of :func:`save_base`.
+    """Load a state of :func:`save_base`.
 
     Raises:
-        StateError: It is another strategy's, or a layer refuses its part; nothing has changed then.
+        StateError: The state belongs to another strategy, or a layer refuses its part; nothing has changed.
     """
     mine, theirs = list(layers(base)), state.get("layers")
     if not isinstance(theirs, list) or [_class(layer) for layer in mine] != [one.get("class") for one in theirs]:
         names = [one.get("class") for one in theirs] if isinstance(theirs, list) else theirs
-        raise StateError(f"base: the state is that of {names}, this base is {[_class(layer) for layer in mine]}")
+        raise StateError(f"base: the state belongs to {names}, but this base is {[_class(layer) for layer in mine]}")
     before = save_base(base)
     try:
         for layer, part in zip(mine, theirs, strict=True):
             _load_layer(layer, part)
-    # A user's own load_state_dict may raise anything, and outer layers are loaded by then: all go back.
+    # A user's own load_state_dict may raise any error after outer layers were loaded, so all layers are restored.
     except Exception as error:
         for layer, part in zip(mine, before["layers"], strict=True):
             _load_layer(layer, part)
@@ -72,7 +72,7 @@ def load_base(base: object, state: Mapping[str, Any]) -> None:
 
 
 def _check_layer(layer: object) -> None:
-    """Refuse a layer with attributes that neither Flower's code nor a ``state_dict`` accounts for."""
+    """Refuse a layer with attributes that are neither in Flower's code nor covered by a ``state_dict``."""
     if _has_state_dict(layer) or _is_flowers(type(layer)):
         return
     flowers = [cls for cls in type(layer).__mro__ if _is_flowers(cls)]
@@ -87,8 +87,8 @@ def _check_layer(layer: object) -> None:
         )
 
 
-# An instance does not say who set an attribute: Flower's class, or the user's subclass of it. The source of Flower's
-# class says what that assigns. ``__static_attributes__`` does too, but only from Python 3.13 on.
+# An instance does not record whether Flower's class or the user's subclass set an attribute, so the source of Flower's
+# class decides. ``__static_attributes__`` has the same names, but only from Python 3.13 on.
 @functools.cache
 def _assigned_by(cls: type) -> frozenset[str]:
     """Return the attributes that a class assigns in its own methods; none if its source is not installed.
@@ -100,7 +100,7 @@ def _assigned_by(cls: type) -> frozenset[str]:
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    # Without the source a user's subclass is refused with its attributes named: nothing is lost unseen.
+    # Without the source, a user's subclass is refused and its attributes are named, so that no state is lost silently.
     except (OSError, SyntaxError):
         return frozenset()
     stored = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
@@ -120,7 +120,7 @@ def _save_layer(layer: object) -> state_dicts.State:
         part["known"] = {name: _to_plain(getattr(layer, name)) for name in _lasting(layer)}
     if _has_state_dict(layer):
         part["own"] = layer.state_dict()  # type: ignore[attr-defined]
-    # Differential privacy with an accountant: the budget that was spent must not be spent again after a restart.
+    # Differential privacy with an accountant: the spent budget must not be spent again after a restart.
     accountant = getattr(layer, "accountant", None)
     if accountant is not None:
         part["accountant"] = accountant.state_dict()
@@ -129,14 +129,17 @@ def _save_layer(layer: object) -> state_dicts.State:
 
 def _load_layer(layer: Any, part: Mapping[str, Any]) -> None:
     if _has_state_dict(layer) != (part["own"] is not None):
-        raise StateError(f"the state of {_class(layer)} has {'no ' if part['own'] is None else ''}part of its own")
+        raise StateError(
+            f"the state of {_class(layer)} has {'no ' if part['own'] is None else ''}entries from state_dict, but "
+            f"the class {'has' if part['own'] is None else 'lacks'} that method"
+        )
     for name, value in part["known"].items():
         setattr(layer, name, _from_plain(value))
     if part["own"] is not None:
         layer.load_state_dict(part["own"])
     if "accountant" in part:
         if getattr(layer, "accountant", None) is None:
-            raise StateError(f"the state of {_class(layer)} has a privacy accountant's part, but here there is none")
+            raise StateError(f"the state of {_class(layer)} has a privacy accountant, but this base has none")
         layer.accountant.load_state_dict(part["accountant"])
 
 
@@ -153,7 +156,7 @@ def _has_state_dict(layer: object) -> bool:
 
 
 def _to_plain(value: object) -> Any:
-    """Convert a value of Flower's into plain types."""
+    """Convert a Flower value into plain types."""
     if isinstance(value, Parameters):
         return {"flower": "Parameters", "tensor_type": value.tensor_type, "tensors": list(value.tensors)}
     if isinstance(value, ArrayRecord):
@@ -162,7 +165,7 @@ def _to_plain(value: object) -> Any:
 
 
 def _from_plain(value: Any) -> Any:
-    """Invert :func:`_to_plain`."""
+    """Convert the result of :func:`_to_plain` back."""
     if isinstance(value, Mapping) and value.get("flower") == "Parameters":
         return Parameters(tensors=value["tensors"], tensor_type=value["tensor_type"])
     if isinstance(value, Mapping) and value.get("flower") == "ArrayRecord":

@@ -1,7 +1,7 @@
-"""Facts about base strategies: what each asks for, what it reads of a reply, and what it cannot be combined with.
+"""Facts about base strategies: what each requires, what it reads of a reply, and what it cannot be combined with.
 
-A base is the strategy that was given and those it wraps, a layer each. Flower does not publish these facts, so they are
-read off class names and attributes, in both of its APIs.
+A base consists of the user's strategy and the strategies that it wraps, one layer each. Flower does not publish these
+facts, so they are derived from class names and attributes, in both APIs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ logger = logging.getLogger("fedsel_flwr")
 NEEDED_CLIENTS = (
     "min_available_clients", "min_available_nodes", "min_train_nodes",
 )  # fmt: skip
-"""Attributes of bases that say how many clients must be connected."""
+"""Attributes of bases with the number of clients that must be connected."""
 TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
 """Bases whose models grow from round to round."""
 TREE_LISTS = ("iteration_indptr", "tree_info", "trees")
-"""Lists of an XGBoost model in JSON that bagging appends to."""
+"""Lists of an XGBoost model in JSON that bagging extends."""
 NORM_BITS = {
     "DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit",
 }  # fmt: skip
-"""Class of a base -> the metric that it counts over the replies, a bit each."""
+"""Class of a base -> the one-bit metric that it counts over the replies."""
 
 
 def layers(base: object) -> Iterator[object]:
@@ -37,24 +37,24 @@ def layers(base: object) -> Iterator[object]:
         current = getattr(current, "strategy", None)
 
 
-# Classes go by name: the two APIs have different classes of the same name, and a run needs to load one API only.
+# Classes are matched by name: the two APIs have different classes of the same name, and a run loads only one API.
 def is_a(base: object, *names: str) -> bool:
-    """Return whether the class of ``base``, or one it derives from, has one of these names."""
+    """Return whether the class of ``base``, or one of its base classes, has one of these names."""
     return any(cls.__name__ in names for cls in type(base).__mro__)
 
 
 def has_layer(base: object, *names: str) -> bool:
-    """Return whether ``base``, or a strategy it wraps, is one of these."""
+    """Return whether ``base``, or a strategy it wraps, has one of these class names."""
     return any(is_a(layer, *names) for layer in layers(base))
 
 
 def min_available(base: object) -> int:
-    """Return the largest number of connected clients that a layer of ``base`` asks for."""
+    """Return the largest number of connected clients that a layer of ``base`` requires."""
     return max((int(getattr(layer, name, 0)) for layer in layers(base) for name in NEEDED_CLIENTS), default=0)
 
 
 def min_evaluation_nodes(base: object) -> int:
-    """Return how many connected nodes ``base`` waits for before an evaluation."""
+    """Return the number of connected nodes that ``base`` waits for before an evaluation."""
     names = ("min_available_nodes", "min_evaluate_nodes")
     return max(int(getattr(layer, name, 0)) for layer in layers(base) for name in names)
 
@@ -65,17 +65,17 @@ def evaluates(base: object) -> bool:
 
 
 def min_models(base: object) -> tuple[int, str]:
-    """Return how many models ``base`` needs to do what it promises, and why.
+    """Return the number of models that ``base`` needs to keep its guarantee, and the reason.
 
-    Krum needs n >= 2f + 3 (Blanchard et al., NeurIPS 2017); Flower's returns the first model below. Bulyan needs
-    n >= 4f + 3 (El Mhamdi et al., ICML 2018).
+    Krum needs n >= 2f + 3 (Blanchard et al., NeurIPS 2017). With fewer models, Flower's Krum returns the first model.
+    Bulyan needs n >= 4f + 3 (El Mhamdi et al., ICML 2018).
     """
     for layer in layers(base):
         f = int(getattr(layer, "num_malicious_clients", getattr(layer, "num_malicious_nodes", 0)))
         if is_a(layer, "Bulyan"):
             return 4 * f + 3, f"Bulyan with f = {f} malicious clients needs 4f + 3 models"
         if is_a(layer, "Krum", "MultiKrum"):
-            # With f = 0 nobody is malicious, and Krum over a single model is that model.
+            # With f = 0 no client is malicious, and Krum over a single model is that model.
             return (2 * f + 3 if f else 1), f"Krum with f = {f} malicious clients needs 2f + 3 models"
     return 1, ""
 
@@ -86,7 +86,7 @@ def compares_models(base: object) -> bool:
 
 
 def weight_key(base: object) -> str:
-    """Return the metric that ``base`` weighs the replies of the Message API by."""
+    """Return the metric with which ``base`` weights the replies of the Message API."""
     keys = [getattr(layer, "weighted_by_key", None) for layer in layers(base)]
     return next((str(key) for key in keys if key is not None), "num-examples")
 
@@ -105,8 +105,8 @@ def averages_lists(base: object, function: str) -> bool:
 def read_metrics(base: object) -> dict[str, str]:
     """Return the metrics of a reply that ``base`` reads by name, except the weight: key -> the class that reads it.
 
-    QFedAvg of the Message API makes a model of NaN of an odd loss. Clipping that adapts on the client counts norm bits;
-    Flower ends the run if one is missing.
+    An invalid loss makes QFedAvg of the Message API return a model of NaN. Adaptive clipping on the client counts norm
+    bits, and Flower ends the run if one is missing.
     """
     read: dict[str, str] = {}
     for layer in layers(base):
@@ -117,12 +117,12 @@ def read_metrics(base: object) -> dict[str, str]:
 
 
 def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
-    """Return why ``base`` cannot use a reply with these metrics; empty if it can."""
+    """Return the reason why ``base`` cannot use a reply with these metrics; empty if it can."""
     for key, reader in read_metrics(base).items():
         if key not in metrics:
             return f"metrics: expected {key}, which {reader} reads of every reply, got none"
         value = metrics[key]
-        # ``finite_number`` takes no bool for a number, but a norm bit may be sent as one.
+        # ``finite_number`` does not accept a bool, but a client may send a norm bit as a bool.
         flag = key in NORM_BITS.values()
         as_float = float(value) if flag and isinstance(value, bool) else finite_number(value)
         if as_float is None or as_float < 0.0:
@@ -132,12 +132,12 @@ def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
 
 
 def fault_in_model(base: object, model: Iterable[bytes]) -> str:
-    """Return why ``base`` cannot use a model of bytes, in one piece or several; empty if it can, or nobody knows."""
+    """Return the reason why ``base`` cannot use a model of bytes, in one or several pieces; empty if none is known."""
     return fault_in_trees(model) if has_layer(base, "FedXgbBagging") else ""
 
 
 def fault_in_trees(models: Iterable[bytes]) -> str:
-    """Return what keeps XGBoost models in JSON from being bagged, since one that does not fit ends the run.
+    """Return the fault of XGBoost models in JSON that prevents bagging, because one such model ends the run.
 
     >>> fault_in_trees([b'{"learner": {}}'])
     "trees: KeyError: 'gradient_booster'"
@@ -145,38 +145,38 @@ def fault_in_trees(models: Iterable[bytes]) -> str:
     try:
         for one in models:
             _check_trees(json.loads(one))
-    # A client may send anything, so anything may be raised.
+    # A client may send any content, so any error may be raised.
     except Exception as error:
         return one_line(f"trees: {type(error).__name__}: {error}")
     return ""
 
 
 def _check_trees(document: Any) -> None:
-    """Read what Flower's bagging reads, as it does.
+    """Read the same parts of a model as Flower's bagging.
 
     Raises:
-        Exception: Of any kind, if bagging would fail.
+        Exception: Any error with which bagging would fail.
     """
     model = document["learner"]["gradient_booster"]["model"]
     sizes = model["gbtree_model_param"]
-    # ``num_trees`` is converted for its exception alone: bagging converts it too.
+    # ``num_trees`` is converted only for its exception, because bagging converts it too.
     _, added = int(sizes["num_trees"]), int(sizes["num_parallel_tree"])
     for name in TREE_LISTS:
         if not isinstance(model[name], list):
-            raise TypeError(f"{name} is no list")
+            raise TypeError(f"{name} is not a list")
     if added > len(model["trees"]):
         raise ValueError(f"{len(model['trees'])} trees, but num_parallel_tree is {added}")
     if not all(isinstance(tree, dict) for tree in model["trees"]):
-        raise TypeError("a tree is no object")
+        raise TypeError("a tree is not an object")
     model["iteration_indptr"].append(model["iteration_indptr"][-1] + added)
 
 
 def check_accepts_selector(base: object) -> None:
-    """Refuse a base that takes the nodes one after the other, whoever is chosen."""
+    """Refuse a base that takes the nodes in turn and ignores the selector's choice."""
     if has_layer(base, "FedXgbCyclic"):
         raise RunError(
-            f"{type(base).__name__} decides itself who trains, one node after the other. It cannot be combined with a "
-            "selector: use another base"
+            f"{type(base).__name__} chooses clients itself, one node after the other. It cannot be combined with a "
+            "selector. Use another base"
         )
 
 
@@ -188,7 +188,7 @@ def check_cohort(base: object, clients_per_round: int) -> None:
 
 
 def check_filter(base: object) -> None:
-    """Refuse a base that needs several models, since FedCA's filter may keep a single one."""
+    """Refuse a base that needs several models, because FedCA's filter may keep a single one."""
     needed, why = min_models(base)
     if needed > 1:
         raise ParameterError(f"{why}: {needed}, but filter may keep a single one. Use f = 0, or no filter")
@@ -205,7 +205,7 @@ def check_survivors(base: object, survivors: int, round: int) -> None:
 
 
 def check_is_average(base: object, averaging: str) -> None:
-    """Refuse a scheme that needs each client's share of all examples if ``base`` does not weigh by examples."""
+    """Refuse a scheme that needs each client's share of all examples if ``base`` does not weight by examples."""
     if type(base).__name__ not in ("FedAvg", "FedProx"):
         raise ParameterError(
             f"averaging {averaging!r} mixes the mean with the old model, which is right for FedAvg and FedProx only, "
@@ -219,7 +219,7 @@ def check_is_average(base: object, averaging: str) -> None:
 
 
 def check_not_aggregated(updates: list[object], reader: str) -> None:
-    """Refuse secure aggregation, under which all replies share one object, for a selector that reads updates."""
+    """Refuse secure aggregation for a selector that reads updates, because all replies then share one object."""
     if len(updates) > 1 and all(update is updates[0] for update in updates):
         raise RunError(
             f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg). "
@@ -229,10 +229,10 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
 
 
 def warn_of_privacy(base: object, reader: str) -> None:
-    """Warn that a selector reads updates that differential privacy does not cover."""
+    """Warn that differential privacy does not cover the updates that a selector reads."""
     if any(type(layer).__name__.startswith("DifferentialPrivacy") for layer in layers(base)):
         logger.warning(
-            "%s reads the clients' updates before noise is added: its choices are not covered by the "
+            "%s reads the clients' updates before noise is added, so its choices are not covered by the "
             "differential-privacy guarantee of %s", reader, type(base).__name__,
         )  # fmt: skip
 
@@ -240,8 +240,8 @@ def warn_of_privacy(base: object, reader: str) -> None:
 def aggregation_round(base: object, round: int) -> int:
     """Return the number of the round under which ``base`` aggregates.
 
-    FedAvgM of the legacy API makes its momentum in round 1, and ends the run if it has none later. If no update of the
-    first rounds could be used, the first round that it sees is its round 1.
+    FedAvgM of the legacy API creates its momentum in round 1, and later ends the run if it has none. If the first
+    rounds had no usable update, the first round that FedAvgM sees counts as round 1.
     """
     without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
     return 1 if any(without) else round

@@ -1,7 +1,7 @@
 """Client managers and client proxies around Flower's, for the legacy API.
 
 A base strategy gets :class:`ChosenCohort` or :class:`BoundedManager` in place of Flower's client manager. Flower's
-server gets a :class:`TimedProxy` of each client, whose messages may be answered after the timeout.
+server gets a :class:`TimedProxy` for each client. Messages through it may be answered after the timeout.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
 
     Args:
         manager: Flower's client manager.
-        number: How many clients are needed.
+        number: Number of clients that are needed.
         timeout: Longest wait, seconds.
-        reason: What asks for them, for the message.
+        reason: The setting that requires them, for the message.
 
     Returns:
         A copy of the connected clients, in id order.
 
     Raises:
-        RunError: Fewer clients were connected when the time was over.
+        RunError: Fewer clients were connected at the end of the wait.
     """
     wait_for(manager.all, number, timeout, what="clients", reason=reason)
     clients = dict(manager.all())
@@ -57,29 +57,29 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
 
 
 class _ReadOnlyManager(ClientManager):
-    """A client manager that cannot be changed: clients register with Flower's own."""
+    """A client manager that cannot be changed, because clients register with Flower's own."""
 
     def register(self, client: ClientProxy) -> bool:
         """Refuse to register a client."""
         return False
 
     def unregister(self, client: ClientProxy) -> None:
-        """Ignore that a client leaves."""
+        """Ignore the removal of a client."""
 
 
 class ChosenCohort(_ReadOnlyManager):
-    """Hands out the chosen clients, whatever number is asked for.
+    """Client manager that returns the chosen clients, whatever number is requested.
 
     Args:
-        chosen: Id -> proxy of the clients the selector chose.
-        num_connected: How many clients are connected, for strategies that scale by it.
+        chosen: Id -> proxy of the clients that the selector chose.
+        num_connected: Number of connected clients, for strategies that scale by it.
     """
 
     def __init__(self, chosen: Mapping[str, ClientProxy], num_connected: int) -> None:
         self._chosen, self._num_connected = dict(chosen), num_connected
 
     def num_available(self) -> int:
-        """Return how many clients are connected."""
+        """Return the number of connected clients."""
         return self._num_connected
 
     def all(self) -> dict[str, ClientProxy]:
@@ -87,7 +87,7 @@ class ChosenCohort(_ReadOnlyManager):
         return dict(self._chosen)
 
     def wait_for(self, num_clients: int, timeout: int = 0) -> bool:
-        """Return at once, since the strategy has waited before it chose."""
+        """Return at once, because the strategy has waited before its choice."""
         return True
 
     def sample(
@@ -98,13 +98,13 @@ class ChosenCohort(_ReadOnlyManager):
 
 
 class BoundedManager(_ReadOnlyManager):
-    """Flower's client manager with a bounded wait and a generator of its own, for evaluation rounds.
+    """Flower's client manager with a bounded wait and its own random generator, for evaluation rounds.
 
     Args:
         manager: Flower's client manager.
         timeout: Longest wait, seconds.
         generator: Draws the samples.
-        name: Returns the stable identity behind a connection; samples do not depend on connections' own names.
+        name: Returns the stable identity of a connection, so that samples do not depend on connections' own names.
         busy: The connections that are not asked, because they have not answered yet.
     """
 
@@ -120,7 +120,7 @@ class BoundedManager(_ReadOnlyManager):
         self._busy = busy
 
     def num_available(self) -> int:
-        """Return how many clients are connected."""
+        """Return the number of connected clients."""
         return self._manager.num_available()
 
     def all(self) -> dict[str, ClientProxy]:
@@ -139,17 +139,17 @@ class BoundedManager(_ReadOnlyManager):
     def sample(
         self, num_clients: int, min_num_clients: int | None = None, criterion: Criterion | None = None
     ) -> list[ClientProxy]:
-        """Draw ``num_clients`` clients, as Flower does, but reproducibly and without waiting for ever.
+        """Draw ``num_clients`` clients, as Flower does, but reproducibly and with a bounded wait.
 
         Raises:
-            RunError: Too few clients were connected when the time was over.
+            RunError: Too few clients were connected at the end of the wait.
         """
         needed = num_clients if min_num_clients is None else min_num_clients
         clients = wait_for_clients(self._manager, needed, self._timeout, "evaluation by the base strategy")
-        # Connections come in the order of their arrival, which no seed repeats.
+        # Connections come in the order of their arrival, which no seed reproduces.
         ordered = sorted(clients.values(), key=lambda client: id_order(self._name(client.cid)))
         eligible = [client for client in ordered if criterion is None or criterion.select(client)]
-        # Flower's own manager returns nobody in this case, which base strategies expect.
+        # Flower's own manager returns no clients in this case, and base strategies expect that.
         if num_clients > len(eligible):
             return []
         free = [client for client in eligible if client.cid not in self._busy]
@@ -158,20 +158,20 @@ class BoundedManager(_ReadOnlyManager):
 
 
 class TimedProxy(ClientProxy):
-    """Delegates to a client proxy, times ``fit`` and keeps what it raised with the client's identity.
+    """Client proxy that times ``fit``, and stores its error together with the client's identity.
 
-    It waits no longer than the timeout; if the proxy has a grid, its late replies are fetched.
+    The proxy waits no longer than the timeout. If it has a grid, its late replies are fetched.
 
     Args:
         proxy: Flower's own proxy.
-        clock: Monotonic seconds.
-        round: The absolute round, which the client gets in place of Flower's number; None leaves that.
-        late: Takes in what was not answered in time; None drops it.
+        clock: Returns monotonic seconds.
+        round: The absolute round, which replaces Flower's number in the client's config; None keeps Flower's number.
+        late: Fetches the replies that are late; None drops them.
 
     Attributes:
-        elapsed_s: Seconds ``fit`` took; None before it ended.
-        error: What ``fit`` raised; None if it returned.
-        timeout_s: The timeout that ``fit`` was called with; None if there is none, or it was not called.
+        elapsed_s: Duration of ``fit``, seconds; None before it ended.
+        error: The error of ``fit``; None if it returned.
+        timeout_s: The timeout of the call of ``fit``; None without a timeout or a call.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class TimedProxy(ClientProxy):
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
-        # Flower's server and its strategies read these of a proxy, if it has them.
+        # Flower's server and its strategies read these attributes, if a proxy has them.
         if hasattr(proxy, "node_id"):
             self.node_id = proxy.node_id
         self.properties = proxy.properties
@@ -198,7 +198,7 @@ class TimedProxy(ClientProxy):
         try:
             proxy = with_late_replies(self.proxy, timeout, self._late)
             return proxy.fit(ins, timeout, group_id if self._round is None else self._round)
-        # Kept here because Flower's server passes failures on without saying whose they are.
+        # Stored here because Flower's server passes failures on without the client's identity.
         except BaseException as error:
             self.error = error
             raise
@@ -223,29 +223,29 @@ class TimedProxy(ClientProxy):
 
 
 class LateReplyGrid(TimedGrid):
-    """Sends for one proxy through Flower's grid, and lets messages outlive the timeout.
+    """Sends the messages of one proxy through Flower's grid, and lets them outlive the timeout.
 
-    Flower has a message expire with the timeout: a client that answers later is refused, and nobody learns that it is
-    free again.
+    Flower's messages expire with the timeout. A client that answers later is then refused, and the server does not
+    learn that the client is free again.
 
     Args:
         grid: Flower's grid.
         timeout: Longest wait, seconds.
-        late: Takes in the messages that were not answered.
+        late: Fetches the replies to unanswered messages.
     """
 
     def __init__(self, grid: Any, timeout: float, late: LateReplies) -> None:
         super().__init__(grid)
         self.late = self._late = late
         self._timeout = timeout
-        # A thread polls for each client, so that the pause is Flower's own.
+        # One thread per client polls, so the pause is Flower's own.
         self.poll_s = getattr(grid, "pull_interval", LONGEST_POLL_S)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages, and collect the replies until all are here or the time is over.
+        """Send messages, and collect the replies until all have arrived or the timeout is over.
 
         Raises:
-            NotReached: The SuperLink took none of them.
+            NotReached: The SuperLink accepted none of them.
         """
         sent = list(messages)
         for message in sent:
@@ -264,12 +264,12 @@ def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateRepli
     grid = grid_of([proxy])
     if timeout is None or late is None or grid is None:
         return proxy
-    # A copy, because Flower's server keeps the proxy and threads of other calls may be using it.
+    # A copy, because Flower's server keeps the proxy, and threads of other calls may be using it.
     twin = copy.copy(proxy)
     twin.grid = LateReplyGrid(grid, timeout, late)  # type: ignore[attr-defined]
     return twin
 
 
 def grid_of(proxies: Iterable[ClientProxy]) -> Any:
-    """Return the grid that proxies send through, all of them through the same; None if there is none."""
+    """Return the grid that proxies send through, which is the same for all of them; None if there is none."""
     return next((proxy.grid for proxy in proxies if hasattr(proxy, "grid")), None)

@@ -1,7 +1,7 @@
-"""Failure reasons: what Flower's errors and missing replies mean, in the same words in both APIs.
+"""Failure reasons: the meaning of Flower's errors and missing replies, in the same words in both APIs.
 
-The legacy API raises exceptions whose text must be read; messages carry an error with a code. Both end up as one line
-in the history. :class:`DeadActors` finds out from such lines that a simulation on Ray cannot continue.
+The legacy API raises exceptions, and only their text has the reason. Messages carry an error with a code. Both become
+one line in the history. :class:`DeadActors` detects in these lines that a simulation on Ray cannot continue.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ REASONS = {
 }
 """Code of an error that the SuperLink sends in place of a client's reply -> its meaning."""
 CODE_PHRASES = (
-    # The longer phrase first, which contains the shorter one.
+    # The longer phrase comes first, because it contains the shorter one.
     ("Reply Message Unavailable", ErrorCode.REPLY_MESSAGE_UNAVAILABLE),
     ("Message Unavailable", ErrorCode.MESSAGE_UNAVAILABLE),
     ("Node Unavailable", ErrorCode.NODE_UNAVAILABLE),
 )
-"""Phrases by which the legacy API's exceptions, which have no code, name these errors."""
+"""Phrases in the legacy API's exceptions, which have no code, for these errors."""
 NO_REPLY = "Expected one Message but got: 0"
-"""What the legacy API's proxy raises if nothing came."""
+"""Error of the legacy API's proxy if no reply came."""
 NOT_REACHED = "not reached: the SuperLink did not take the message"
-"""The reason of a client whose message was rejected, so that no reply can come."""
+"""Reason for a client whose message was rejected, so that no reply can come."""
 NO_QUERY = "No query function registered"
-"""What a ClientApp raises when it gets a QUERY message and registered no function for that."""
+"""Error of a ClientApp that gets a QUERY message but has no function for it."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 TRACEBACK = "Traceback (most recent call last)"
 CLIENT_RAISED = re.compile(r"<class '(?:[\w.<>]+\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
-"""A SuperNode's words for what its client raised: its class and its text."""
+"""A SuperNode's text for an error of its client: the error's class and text."""
 PROXY_ERROR = re.compile(
     r"^Message contains an Error \(reason: (.*)\)\. It originated during client-side exec", re.DOTALL
 )
-"""How the legacy API's proxy wraps the reason of an error."""
+"""Text in which the legacy API's proxy wraps the reason of an error."""
 RAY_ACTOR = "ray::"
 RAY_CAUSE = "The above exception was the direct cause of the following exception"
 CAUSE_LENGTH = 2000
-"""Characters before Ray's sentence that are searched for what the client raised."""
+"""Number of characters before Ray's sentence that are searched for the client's error."""
 CODE_LINE = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 DEAD_ACTOR = re.compile(r"ray\.exceptions\.\w*Actor\w*Error.{,400}?actor_id: ([0-9a-f]+)", re.DOTALL)
-"""An actor that will not be started again is named by its id; of others Ray says that they are unavailable."""
+"""Ray's error that names a dead actor by its id. Actors that Ray restarts are only called unavailable."""
 MAX_READ = 2_000
-"""Characters of an error that are searched for a dead actor."""
+"""Number of characters of an error that are searched for a dead actor."""
 
 
 def no_answer(timeout: float | None) -> str:
-    """Return the reason of a client that sent nothing.
+    """Return the reason for a client without an answer.
 
     >>> no_answer(30.0), no_answer(None)
     ('no answer within 30 s', 'no answer')
@@ -66,21 +66,21 @@ def no_answer(timeout: float | None) -> str:
 
 
 def reason_of(error: Error) -> str:
-    """Return what a message's error means."""
+    """Return the meaning of a message's error."""
     reason = _cause(error.reason) or f"error code {error.code}, without a reason"
-    # A reply whose upload broke off has the code of an expired one; only its text tells them apart.
+    # A reply with an interrupted upload has the same code as an expired one. Only the texts differ.
     if "objects are unavailable" in reason:
         return f"exception: {reason}"
     return REASONS.get(error.code, f"exception: {reason}")
 
 
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
-    """Return what an exception of the legacy API's proxy means.
+    """Return the meaning of an exception of the legacy API's proxy.
 
     Args:
-        raised: What ``fit`` raised; None if it never ended.
-        timeout: The round's timeout, seconds; messages of the legacy API expire with it. None if there is none.
-        elapsed_s: Seconds until it was raised; None if unknown.
+        raised: The exception of ``fit``; None if ``fit`` never ended.
+        timeout: The round's timeout, seconds; None if there is none. Messages of the legacy API expire with it.
+        elapsed_s: Seconds until the exception; None if unknown.
 
     >>> reason_in(ValueError("Expected one Message but got: 0"), 30.0, 30.5)
     'no answer within 30 s'
@@ -93,33 +93,33 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
     if raised is None or NO_REPLY in text:
         return no_answer(timeout)
     code = next((code for phrase, code in CODE_PHRASES if phrase in text), None)
-    # Flower's proxy raises a ValueError for these codes; in another exception the phrase is a client's own text.
+    # Flower's proxy raises a ValueError for these codes. In another exception the phrase is a client's own text.
     if not isinstance(raised, ValueError) or code is None:
         wrapped = PROXY_ERROR.search(text)
         return f"exception: {_cause(wrapped[1]) if wrapped else f'{type(raised).__name__}: {_cause(text)}'}"
-    # A message that expires with the timeout is a straggler's, not one that was lost.
+    # A message that expires with the timeout belongs to a straggler, and was not lost.
     if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
         return no_answer(timeout)
     return REASONS[code]
 
 
 def has_no_query(error: Error) -> bool:
-    """Return whether an error says that the client's app registered no query function."""
+    """Return whether an error means that the client's app registered no query function."""
     return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in without_middle(error.reason or "")
 
 
 class NotReached(RunError):
-    """The SuperLink did not take a message."""
+    """The SuperLink did not accept a message."""
 
     def __init__(self) -> None:
         super().__init__(NOT_REACHED)
 
 
 def check_answered(raised: BaseException) -> None:
-    """Tell a missing answer from an answer that is an error.
+    """Distinguish a missing answer from an answer that is an error.
 
     Raises:
-        TimeoutError: What the legacy API's proxy raised says that nothing came.
+        TimeoutError: The exception of the legacy API's proxy means that no answer came.
         NotReached: The client was never asked.
     """
     if isinstance(raised, NotReached):
@@ -129,11 +129,11 @@ def check_answered(raised: BaseException) -> None:
 
 
 class DeadActors:
-    """Counts the messages that were lost to each Ray actor that is dead for good.
+    """Counts the lost messages of each Ray actor that is permanently dead.
 
-    Flower puts an actor that died back into its pool. It refuses every message at once, while the others work, and so
-    is free for the next one. Most messages of every later round are lost to it. An actor has one message at a time; a
-    second one that is lost to the same actor was given to it after its death.
+    Flower puts a dead actor back into its pool. The dead actor refuses every message at once, while the others work. So
+    it is free again for the next message, and most messages of every later round are lost. An actor has one message at
+    a time. If a second message is lost at the same actor, Flower sent it after the actor's death.
     """
 
     def __init__(self) -> None:
@@ -143,28 +143,28 @@ class DeadActors:
         """Count the dead actors among a round's failures.
 
         Args:
-            errors: The texts.
+            errors: The texts of the errors.
             round: The absolute round.
-            resume_hint: How a run that ends here can be resumed, a sentence for the message.
+            resume_hint: A sentence for the message: how to resume a run that ends here.
 
         Raises:
-            RunError: A dead actor was given another message.
+            RunError: A dead actor got another message.
         """
-        # In a deployment the clients write these texts, and could end the run with them.
+        # In a deployment the clients write these texts, so a client could end the run with them.
         if not _ray_runs_here():
             return
         found = [match[1] for error in errors if (match := DEAD_ACTOR.search(error[:MAX_READ]))]
         self._lost.update(found)
         if any(self._lost[actor] > 1 for actor in found):
             raise RunError(
-                "an actor of Ray has died (was it killed, or memory short?), and Flower's simulation still hands it "
-                f"messages: {len(found)} of round {round} were lost that way, as most of every later round would be. "
-                f"Round {round} does not count. {resume_hint}. If memory is short, let fewer clients train at one time"
+                "a Ray actor has died (was it killed, or did memory run out?), but Flower's simulation still sends "
+                f"it messages. Messages lost in round {round}: {len(found)}. Later rounds would lose most of theirs. "
+                f"Round {round} does not count. {resume_hint}. If memory ran out, let fewer clients train at one time"
             )
 
 
 def _cause(reason: str | None) -> str:
-    """Return what was raised: a traceback's last line, or a SuperNode's words."""
+    """Return the error itself: a traceback's last line, or a SuperNode's text."""
     if found := _raised_in_ray(reason or ""):
         return found
     text = without_middle(reason or "")
@@ -177,13 +177,13 @@ def _cause(reason: str | None) -> str:
 
 
 def _raised_in_ray(reason: str) -> str:
-    """Return what a client raised in an actor of Ray, with file and line; empty if the text is not Ray's."""
+    """Return a client's error in an actor of Ray, with file and line; empty if the text is not Ray's."""
     end = reason.find(RAY_CAUSE)
     if end < 0 or RAY_ACTOR not in reason:
         return ""
     own = COLOURS.sub("", reason[max(0, end - CAUSE_LENGTH) : end])
     lines = own.splitlines()
-    # A traceback's code is indented; the first line after it that is not names the exception.
+    # A traceback's code is indented. The first unindented line after it names the exception.
     traced = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
     raised = next((line for line in lines[traced + 1 :] if line.strip()), "")
     places = CODE_LINE.findall(own)
@@ -191,6 +191,6 @@ def _raised_in_ray(reason: str) -> str:
 
 
 def _ray_runs_here() -> bool:
-    # Never import Ray for this: a deployed server need not have it.
+    # Never import Ray for this, because a deployed server may not have it.
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

@@ -1,10 +1,10 @@
 """Grids around Flower's: :class:`TimedGrid` times each node, :class:`SnapshotGrid` bounds a base strategy's waiting.
 
-The functions read what Flower's grid answers: registrations, accepted and rejected messages, and whether it is the grid
-of a simulation. There the SuperLink lives in the server's process. Ten times a second it looks, for each node in turn,
-through every message in flight, and nothing else runs in that process meanwhile. Actors that start then get no core:
-with questions to 500 nodes in flight, the roll call took 50 s on 2 cores, although Ray and actors start in 20 s. A
-deployed SuperLink has its own process. Hence the window of questions in flight, which both APIs keep in simulations.
+The functions read a grid's answers: registrations, accepted and rejected messages, and whether the grid is that of a
+simulation. In a simulation the SuperLink runs in the server's process. Ten times a second it searches all messages in
+flight once for each node, and blocks the process meanwhile. Actors that start at this time get no core. With questions
+to 500 nodes in flight, the roll call took 50 s on 2 cores, although Ray and actors start in 20 s. A deployed SuperLink
+has its own process. Therefore both APIs limit the questions in flight in simulations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
-"""Seconds between two requests for replies; the longest is that of Flower's own grid."""
+"""Seconds between two requests for replies: the shortest pause, and the longest, which is that of Flower's own grid."""
 PAUSE_FACTOR = 4
-"""The pause after a request that found nothing, in multiples of the time that the request took."""
+"""Pause after a request without replies, as a multiple of the request's duration."""
 FIRST_WINDOW = 8
-"""Questions in flight before the first answer: until a simulation's actors have started, each slows them."""
+"""Questions in flight before the first answer. Each of them slows the start of a simulation's actors."""
 WINDOW = 96
-"""Questions in flight after that: with 500 nodes, 64 to 128 take about the same time, 32 and 256 longer."""
+"""Questions in flight after that. With 500 nodes, 64 to 128 take about the same time, 32 and 256 longer."""
 
 
 def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list[str]:
@@ -38,15 +38,15 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
 
     Args:
         grid: Flower's grid.
-        number: How many nodes are needed.
+        number: Number of nodes that are needed.
         timeout: Longest wait, seconds.
-        reason: What asks for them, for the message.
+        reason: The setting that requires them, for the message.
 
     Returns:
         The ids of the connected nodes as text, in order.
 
     Raises:
-        RunError: Fewer nodes were connected when the time was over.
+        RunError: Fewer nodes were connected at the end of the wait.
     """
 
     def connected() -> list[str]:
@@ -56,12 +56,12 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
 
 
 def is_simulation(grid: object) -> bool:
-    """Return whether a grid is that of Flower's simulation, where messages in flight slow down all others.
+    """Return whether a grid is that of Flower's simulation, in which messages in flight slow down all others.
 
     Args:
         grid: Flower's grid; None if there is none.
     """
-    # By name: importing the class would load Flower's SuperLink, which a deployed server does not need.
+    # By name, because importing the class would load Flower's SuperLink, which a deployed server does not need.
     return type(grid).__name__ == "InMemoryGrid"
 
 
@@ -72,7 +72,7 @@ def registrations(grid: object) -> Mapping[str, Registration] | None:
         grid: Flower's grid; None if a transport has none.
 
     Returns:
-        Node id -> registration; None if the grid knows ids alone, as that of old versions of Flower does.
+        Node id -> registration; None if the grid knows only ids, as in old versions of Flower.
     """
     get_nodes = getattr(grid, "get_nodes", None)
     if get_nodes is None:
@@ -84,7 +84,7 @@ def registrations(grid: object) -> Mapping[str, Registration] | None:
 
 
 def accepted(pushed: Iterable[str]) -> set[str]:
-    """Return the ids of the messages that a SuperLink took; one that it rejects has the id "", and is never answered.
+    """Return the ids of accepted messages; a rejected message has the id "", and gets no answer.
 
     >>> accepted(["a", ""])
     {'a'}
@@ -93,11 +93,11 @@ def accepted(pushed: Iterable[str]) -> set[str]:
 
 
 def rejected(sent: Sequence[Message], pushed: Sequence[str]) -> list[Message]:
-    """Return the messages that a SuperLink did not take.
+    """Return the messages that a SuperLink did not accept.
 
     Args:
-        sent: What was pushed.
-        pushed: The ids that came back, in that order; a grid may leave out those that were rejected.
+        sent: The pushed messages.
+        pushed: The returned ids, in the same order. A grid may leave out the rejected messages.
     """
     if len(pushed) == len(sent):
         return [message for message, message_id in zip(sent, pushed, strict=True) if not message_id]
@@ -106,7 +106,7 @@ def rejected(sent: Sequence[Message], pushed: Sequence[str]) -> list[Message]:
 
 
 class _GridWrapper(Grid):
-    """Passes every call to another grid."""
+    """Delegates every call to another grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -135,7 +135,7 @@ class _GridWrapper(Grid):
     def pull_messages(  # type: ignore[override]
         self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
-        """Pull from the inner grid; up to flwr 1.42 the one parameter is ``message_ids``, later an old name."""
+        """Pull from the inner grid; up to flwr 1.42 the only parameter is ``message_ids``, later an old name."""
         # Without an argument, each version applies its own default.
         positional = () if reply_to_message_ids is None else (reply_to_message_ids,)
         named: dict[str, Any] = {} if message_ids is None else {"message_ids": message_ids}
@@ -148,24 +148,24 @@ class _GridWrapper(Grid):
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """When a round ends without its stragglers.
+    """Condition under which a round ends without its stragglers.
 
     Args:
-        answers: Replies without an error that are enough; None waits for all.
-        seconds: The longest wait; None sets none.
+        answers: Number of replies without an error that end the round; None waits for all.
+        seconds: Longest wait; None for no limit.
     """
 
     answers: int | None = None
     seconds: float | None = None
 
     def straggler_reply(self, answers: int, elapsed_s: float) -> Reply | None:
-        """Return what stands for each straggler's reply, if the round ends now; None if it does not.
+        """Return the reply that stands for each straggler if the round ends now; None if it does not.
 
         >>> EarlyEnd(answers=2).straggler_reply(1, 9.0) is None, EarlyEnd(answers=2).straggler_reply(2, 9.0).error
         (True, 'late: no answer after 9 s, when 2 others were there')
         """
         if self.answers is not None and answers >= self.answers:
-            error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
+            error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others had arrived"
             return Reply(error=error, spare=True, observed_s=elapsed_s)
         if self.seconds is not None and elapsed_s >= self.seconds:
             return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
@@ -173,19 +173,20 @@ class EarlyEnd:
 
 
 class TimedGrid(_GridWrapper):
-    """Times each node's round trip; polls four times a second, a slow SuperLink less often.
+    """Grid that times each node's round trip; polls four times a second, a slow SuperLink less often.
 
     Args:
         grid: Flower's grid.
 
     Attributes:
-        late: Fetches the replies that come too late for earlier rounds, a request every few seconds; None fetches none.
+        late: Fetches replies that are too late for earlier rounds, with a request every few seconds; None fetches none.
         poll_s: Shortest pause between two requests for replies, seconds.
-        early_end: When to stop waiting in the next :meth:`send_and_receive`, which resets it; None waits for all.
-        straggler_reply: What stands for a reply that the last one did not wait for; None if it waited for all.
-        elapsed_s: Node id as text -> seconds from sending the last message to holding its reply; nodes that did not
-            answer are missing.
-        rejected: Node ids as text, of the nodes whose message the SuperLink did not take: no answer can come.
+        early_end: Condition that ends the next :meth:`send_and_receive` early, which then resets it; None waits for
+            all.
+        straggler_reply: The reply that stands for missing ones of the last call; None if the call waited for all.
+        elapsed_s: Node id as text -> seconds from sending the last message to its reply, without nodes that did not
+            answer.
+        rejected: Node ids as text, of the nodes whose message the SuperLink did not accept, so that no answer can come.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -198,7 +199,7 @@ class TimedGrid(_GridWrapper):
         self.rejected: frozenset[str] = frozenset()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send all messages at once and collect the replies until all are here or the time is over."""
+        """Send all messages at once, and collect the replies until all have arrived or the timeout is over."""
         sent = list(messages)
         start = time.monotonic()
         pushed = list(self._grid.push_messages(sent))
@@ -206,7 +207,7 @@ class TimedGrid(_GridWrapper):
         node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in sent}
         self.rejected = frozenset(str(message.metadata.dst_node_id) for message in rejected(sent, pushed))
         self.elapsed_s, self.straggler_reply = {}, None
-        # For one round only: the evaluation that follows waits for everybody.
+        # For one round only, because the evaluation that follows waits for all nodes.
         early_end, self.early_end = self.early_end, None
         answers = 0
         replies: list[Message] = []
@@ -214,13 +215,14 @@ class TimedGrid(_GridWrapper):
             requested = time.monotonic()
             arrived = list(self._grid.pull_messages(pending))
             elapsed = time.monotonic() - start
-            # Replies that came mean that others are near: then the next request follows without a longer pause.
+            # If replies have come, others are near, so the next request follows without a longer pause.
             took = 0.0 if arrived else elapsed + start - requested
             for reply in arrived:
                 answered = reply.metadata.reply_to_message_id
                 pending.discard(answered)
                 answers += not reply.has_error()
-                # The SuperLink answers for a node that is gone; the message that was answered knows whose it was.
+                # The SuperLink answers in place of a disconnected node. The id of the answered message identifies the
+                # node.
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed
             replies.extend(arrived)
             if pending and early_end is not None:
@@ -242,7 +244,7 @@ class SnapshotGrid(_GridWrapper):
         grid: Flower's grid.
         nodes: The connected nodes.
         timeout: Seconds after which a base that still asks for nodes is stopped.
-        at_least: Show at least this many; the difference is made up of ids that no node has. For training, whose
+        at_least: Smallest number of nodes to show, filled up with ids that no node has. Use this for training, whose
             messages are only templates: the chosen nodes replace their destinations.
     """
 
@@ -256,17 +258,18 @@ class SnapshotGrid(_GridWrapper):
 
     def get_node_ids(self) -> list[int]:
         """Return the nodes to show."""
-        # Flower's strategies ask in a loop until they see enough nodes; the first look is always answered.
+        # Flower's strategies ask in a loop until they see enough nodes. The first request is always answered.
         if self._asked and time.monotonic() >= self._deadline:
             raise RunError(
-                f"the base strategy waits for more than the {len(self._nodes)} nodes there are, for longer than "
-                f"wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
+                f"the base strategy waits for more nodes than the {len(self._nodes)} that are connected, for longer "
+                f"than wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
             )
         self._asked = True
         return list(self._nodes)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Refuse, since a base strategy has nothing to send while it configures a round."""
+        """Refuse, because a base strategy has nothing to send while it configures a round."""
         raise RunError(
-            "the base strategy sends messages while it configures a round. It cannot be wrapped: use another"
+            "the base strategy sends messages while it configures a round, so it cannot be wrapped. Use another "
+            "base strategy"
         )

@@ -21,15 +21,15 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import no_answer, reason_in
 FitResult = tuple[ClientProxy, FitRes]
 EvaluateResult = tuple[ClientProxy, EvaluateRes]
 NUMPY = "numpy.ndarray"
-"""The type of Flower's parameters that are NumPy arrays."""
+"""Flower's type of parameters that are NumPy arrays."""
 
 
 def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None) -> Reply:
-    """Read what came from one client into plain types; never raises for what a client sent.
+    """Read a client's result into plain types; no content of a result raises an error.
 
     Args:
         base: The strategy that will aggregate the replies.
-        proxy: The client that was asked.
+        proxy: The proxy of the client.
         arrived: The client's result; None if it did not succeed.
         refused: Its result with a status other than OK; None if there is none.
     """
@@ -37,7 +37,7 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
     if arrived is None:
         reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
-        # Without a timeout a missing answer is a broken connection, not a straggler.
+        # Without a timeout, a missing answer means a broken connection, not a straggler.
         timed_out = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
         return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=timed_out)
     res = arrived[1]
@@ -56,10 +56,10 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
 
 
 def decode(parameters: Parameters) -> Arrays | None:
-    """Return the arrays of ``parameters``; None if they are no NumPy arrays (trees, garbage) or there are none."""
+    """Return the arrays of ``parameters``; None if they are not NumPy arrays (trees, garbage) or there are none."""
     try:
         arrays = parameters_to_ndarrays(parameters)
-    # A client may send anything, so anything may be raised.
+    # A client may send any content, so any error may be raised.
     except Exception:
         return None
     return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
@@ -71,13 +71,13 @@ def unwrapped(client: ClientProxy) -> ClientProxy:
 
 
 def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vectors: Collection[str]) -> FitResult:
-    """Return a result as a base strategy sees it: with Flower's own proxy, in the model's types, at most max_examples.
+    """Return a result for a base strategy: with Flower's own proxy, in the model's types, at most max_examples.
 
     Args:
-        result: The client's result; it stays as it is.
-        read: What was read of it.
-        ours: Keys that only this package reads; those whose value cannot be used are left out.
-        vectors: Keys of vectors that the selector asked for; they are left out.
+        result: The client's result, which is not changed.
+        read: The result after reading.
+        ours: Keys that only this package reads. Keys whose value cannot be used are left out.
+        vectors: Keys of vectors that the selector asked for. They are left out.
     """
     client, res = result
     if dropped := (read.faulty_keys & {*ours}) | ({*vectors} & {*(res.metrics or {})}):
@@ -93,7 +93,7 @@ def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vector
 def usable_evaluations(
     results: Iterable[EvaluateResult], max_examples: int | None = None
 ) -> tuple[list[EvaluateResult], dict[str, str]]:
-    """Return the results of ``evaluate`` that can be averaged, and connection -> why the others cannot."""
+    """Return the results of ``evaluate`` that can be averaged, and connection -> fault for the others."""
     usable, faults = list[EvaluateResult](), dict[str, str]()
     for client, res in results:
         if not usable_count(res.num_examples):
@@ -101,7 +101,7 @@ def usable_evaluations(
         elif finite_number(res.loss) is None:
             faults[client.cid] = f"loss: expected a finite number, got {shown(res.loss)}"
         elif len(res.metrics or {}) > MAX_METRICS:
-            faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
+            faults[client.cid] = f"metrics: {len(res.metrics)} reported, more than {MAX_METRICS}"
         else:
             limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
             usable.append((unwrapped(client), limited))
@@ -111,11 +111,11 @@ def usable_evaluations(
 def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:
     """Return the names and arrays of a model in a checkpoint.
 
-    NumPy arrays are named by their numbers. Anything else, such as trees, is saved as its bytes: an array for each
-    tensor, named by the tensors' type, a colon and its number.
+    The names of NumPy arrays are their numbers. Any other model, such as trees, is saved as bytes, one array for each
+    tensor. The name of such an array is the tensors' type, a colon and its number.
 
     Raises:
-        RunError: The model has no type of Flower's.
+        RunError: The model has a type that Flower does not have.
 
     >>> to_checkpoint(ndarrays_to_parameters([np.zeros(2)]))
     (['0'], [array([0., 0.])])
@@ -124,8 +124,8 @@ def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:
     """
     if not isinstance(parameters, Parameters):
         raise RunError(
-            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. Have "
-            "the base return these, or leave checkpoint_dir out"
+            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. "
+            "Return these from the base, or leave checkpoint_dir out"
         )
     arrays = decode(parameters) if parameters.tensor_type == NUMPY else None
     if arrays is not None:
@@ -143,7 +143,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> Parameters:
 
 
 def named_arrays(parameters: object) -> Mapping[str, object] | None:
-    """Return name -> array of the initial model, to be compared with a checkpoint's; None if it cannot be."""
+    """Return name -> array of the initial model, for comparison with a checkpoint; None if it cannot be compared."""
     if not isinstance(parameters, Parameters) or parameters.tensor_type != NUMPY:
         return None
     names, arrays = to_checkpoint(parameters)

@@ -1,4 +1,4 @@
-"""Transport of the legacy API: puts the roll call and probes to many clients at once, with a bounded wait."""
+"""Transport of the legacy API: sends the roll call and probes to many clients at once, with a bounded wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
-"""Threads that ask the clients of a deployment."""
+"""Number of threads that ask the clients of a deployment."""
 Answer = TypeVar("Answer")
 
 
@@ -35,14 +35,14 @@ class LegacyTransport:
         clients: Connection -> proxy.
         parameters: The current global model.
         timeout: Longest wait for all answers, seconds.
-        late: Takes in questions that were not answered in time.
+        late: Fetches the answers to unanswered questions.
     """
 
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    # Clients without ``get_properties`` answer with a status, not with an error: all can be asked at once.
+    # Clients without ``get_properties`` answer with a status, not with an error, so all can be asked at once.
     one_first: ClassVar[bool] = False
 
     @property
@@ -51,15 +51,15 @@ class LegacyTransport:
         return is_simulation(grid_of(self.clients.values()))
 
     def registrations(self) -> Mapping[str, Registration] | None:
-        """Return what the SuperLink says of its nodes; None if there is no grid behind the proxies."""
+        """Return the SuperLink's registrations of its nodes; None if the proxies have no grid."""
         return registrations(grid_of(self.clients.values()))
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
-        """Ask clients who they are."""
+        """Ask clients for their properties."""
         return self._ask(nodes, lambda client: introduce_client(client, self.timeout))
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
-        """Have clients evaluate the current model."""
+        """Let clients evaluate the current model."""
         sent = dict[str, Scalar](config)
         answers, _ = self._ask(nodes, lambda client: probe_client(client, self.parameters, sent, self.timeout))
         return {node: answer for node, answer in answers.items() if answer is not None}
@@ -73,13 +73,13 @@ class LegacyTransport:
 def ask_all(
     clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy
 ) -> tuple[dict[str, Answer], list[str]]:
-    """Put a question to clients, at most 32 at a time; in a simulation first a few, and after an answer a window.
+    """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
 
     Args:
         clients: The clients to ask.
-        question: Asks one client; raises nothing but ``TimeoutError``, if no answer came, and ``NotReached``.
+        question: Asks one client. It may raise only ``TimeoutError``, if no answer came, and ``NotReached``.
         timeout: Longest wait for all of them, seconds.
-        busy: Takes in the clients that did not answer in time, and frees those that answer later.
+        busy: Tracks the clients that did not answer in time, and frees clients that answer later.
 
     Returns:
         Connection -> answer, and the connections that were asked and did not answer in time.
@@ -92,14 +92,14 @@ def ask_all(
     first = asked[:FIRST_WINDOW] if simulated else asked
     futures |= {client.cid: executor.submit(question, client) for client in first}
     if len(first) < len(asked):
-        # Half of the time, so that clients which hang at the front leave the others the rest of it.
+        # Half of the time, so that the other half is left for the others if the first clients hang.
         wait(futures.values(), timeout=timeout / 2, return_when=FIRST_COMPLETED)
         futures |= {client.cid: executor.submit(question, client) for client in asked[len(first) :]}
     done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
-    # A thread that hangs in a client must not hold up the server; questions that wait for a thread are dropped.
+    # A thread that hangs in a client must not delay the server. Questions that wait for a thread are dropped.
     executor.shutdown(wait=False, cancel_futures=True)
     answered = [cid for cid, future in futures.items() if future in done and future.exception() is None]
-    # These never got the question, so they owe no answer.
+    # These clients never got the question, so they owe no answer.
     unreached = [cid for cid, f in futures.items() if f in done and isinstance(f.exception(), NotReached)]
     settled = {*answered, *unreached}
     missed = [cid for cid, future in futures.items() if cid not in settled and not future.cancelled()]
@@ -115,7 +115,7 @@ def _free_if_answered(busy: Busy, cid: str, future: Future[Answer]) -> None:
 
 
 def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] | None:
-    """Ask a client who it is: its properties (a client without ``get_properties`` has none), None for an error."""
+    """Ask a client for its properties, which are empty without ``get_properties``; None for an error."""
     try:
         answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
         return dict(answer.properties) if answer.status.code == Code.OK else {}
@@ -129,9 +129,9 @@ def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] |
 def probe_client(
     client: ClientProxy, parameters: Parameters, config: dict[str, Scalar], timeout: float
 ) -> dict[str, object] | None:
-    """Have a client evaluate the current model; None if it fails.
+    """Let a client evaluate the current model; None if it fails.
 
-    The metrics of ``evaluate`` count; without ``loss`` among them, the result's loss.
+    The metrics of ``evaluate`` are the answer. If they have no ``loss``, the result's loss is added.
     """
     try:
         answer = client.evaluate(EvaluateIns(parameters, dict(config)), timeout, None)

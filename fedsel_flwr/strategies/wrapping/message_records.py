@@ -1,6 +1,6 @@
 """Records of the Message API: read into plain types, and cleaned for a base strategy.
 
-A base strategy sees copies of the usable replies that all have the same metrics: Flower ends the run if the keys of two
+A base strategy gets copies of the usable replies, all with the same metrics. Flower ends the run if the keys of two
 replies differ.
 """
 
@@ -25,13 +25,13 @@ from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = ASKED & VECTORS
-"""The vectors that clients send, each in a record of its name."""
+"""The vectors that clients send, each in a record with the column's name."""
 SCALAR = -1
-"""The kind of a metric that is a number; that of a list is its length, or 0 if lengths may differ."""
+"""Kind of a metric that is a number. The kind of a list is its length, or 0 if lengths may differ."""
 
 
 def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s: float | None) -> Reply:
-    """Read a client's message into plain types; never raises for what a client sent."""
+    """Read a client's message into plain types; no content of a message raises an error."""
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
@@ -54,8 +54,8 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
 
 
 def entries_in(content: RecordDict) -> dict[str, object]:
-    """Return all entries of the metric and config records of a reply, whatever their names, and its vector columns."""
-    # Metrics last: a number there is the one that was measured, if a config repeats its key.
+    """Return all entries of the metric and config records of a reply, with any record names, and its vector columns."""
+    # Metrics come last, because if a config repeats a metric's key, the metric is the measured value.
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
     merged: dict[str, object] = {}
     for record in records:
@@ -64,7 +64,7 @@ def entries_in(content: RecordDict) -> dict[str, object]:
 
 
 def metrics_of(message: Message) -> MetricRecord:
-    """Return the one MetricRecord of a reply."""
+    """Return the only MetricRecord of a reply."""
     record: MetricRecord = next(iter(message.content.metric_records.values()))
     return record
 
@@ -91,13 +91,14 @@ def renumber_rounds(result: Result, done: int) -> None:
 class Cleaner:
     """Finds the replies that a base strategy cannot use, and gives the others the same metrics.
 
-    What the base reads by name is compulsory: a client that lacks it has failed. No reply is lost because of other
-    metrics; :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` says which of them the base sees.
+    Metrics that the base reads by name are required, and a client without them has failed. No reply is lost because of
+    other metrics. :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` decides which of them the
+    base sees.
 
     Args:
         base: The strategy that will aggregate the replies.
         keys: Names of our metrics.
-        max_examples: Most examples that a client may claim in an evaluation; None for no limit.
+        max_examples: Largest number of examples that a client may claim in an evaluation; None for no limit.
     """
 
     def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
@@ -106,13 +107,13 @@ class Cleaner:
         self._ours = keys.own_keys()
 
     def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
-        """Find the replies to TRAIN messages that lack a metric which the base reads by name.
+        """Find the replies to TRAIN messages that lack a metric that the base reads by name.
 
         Args:
-            messages: Connection -> reply; those without exactly one MetricRecord are left out.
+            messages: Connection -> reply. Replies without exactly one MetricRecord are left out.
 
         Returns:
-            Connection -> what is wrong.
+            Connection -> fault.
         """
         found = {
             node: bases.fault_in_metrics(self._base, metrics_of(message))
@@ -132,12 +133,13 @@ class Cleaner:
 
         Args:
             messages: Connection -> reply, of every client whose update is usable.
-            results: Connection -> what was read of its reply.
+            results: Connection -> the result of reading its reply.
             kept: The connections whose updates are averaged, in their order.
             names: The names of the global model's arrays.
         """
         limits = {node: results[node].weight for node in messages}
-        # Metrics common to all usable replies, not only to those of ``kept``: FedCA's filter must not change them.
+        # Metrics common to all usable replies, not only to those in ``kept``, so that FedCA's filter does not change
+        # them.
         copies = self._with_common_metrics(messages, "train_metrics_aggr_fn", limits)
         array_name = _model_records(next(iter(messages.values())).content)[0] if copies else ""
         for node, twin in copies.items():
@@ -145,7 +147,7 @@ class Cleaner:
         return [copies[node] for node in kept]
 
     def evaluations(self, messages: Mapping[str, Message]) -> tuple[list[Message], dict[str, str]]:
-        """Copy the usable replies to EVALUATE messages, and return connection -> why the others cannot be used."""
+        """Copy the usable replies to EVALUATE messages, and return connection -> fault for the others."""
         usable, faults = dict[str, Message](), dict[str, str]()
         for node, message in messages.items():
             if not message.has_content():
@@ -153,7 +155,7 @@ class Cleaner:
             if not _has_one_metric_record(message):
                 faults[node] = f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}"
             elif len(metrics_of(message)) > MAX_METRICS:
-                faults[node] = f"metrics: {len(metrics_of(message))} of them, more than {MAX_METRICS}"
+                faults[node] = f"metrics: {len(metrics_of(message))} reported, more than {MAX_METRICS}"
             elif not usable_count(weight := _weight_of(metrics_of(message), self.weight_key)):
                 faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
             else:
@@ -164,7 +166,7 @@ class Cleaner:
     def _with_common_metrics(
         self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]
     ) -> dict[str, Message]:
-        """Copy messages without arrays; their one MetricRecord has the same name and keys, weights are cut."""
+        """Copy messages without arrays, with equal names and keys of their only MetricRecord; large weights are cut."""
         if not messages:
             return {}
         lengths = bases.averages_lists(self._base, function)
@@ -177,7 +179,8 @@ class Cleaner:
             weight = finite_number(metrics[self.weight_key])
             if node in limits and weight is not None and weight > limits[node]:
                 metrics[self.weight_key] = limits[node]
-            # A shallow copy keeps the metadata, by which Flower knows whose reply this is; the reply stays as it came.
+            # A shallow copy keeps the metadata, with which Flower identifies the client. The original reply does not
+            # change.
             copies[node] = copy.copy(message)
             copies[node].content = content
         return copies
@@ -188,8 +191,8 @@ def common_metrics(
 ) -> dict[str, float | list[float]]:
     """Return the metrics that a base strategy sees.
 
-    These are the metrics that more than half of the replies have in one kind. One of ours must be in all replies: a
-    function that aggregates metrics must not depend on what only this package reads.
+    These are the metrics that more than half of the replies have in one kind. Our metrics must be in all replies,
+    because a user's aggregation function must not depend on metrics that only this package reads.
 
     Args:
         records: The metrics of each usable reply.
@@ -197,7 +200,7 @@ def common_metrics(
         lengths: Whether lists of different lengths are of different kinds.
 
     Returns:
-        Key -> what stands for it in replies without it, in the metric's kind.
+        Key -> value that stands for it in replies without it, in the metric's kind.
 
     >>> common_metrics([{"acc": 0.5}, {"acc": 1.0, "new": 1}, {"acc": [1.0]}], (), lengths=True)
     {'acc': nan}
@@ -214,7 +217,7 @@ def with_common_metrics(
     record: Mapping[str, Any], kept: Mapping[str, float | list[float]], *, lengths: bool
 ) -> MetricRecord:
     """Return a copy of a reply's metrics with exactly the common keys, each in its kind."""
-    # In the reply's order of keys.
+    # In the order of the reply's keys.
     common = {key: value for key, value in record.items() if key in kept}
     for key, missing in kept.items():
         if key not in common or _kind(common[key], lengths) != _kind(missing, lengths):
@@ -229,40 +232,40 @@ def _kind(value: object, lengths: bool) -> int:
 
 
 def _nans(key: str, records: Collection[Mapping[str, Any]]) -> list[float]:
-    """Return a list of NaN of the length that most lists of this key have."""
+    """Return a list of NaN with the most frequent length of this key's lists."""
     lists: Sequence[list[Any]] = [record[key] for record in records if isinstance(record.get(key), list)]
     return [math.nan] * Counter(map(len, lists)).most_common(1)[0][0]
 
 
 def _has_one_metric_record(message: Message) -> bool:
-    """Return whether a reply is no error and has one MetricRecord, as Flower's strategies demand."""
+    """Return whether a reply is no error and has one MetricRecord, as Flower's strategies require."""
     return message.has_content() and len(message.content.metric_records) == 1
 
 
 def _weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
-    """Return what stands for the number of examples.
+    """Return the value that stands for the number of examples.
 
-    Flower's weights may be floats; under a key that the user chose (not num-examples) any positive one is good.
+    Flower's weights may be floats. If the user chose another key than num-examples, any positive weight is valid.
     """
     value = metrics.get(weight_key)
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     if value.is_integer() and value >= 1:
         return int(value)
-    # Selectors read whole examples; the base still gets the float as its weight.
+    # Selectors read whole numbers of examples. The base still gets the float as its weight.
     return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
 def _model_records(content: RecordDict) -> list[str]:
-    """Return the names of the records that may be the model: all ArrayRecords that are no vector columns."""
-    # A lone ArrayRecord is the model, even if it happens to have a column's name.
+    """Return the names of the records that may be the model: all ArrayRecords that are not vector columns."""
+    # A single ArrayRecord is the model, even if it has a column's name by chance.
     others = [name for name in content.array_records if name not in SENT]
     return others or (list(content.array_records) if len(content.array_records) == 1 else [])
 
 
 def _model_record(message: Message, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
     """Return the arrays of a reply in the types and the order of the global model."""
-    # Flower's averages take the order of the first reply, which is then the order of the next global model.
+    # Flower's averages take the order of the first reply, which then becomes the order of the next global model.
     record: ArrayRecord = message.content.array_records[_model_records(message.content)[0]]
     if result.converted is not None:
         return ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(names, result.converted, strict=True)})
@@ -270,9 +273,9 @@ def _model_record(message: Message, result: ClientResult, names: Sequence[str]) 
 
 
 def _vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, object]:
-    """Return the vector columns among these records of a reply: ArrayRecords of a column's name that hold one array.
+    """Return the vector columns among these records of a reply: ArrayRecords with a column's name and one array.
 
-    In place of a vector that cannot be read stands a text, which is refused later with the column's name.
+    A text stands for a vector that cannot be read. It is refused later, with the column's name.
     """
     vectors: dict[str, object] = {}
     for name in SENT.intersection(records):
@@ -281,14 +284,14 @@ def _vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, obje
         if len(arrays) == 1:
             try:
                 vectors[name] = arrays[0].numpy()
-            # A client may send anything, so anything may be raised.
+            # A client may send any content, so any error may be raised.
             except Exception:
                 vectors[name] = "an array that cannot be decoded"
     return vectors
 
 
 def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
-    """Return a record's arrays in the order of the global model, or what is wrong with them."""
+    """Return a record's arrays in the order of the global model, or their fault."""
     if len(record) != len(names):
         return f"expected {len(names)}, got {len(record)}"
     if record.keys() != set(names):

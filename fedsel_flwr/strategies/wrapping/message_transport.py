@@ -1,7 +1,7 @@
 """Transport of the Message API: the roll call, probes and the round's messages to many nodes at once.
 
-:class:`MessageTransport` asks nodes who they are and has them measure the model. :func:`configured` and
-:func:`addressed` turn what a base strategy configures into a message for each chosen node; :func:`by_node` sorts the
+:class:`MessageTransport` asks nodes for their identity, and lets them measure the model. :func:`configured` and
+:func:`addressed` turn the messages of a base strategy into one message for each chosen node. :func:`by_node` sorts the
 replies.
 """
 
@@ -38,7 +38,7 @@ from fedsel_flwr.strategies.wrapping.message_records import entries_in, query
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 
 POLL_S = 0.05
-"""Seconds between two looks for answers in a simulation, where a look costs no network."""
+"""Seconds between two requests for answers in a simulation, in which a request needs no network."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class MessageTransport:
         grid: Flower's grid.
         arrays: The current global model.
         timeout: Longest wait for all answers, seconds.
-        late: Takes in questions that were not answered in time.
+        late: Fetches the answers to unanswered questions.
     """
 
     grid: Grid
     arrays: ArrayRecord
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    # An app without a query function answers with an error and its traceback: one such answer is enough.
+    # An app without a query function answers with an error and its traceback, so one such answer is enough.
     one_first: ClassVar[bool] = True
 
     @property
@@ -65,27 +65,27 @@ class MessageTransport:
         return is_simulation(self._inner)
 
     def registrations(self) -> Mapping[str, Registration] | None:
-        """Return what the SuperLink says of its nodes."""
+        """Return the SuperLink's registrations of its nodes."""
         return registrations(self._inner)
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
-        """Ask nodes who they are: node -> what it said, None for an error; and the nodes that hang."""
+        """Ask nodes for their properties: node -> properties, None for an error; and the nodes that hang."""
         answers, asked = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
         facts = {node: _facts(message) for node, message in answers.items()}
         return facts, [node for node in asked if node not in facts]
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
-        """Have nodes evaluate the current model."""
+        """Let nodes evaluate the current model."""
         answers, _ = self._ask([query(node, MessageType.EVALUATE, dict(config), self.arrays) for node in nodes])
         return {node: entries_in(m.content) for node, m in answers.items() if m.has_content()}
 
     @property
     def _inner(self) -> Grid:
-        """Flower's own grid: a timed one keeps the times of the round, which a question must not overwrite."""
+        """Flower's own grid. A timed grid keeps the times of the round, and questions must not overwrite them."""
         return self.grid._grid if isinstance(self.grid, TimedGrid) else self.grid
 
     def _ask(self, messages: list[Message]) -> tuple[dict[str, Message], list[str]]:
-        """Send questions and wait a bounded time; node -> answer, and the nodes that were asked."""
+        """Send questions and wait a bounded time; return node -> answer, and the nodes that were asked."""
         inner = self._inner
         if self.simulated:
             replies, sent = send_windowed(inner, messages, self.timeout)
@@ -98,7 +98,7 @@ class MessageTransport:
 
 
 def _facts(message: Message) -> Mapping[str, object] | None:
-    """Return what an answer says, None for an error."""
+    """Return the content of an answer; None for an error."""
     if message.has_content():
         return entries_in(message.content)
     return NO_PROPERTIES if has_no_query(message.error) else None
@@ -107,26 +107,26 @@ def _facts(message: Message) -> Mapping[str, object] | None:
 def send_windowed(
     grid: Grid, messages: Sequence[Message], timeout: float, *, first: int = FIRST_WINDOW, window: int = WINDOW
 ) -> tuple[list[Message], list[Message]]:
-    """Send messages and wait for the replies; each reply makes room for two more, up to a window.
+    """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
 
     Args:
         grid: Flower's grid.
         messages: The messages to send, in this order.
         timeout: Longest wait for all replies, seconds.
-        first: Messages in flight before the first reply; after half the time the window opens without one.
-        window: Messages in flight at most.
+        first: Messages in flight before the first reply. After half the time the window opens without a reply.
+        window: Largest number of messages in flight.
 
     Returns:
-        The replies, and the messages that were sent; the others found no room in time.
+        The replies, and the messages that were sent. The other messages had no room in time.
     """
-    # Nodes that hang at the front must not keep the others from being asked.
+    # If the first nodes hang, the others must still be asked.
     open_at, deadline = time.monotonic() + timeout / 2, time.monotonic() + timeout
     waiting = iter(messages)
     sent: list[Message] = []
     replies: list[Message] = []
     pending: set[str] = set()
     while True:
-        # ``first`` grows by the replies and ``pending`` shrinks by them: two more messages for each.
+        # Each reply increases ``first`` and decreases ``pending``, so two more messages follow.
         opened = window if time.monotonic() >= open_at else min(window, first + len(replies))
         room = opened - len(pending)
         if batch := list(islice(waiting, max(0, room))):
@@ -151,24 +151,24 @@ def configured(
     grid: SnapshotGrid | Grid,
     chosen: Sequence[str],
 ) -> dict[str, Message]:
-    """Return what ``base`` configures for the chosen nodes.
+    """Return the messages that ``base`` configures for the chosen nodes.
 
-    The innermost strategy's first message is the template. Strategies that wrap it get one message for each chosen
-    node: they may count them, as differential privacy with an accountant does.
+    The first message of the innermost strategy is the template. Strategies that wrap the innermost one get one message
+    for each chosen node. They may count the messages, as differential privacy with an accountant does.
 
     Args:
         base: The wrapped strategy.
         server_round: The absolute round.
         arrays: The global model.
         config: The round's config.
-        grid: A grid that shows as many nodes as ``base`` asks for.
+        grid: A grid that shows as many nodes as ``base`` requires.
         chosen: The nodes.
 
     Returns:
         Node -> message, in the order of ``chosen``.
 
     Raises:
-        RunError: The base decides itself who trains, or configures nothing.
+        RunError: The base chooses the nodes itself, or configures no message.
     """
     bases.check_accepts_selector(base)
     with _templates_for(base, chosen):
@@ -177,18 +177,18 @@ def configured(
     if len(messages) != len(chosen) or sent.keys() != {*chosen}:
         raise RunError(
             f"{type(base).__name__} configured {len(messages)} messages, but the selector chose {len(chosen)} nodes. "
-            "This base decides itself who trains and cannot be combined with a selector: use another base"
+            "This base chooses clients itself and cannot be combined with a selector. Use another base"
         )
     return {node: sent[node] for node in chosen}
 
 
-# The method is replaced on the instance for the length of one call: only from inside do wrappers see the messages that
-# the chosen nodes get, and Flower has no hook between a wrapper and the strategy it wraps.
+# The method is replaced on the instance for one call. Flower has no hook between a wrapper and its inner strategy, so
+# only this way do wrappers see the messages to the chosen nodes.
 @contextmanager
 def _templates_for(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
-    """Have the innermost strategy of ``base`` configure one message for each chosen node."""
+    """Let the innermost strategy of ``base`` configure one message for each chosen node."""
     *_, inner = bases.layers(base)
-    # A user may have set the method on the instance already: then theirs comes back, else the class's shows again.
+    # If a user has set the method on the instance, that method is restored, else the method of the class.
     configure, own = inner.configure_train, vars(inner).get("configure_train")  # type: ignore[attr-defined]
 
     def for_the_chosen(*args: Any, **kwargs: Any) -> list[Message]:
@@ -196,8 +196,8 @@ def _templates_for(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
         if not messages:
             fraction = getattr(base, "fraction_train", getattr(inner, "fraction_train", "unknown"))
             raise RunError(
-                f"{type(base).__name__} configured no message, its fraction_train is {fraction}. Set fraction_train "
-                "above 0: the selector decides how many train"
+                f"{type(base).__name__} configured no messages, because its fraction_train is {fraction}. Set "
+                "fraction_train above 0. The selector decides how many clients train"
             )
         return [addressed(messages[0], node) for node in chosen]
 
@@ -212,13 +212,14 @@ def _templates_for(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
 
 
 def addressed(template: Message, node: str, asks: str = "") -> Message:
-    """Return the template's message to another node.
+    """Return the template's message, addressed to another node.
 
-    Columns that the selector needs, ``asks``, stand under ``needs`` in the copy's config.
+    If the selector needs columns, the copy's config lists them (``asks``) under ``needs``.
     """
     content = RecordDict()
     source = template.content
-    # Arrays are shared, since a copy for each node would fill the memory; what a base may change is copied.
+    # Arrays are shared, because a copy for each node would fill the memory. All parts that a base may change are
+    # copied.
     for name in source:
         content[name] = source[name] if name in source.array_records else copy.deepcopy(source[name])
     if asks:
@@ -237,7 +238,7 @@ def addressed(template: Message, node: str, asks: str = "") -> Message:
 
 def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str, Message]:
     """Sort replies by node, in the order sent."""
-    # An error may come from the SuperLink, in a node's place; the message that it answers says whose it is.
+    # The SuperLink may send an error in place of a node. The id of the answered message identifies the node.
     node_of = {message.metadata.message_id: node for node, message in sent.items()}
     arrived = {
         node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id)): reply for reply in replies
@@ -246,7 +247,7 @@ def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str
 
 
 def sanitized(failure: Message) -> Message:
-    """Return a client's error message as Flower may log it: none of its lines can pass for a line of the log."""
+    """Return a client's error message as Flower may log it: none of its lines looks like a line of the log."""
     reason = indented_lines(failure.error.reason or "")
     if reason == (failure.error.reason or ""):
         return failure
@@ -256,5 +257,5 @@ def sanitized(failure: Message) -> Message:
 
 
 def error_reply(sent: Message, reason: str) -> Message:
-    """Return the error message that a base expects of a failed client, in place of an unusable reply."""
+    """Return the error message that a base expects from a failed client, in place of an unusable reply."""
     return Message(error=Error(code=0, reason=reason), reply_to=sent)

@@ -1,10 +1,10 @@
 """Resuming a run: writing a strategy's checkpoints, and loading the one that the run resumes from.
 
-Which one that is, and why others are refused, is decided in :mod:`fedsel_flwr.rounds.resumption`.
+:mod:`fedsel_flwr.rounds.resumption` decides which checkpoint to load, and why others are refused.
 
-A checkpoint holds the fingerprint of its run: the selector and its parameters, how models are averaged, what is
-believed of clients, the base's class. The state depends on these, so a run with another fingerprint refuses the
-checkpoint. Deadlines, waiting times and the base's parameters may change when a run is resumed.
+A checkpoint holds the fingerprint of its run. The fingerprint covers the selector and its parameters, the averaging,
+the rules for reported numbers, and the base's class. The state depends on these, so a run with another fingerprint
+refuses the checkpoint. Deadlines, waiting times and the base's parameters may change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from fedsel_flwr.strategies.wrapping.bases import layers
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_SHOWN = 60
-"""Characters of the longest value that a fingerprint shows; longer ones have their type and digest there."""
+"""Number of characters of the longest value that a fingerprint shows. For a longer value it has the type and a
+digest."""
 
 
 class Resuming:
@@ -43,14 +44,14 @@ class Resuming:
         core: The strategy's core.
         base: The base strategy.
         checkpoints: The folder of the checkpoints; None writes nothing.
-        total_rounds: The last round of the run; None if only the server knows.
+        total_rounds: The last round of the run; None if only the server knows it.
 
     Attributes:
-        fingerprint: What a checkpoint must agree with: part or parameter -> its value as text. An engine that knows
-            more of the run (its scenario) adds that before the run begins.
-        total_rounds: The round after which nobody is chosen; None if only the server knows.
-        last_round: The round that the run will end with, which has a checkpoint in any case; None if nobody knows.
-        checkpoint: The one that the run was resumed from; None before the run began, and in a new run.
+        fingerprint: Fingerprint that a checkpoint must match: part or parameter -> its value as text. An engine adds
+            more facts about the run, such as its scenario, before the run begins.
+        total_rounds: The last round that chooses clients; None if only the server knows it.
+        last_round: The last round of the run, which always has a checkpoint; None if it is not known.
+        checkpoint: The checkpoint from which the run was resumed; None before the run began, and in a new run.
     """
 
     def __init__(
@@ -66,26 +67,26 @@ class Resuming:
         self.checkpoint: Checkpoint | None = None
         self._begun = False
         self._written = 0
-        # The last round without a checkpoint of its own, and the states of core and base after it.
+        # The last round without a checkpoint, and the states of core and base after it.
         self._held: tuple[int, State, State] | None = None
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run is over: the last round was chosen already, or the run has ended before it."""
+        """Return whether the run is over: the last round was already chosen, or the run has ended before."""
         return self._core.ended or (self.total_rounds is not None and self._core.round >= self.total_rounds)
 
     @property
     def resume_hint(self) -> str:
         """Return how to resume a run that breaks off in this round, for messages."""
         if self._checkpoints is None:
-            return "Start the run again; with a checkpoint_dir it could be resumed"
+            return "Start the run again. With checkpoint_dir set, you could resume it"
         if not self._written:
-            return "Start the run again, since no round had a checkpoint yet"
+            return "Start the run again: no round had a checkpoint yet"
         folder = str(self._checkpoints.folder.absolute())
-        return f"Start the run again with resume = true, which resumes it after round {self._written} from {folder!r}"
+        return f"Start the run again with resume = true: it then continues after round {self._written} from {folder!r}"
 
     def rounds_left(self, num_rounds: int, done: int) -> int:
-        """Return how many of a server's ``num_rounds`` are left after those that were done."""
+        """Return how many of a server's ``num_rounds`` remain after the finished ones."""
         left = max(0, num_rounds - done)
         if self.total_rounds is not None:
             left = min(left, max(0, self.total_rounds - self._core.round))
@@ -96,7 +97,7 @@ class Resuming:
         """Resume from the newest checkpoint that can be used; later calls change nothing.
 
         Args:
-            initial: Name -> array of the model that a new run would start from; None if that is not known.
+            initial: Name -> array of the initial model of a new run; None if it is not known.
 
         Returns:
             The checkpoint; None in a new run.
@@ -110,9 +111,9 @@ class Resuming:
         self._begun = True
         if self.checkpoint is not None:
             self._written = self.checkpoint.round
-            # Clients that owed an answer when the checkpoint was written owe it to a server that is gone.
+            # Connections that owed an answer at the checkpoint owed it to a server that no longer exists.
             self._core.parts.busy.clear()
-            logger.info("the run in %s is resumed after round %d", self._checkpoints.folder, self._written)
+            logger.info("resuming the run in %s after round %d", self._checkpoints.folder, self._written)
         return self.checkpoint
 
     def write_if_due(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
@@ -121,30 +122,30 @@ class Resuming:
         Args:
             number: The absolute round.
             model: The global model after it.
-            names: The names of its arrays; None counts them.
+            names: The names of its arrays; None numbers them.
 
         Raises:
-            RunError: It cannot be written, or the run never began as it should.
+            RunError: The checkpoint cannot be written, or the run did not begin correctly.
         """
         if not self.is_due(number) or self._checkpoints is None:
             return
-        # Writing now would overwrite the checkpoints that the user wanted to resume from.
+        # Writing now would overwrite the checkpoints from which the user wanted to resume.
         if not self._begun and self._checkpoints.resume:
             raise RunError(
-                f"round {number} was played with resume={self._checkpoints.resume!r}, but nobody looked for a "
-                "checkpoint before. Flower's servers call initialize_parameters or start; your own engine must read "
+                f"round {number} ran with resume={self._checkpoints.resume!r}, but no checkpoint was loaded before "
+                "it. Flower's servers call initialize_parameters or start. Your own engine must read "
                 "strategy.resumed before its first round"
             )
         self._write(number, model, names, *self._states())
 
     def hold(self, number: int) -> None:
-        """Keep the states after a round that has no checkpoint of its own, in case the next round ends in an error."""
+        """Keep the states after a round without a checkpoint, in case the next round ends in an error."""
         # Copies, because the next round changes the live states before it can fail.
         if self._checkpoints is not None and number == self._core.round and number > self._written:
             self._held = (number, *copy.deepcopy(self._states()))
 
     def write_on_error(self, number: int, model: Arrays, names: Sequence[str]) -> Path | None:
-        """Write the checkpoint of the last round that ended, if it has none, because the run ends in an error.
+        """Write the missing checkpoint of the last finished round, because the run ends in an error.
 
         Args:
             number: The absolute round.
@@ -152,15 +153,15 @@ class Resuming:
             names: The names of its arrays.
 
         Returns:
-            The checkpoint; None if there is none of this round.
+            The path of the checkpoint; None if this round has none.
 
         Raises:
-            RunError: It cannot be written.
+            RunError: The checkpoint cannot be written.
         """
         if self._checkpoints is None:
             return None
         last = self._core.parts.history.last
-        # The held states first: the live ones may already contain a part of the round that failed.
+        # The kept states come first, because the live ones may already contain a part of the failed round.
         if number > self._written and self._held is not None and self._held[0] == number:
             self._write(number, model, names, *self._held[1:])
         elif number > self._written and number == self._core.round and last is not None and last.round == number:
@@ -182,15 +183,15 @@ class Resuming:
         self._written, self._held = number, None
 
     def is_due(self, number: int) -> bool:
-        """Return whether a checkpoint is to be written after this absolute round."""
+        """Return whether this absolute round must have a checkpoint."""
         if self._checkpoints is None or number != self._core.round or number <= self._written:
             return False
         return self._checkpoints.due(number) or number == self.last_round or self._core.ended
 
     def _take(self, checkpoint: Checkpoint, initial: Mapping[str, Any] | None) -> None:
-        """Continue from a checkpoint; raise :class:`StateError` and change nothing if it does not fit.
+        """Load a checkpoint; raise :class:`StateError` and change nothing if it does not fit.
 
-        A model of trees has no fixed shapes: only bases that compare models have theirs checked.
+        A model of trees has no fixed shapes, so shapes are checked only for bases that compare models.
         """
         resumption.check_fingerprint(checkpoint.fingerprint, self.fingerprint)
         if initial is not None and self._core.settings.compare_models:
@@ -209,13 +210,13 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
     selector, settings = core.parts.selector, core.settings
     fingerprint = {"selector": selector.name}
     for name in inspect.signature(type(selector)).parameters:
-        # A resumed run may be given another seed: the generator's state comes from the checkpoint.
+        # A resumed run may have another seed, because the generator's state comes from the checkpoint.
         if name != "seed" and hasattr(selector, name):
             fingerprint[f"selector.{name}"] = _as_text(getattr(selector, name))
     for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
         fingerprint[name] = _as_text(getattr(settings, name))
     fingerprint["filter"] = _as_text(settings.filter and settings.filter.score)
-    # A user's subclass lives in the user's module: the API is that of the nearest class of Flower's.
+    # A user's subclass is in the user's module, so the nearest Flower class decides which API it is.
     flowers = (cls.__module__ for cls in type(base).__mro__ if cls.__module__.startswith("flwr."))
     # flwr.server of the legacy API, or flwr.serverapp of the Message API: their classes have the same names.
     api = ".".join(next(flowers, "").split(".")[:2])
@@ -223,14 +224,14 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
 
 
 def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> int | None:
-    """Return the last round of a run: the given one or, with checkpoints, the selector's ``total_rounds``.
+    """Return the last round of a run: the given number or, with checkpoints, the selector's ``total_rounds``.
 
     Raises:
-        ParameterError: Both are given, and differ.
+        ParameterError: Both numbers are set, and differ.
     """
     own: int | None = getattr(selector, "total_rounds", None)
     if given is not None and own is not None and own != given:
-        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Give it once")
+        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Set it only once")
     return own if given is None and checkpointing else given
 
 
@@ -240,7 +241,7 @@ def _as_text(value: object) -> str:
         value = value.given
     if isinstance(value, np.ndarray):
         return f"array of {value.size}, {_digest(value.tobytes())}"
-    # The default ``repr`` of an object holds its address, which differs between processes.
+    # The default ``repr`` of an object contains its address, which differs between processes.
     if value is not None and not isinstance(value, bool | int | float | str | tuple | list | Mapping):
         return type(value).__qualname__
     text = repr(dict(value) if isinstance(value, Mapping) else value)

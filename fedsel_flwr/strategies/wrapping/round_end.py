@@ -1,7 +1,7 @@
 """End of a round: its checkpoint, its central evaluation, the call of ``on_round``, and the last model after an error.
 
-A round is finished when its central evaluation begins: then its checkpoint is written. A run that is resumed from there
-evaluates the round again and calls ``on_round`` again, whether the evaluation was cut off or not.
+A round is finished when its central evaluation begins. Its checkpoint is written at this point. A run that resumes from
+this checkpoint repeats the round's evaluation and the call of ``on_round``, even if both were complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RoundEnd:
     """Ends an adapter's rounds, and resumes its run before the first one.
 
     Attributes:
-        core: The course of a round.
+        core: Plays the rounds.
     """
 
     core: SelectionCore
@@ -46,27 +46,27 @@ class RoundEnd:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """The facts that a checkpoint must agree with: part or parameter -> its value as text.
+        """The fingerprint that a checkpoint must match: part or parameter -> its value as text.
 
-        Before the run, add what the strategy cannot know, such as the data.
+        Before the run, add facts that the strategy cannot know, such as the data.
         """
         return self._resuming.fingerprint
 
     @property
     def resumed(self) -> Checkpoint | None:
-        """The checkpoint that the run is resumed from, loaded when this is first read; None in a new run.
+        """The checkpoint from which the run is resumed, loaded at the first access; None in a new run.
 
-        For engines that drive :attr:`core` themselves; Flower's servers load it when the run begins.
+        For engines that drive :attr:`core` themselves. Flower's servers load the checkpoint when the run begins.
         """
         return self._resuming.begin()
 
     @property
     def last_model(self) -> LastModel | None:
-        """The global model after the last round that ended, whatever ended the run; None before it began."""
+        """The global model after the last finished round, however the run ended; None before the run."""
         return self._keeper.model
 
     def saving_on_error(self) -> AbstractContextManager[None]:
-        """Return a block whose error says where the last model is, and writes its checkpoint even if none was due."""
+        """Return a context in which an error names the place of the last model and writes its missing checkpoint."""
         return self._keeper.saving_on_error()
 
     def model_after(self, number: int, model: Arrays) -> None:
@@ -74,24 +74,24 @@ class RoundEnd:
         self._keeper.keep(number, lambda: ([str(i) for i in range(len(model))], model))
 
     def round_trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
-        """Write the checkpoint of a round, if one is due; to be called before the round's central evaluation.
+        """Write the checkpoint of a round, if one is due; call this before the round's central evaluation.
 
         For engines that drive :attr:`core` themselves.
 
         Args:
             number: The absolute round.
             model: The global model after it.
-            names: The names of its arrays; None counts them.
+            names: The names of its arrays; None numbers them.
 
         Raises:
-            RunError: It cannot be written.
+            RunError: The checkpoint cannot be written.
         """
         self._resuming.write_if_due(number, model, names)
 
     def evaluation_due(self, server_round: int) -> bool:
-        """Return whether the central evaluation of this round is wanted: the round took place, and it is its turn."""
+        """Return whether this round took place and ``evaluate_in`` allows its central evaluation."""
         number = self.core.numbering.absolute(server_round)
-        # Flower counts rounds after the end of the run, in which nobody is chosen.
+        # Flower also counts rounds after the end of the run, which choose no clients.
         if number > self.core.round:
             return False
         return self._evaluate_in is None or self.core.ended or self._evaluate_in(number)
@@ -99,9 +99,9 @@ class RoundEnd:
     def finish_round(
         self, server_round: int, evaluate: Callable[[], tuple[object, ...]], save: Callable[[], None]
     ) -> None:
-        """Evaluate a round centrally if that is due, call ``on_round``, and find out whether the run ends with it.
+        """Evaluate a round centrally if due, call ``on_round``, and determine whether the run ends with it.
 
-        The round that ends a run is evaluated in any case, and has its checkpoint.
+        The last round of a run always has an evaluation and a checkpoint.
 
         For engines that drive :attr:`core` themselves.
 
@@ -114,13 +114,14 @@ class RoundEnd:
         self.round_ended(server_round, *(evaluate() if due else ()))
         if not self.core.ended or self.core.numbering.absolute(server_round) != self.core.round:
             return
-        # ``should_stop`` has just ended the run: only now is it known that this round needs a checkpoint and accuracy.
+        # ``should_stop`` has just ended the run, so only now is it known that this round needs a checkpoint and
+        # accuracy.
         save()
         if not due and (found := evaluate()):
             self.round_ended(server_round, *found)
 
     def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
-        """Enter the central evaluation of a round into the history, if there was one, and call ``on_round``.
+        """Record the central evaluation of a round in the history, if there was one, and call ``on_round``.
 
         For engines that drive :attr:`core` themselves.
         """
@@ -130,9 +131,9 @@ class RoundEnd:
         self._end_round(server_round)
 
     def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
-        """Begin a run of Flower's, which counts from 1; the strategy's first run is resumed, if there is a checkpoint.
+        """Begin a Flower run, which counts rounds from 1; a strategy's first run resumes if there is a checkpoint.
 
-        A second run of the same strategy continues from its own state: the checkpoint is older than that.
+        A second run of the same strategy continues from its own state, because the checkpoint is older.
         """
         checkpoint = None if self._started else self._resuming.begin(initial)
         self._started = True
@@ -140,7 +141,7 @@ class RoundEnd:
         return checkpoint
 
     def _end_round(self, server_round: int) -> None:
-        """Close the round in the history, call ``on_round`` and ask ``should_stop``, if the round was recorded."""
+        """Close the round in the history, call ``on_round`` and ``should_stop``, if the round was recorded."""
         last = self.history.last
         if last is None or last.round != self.core.numbering.absolute(server_round):
             return
@@ -173,9 +174,9 @@ class LastModel:
     """The global model after a round.
 
     Attributes:
-        round: The absolute round; 0 if no round has ended, and the model is the one that the run began with.
+        round: The absolute round; 0 for the initial model, if no round has ended.
         names: The names of its arrays.
-        arrays: Its arrays; the bytes of a model that is not made of arrays, such as trees.
+        arrays: Its arrays; the bytes of a model that does not consist of arrays, such as trees.
     """
 
     round: int
@@ -195,11 +196,11 @@ class LastModelKeeper:
         self._read: Callable[[], NamedArrays] | None = None
 
     def keep(self, round: int, read: Callable[[], NamedArrays]) -> None:
-        """Take in the model after a round.
+        """Store the model after a round.
 
         Args:
             round: The absolute round; 0 before the first.
-            read: Returns the names and arrays of the model, which are not decoded before somebody wants them.
+            read: Returns the names and arrays of the model. It decodes them only when it is called.
         """
         self._round, self._read = round, read
 
@@ -213,12 +214,13 @@ class LastModelKeeper:
 
     @contextmanager
     def saving_on_error(self) -> Iterator[None]:
-        """Have an error inside the block say where the last model is; with checkpoints the model is written."""
+        """Add the place of the last model to an error inside the block; with checkpoints the model is written."""
         try:
             yield
         # Ctrl-C must not lose the model either.
         except BaseException as error:
-            # Blocks are nested (start around each method): the innermost one marks the error, the others leave it.
+            # Blocks are nested (start around each method). The innermost one marks the error, the others leave it
+            # unchanged.
             if self._round and not hasattr(error, "model_after"):
                 error.model_after = self._round  # type: ignore[attr-defined]
                 note = f"the model after round {self._round} is {self._save()}"
@@ -228,11 +230,11 @@ class LastModelKeeper:
             raise
 
     def _save(self) -> str:
-        """Write the last round's checkpoint, if it was not due, and return where the model is."""
+        """Write the last round's checkpoint if it was not due, and return the place of the model."""
         try:
             names, arrays = self._read() if self._read is not None else ([], [])
             path = self._resuming.write_on_error(self._round, arrays, names)
-        # The error that ends the run must come through, not the one of a full disk.
+        # The user must see the error that ends the run, not that of a full disk.
         except Exception as failure:
             return f"strategy.last_model; its checkpoint could not be written: {failure}"
         if path is None:

@@ -1,4 +1,4 @@
-"""Bounded waiting: for clients to connect, and for replies that come after their round is over."""
+"""Bounded waiting: for clients to connect, and for replies that arrive after their round."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ logger = logging.getLogger("fedsel_flwr")
 Connected = TypeVar("Connected", bound=Sized)
 Clients = TypeVar("Clients", bound=Collection[str])
 WARN_AFTER_S, WARN_EVERY_S = 10.0, 60.0
-"""Seconds without enough clients after which the log says so, and says so again."""
+"""Seconds without enough clients before the first warning, and between further warnings."""
 CONNECTED_POLL_S = 0.25
-"""Seconds between two looks at who is connected."""
+"""Seconds between two checks of the connected clients."""
 FREE_POLL_S = 0.25
-"""Seconds between two looks for free clients before a round."""
+"""Seconds between two checks for free clients before a round."""
 FETCH_EVERY_S = 3.0
 """Seconds between two requests for late replies during a round."""
 EXPIRY_MARGIN_S = 60.0
-"""Seconds before a message expires after which its reply is given up: the clocks of the machines differ."""
+"""Seconds before a message's expiry at which its reply is given up, because the machines' clocks differ."""
 
 
 def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *, what: str, reason: str) -> Connected:
     """Wait until ``number`` clients are connected, at most ``timeout`` seconds.
 
     Args:
-        connected: Returns what is connected at the moment.
-        number: How many are needed.
+        connected: Returns the current connections.
+        number: Number of clients that are needed.
         timeout: Longest wait, seconds.
         what: The API's word for clients, for the message.
-        reason: What asks for them, for the message.
+        reason: The setting that requires them, for the message.
 
     Returns:
-        What was connected at the last look.
+        The connections at the last check.
 
     Raises:
-        RunError: Fewer were connected when the time was over.
+        RunError: Fewer clients were connected at the end of the wait.
     """
     start_s = time.monotonic()
     deadline, warn_at = start_s + timeout, start_s + WARN_AFTER_S
@@ -64,7 +64,7 @@ def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *,
 
 
 class LateReplies:
-    """Fetches the replies to messages that were not answered in time: they are dropped, but their clients are free.
+    """Fetches late replies, which are dropped, to find out that their clients are free again.
 
     Threads that wait for a round's replies may fetch at the same time.
 
@@ -72,31 +72,31 @@ class LateReplies:
         busy: The clients that have not answered.
 
     Attributes:
-        grid: Flower's grid, through which replies are fetched; None as long as there is none.
+        grid: Flower's grid, through which replies are fetched; None while there is none.
     """
 
     def __init__(self, busy: Busy) -> None:
         self.busy = busy
         self.grid: Any = None
-        # Message id -> the node that was asked, and the time until which its reply is looked for.
+        # Message id -> the node that was asked, and the time until which its reply is fetched.
         self._owed: dict[str, tuple[str, float]] = {}
         self._lock, self._next = Lock(), 0.0
 
     def owe(self, messages: Iterable[Message]) -> None:
-        """Note messages that the server gave up waiting for."""
+        """Add messages whose replies the server no longer waits for."""
         with self._lock:
             for data in (message.metadata for message in messages):
                 self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - EXPIRY_MARGIN_S)
                 self.busy.owe([str(data.dst_node_id)])
 
     def fetch(self) -> None:
-        """Fetch the replies that have come since, in one request; in none if no client owes a reply."""
+        """Fetch the replies that have arrived since, in one request; without a request if no client owes a reply."""
         with self._lock:
             self._fetch()
 
     def fetch_if_due(self) -> None:
-        """Fetch as :meth:`fetch` does, but only a few seconds after the last time, and in one thread."""
-        # Non-blocking: in the legacy API a thread waits per client, and one of them is enough to fetch for all.
+        """Fetch as :meth:`fetch` does, but at most once every few seconds, and in one thread."""
+        # Non-blocking: in the legacy API one thread waits per client, and one of these can fetch for all.
         if self._owed and time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
                 self._fetch()
@@ -104,15 +104,15 @@ class LateReplies:
                 self._lock.release()
 
     def wait_for_free(self, connected: Callable[[], Clients], number: int, timeout: float) -> Clients:
-        """Wait until a round has enough free clients, at most ``timeout`` seconds; after that all of them are free.
+        """Wait until a round has enough free clients, at most ``timeout`` seconds; after that all clients are free.
 
         Args:
-            connected: Returns the connections there are; may wait for some, and raise.
-            number: How many must be free; all of them if there are fewer.
+            connected: Returns the current connections; it may wait for some, and raise.
+            number: Number of clients that must be free; all of them if there are fewer.
             timeout: Longest wait, seconds.
 
         Returns:
-            The connections at the last look.
+            The connections at the last check.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -125,14 +125,16 @@ class LateReplies:
                 break
             time.sleep(min(FREE_POLL_S, left))
         logger.warning(
-            "%d of %d clients have not answered an earlier message after another %g s, and a round needs %d "
-            "(min_completed): they are asked again", len(here) - len(self.busy.free(here)), len(here), timeout, number,
+            "%d of %d clients have not answered an earlier message after another %g s. A round needs %d clients "
+            "(min_completed), so these clients are asked again",
+            len(here) - len(self.busy.free(here)), len(here), timeout, number,
         )  # fmt: skip
         self.busy.clear()
         return here
 
     def _fetch(self) -> None:
-        # ``monotonic`` for our own pauses, but ``time`` for expiry: messages carry the wall clock of their creation.
+        # ``monotonic`` for our own pauses, but ``time`` for expiry, because messages carry the wall clock of their
+        # creation.
         self._next, now = time.monotonic() + FETCH_EVERY_S, time.time()
         self._owed = {message: owed for message, owed in self._owed.items() if now < owed[1]}
         if not self._owed or self.grid is None:

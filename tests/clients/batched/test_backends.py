@@ -41,16 +41,16 @@ def chosen(build: Any, loss: Any = cross_entropy, settings: dict[str, Any] | Non
 
 
 LINEAR = layers(nn.Flatten(), nn.Linear(64, 10))
-FIRST = "dense layers and the rectifiers behind them only"
+FIRST = "supports only dense layers"
 
 
 @pytest.mark.parametrize(
     ("build", "backend", "reason"),
     [
-        (models.Residual, "manual", "Residual at 'the top' is not among the layers"),
-        (models.normalized, "manual", "BatchNorm2d at '1' is not among"),
-        (layers(nn.Flatten(2), nn.Linear(64, 4), nn.Flatten()), "manual", "Flatten at '0' keeps axes"),
-        (layers(nn.Linear(8, 2), nn.Flatten()), "manual", "Linear at '0' reads more than one axis"),
+        (models.Residual, "manual", "Residual at 'the top' is not a layer that manual backprop supports"),
+        (models.normalized, "manual", "BatchNorm2d at '1' is not a layer"),
+        (layers(nn.Flatten(2), nn.Linear(64, 4), nn.Flatten()), "manual", "Flatten at '0' does not flatten all axes"),
+        (layers(nn.Linear(8, 2), nn.Flatten()), "manual", "Linear at '0' gets inputs that are not flat"),
         (layers(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten()), "manual", "Conv2d at '0' has groups"),
         (layers(nn.Flatten(), nn.Linear(64, 2).requires_grad_(False)), "manual", "frozen"),
         (layers(nn.Conv2d(1, 2, 3), nn.ReLU()), "manual", "expected outputs of shape (n, k)"),
@@ -60,12 +60,12 @@ FIRST = "dense layers and the rectifiers behind them only"
         (layers(nn.MaxPool2d(2, return_indices=True), nn.Flatten()), "manual", "MaxPool2d at '0'"),
         (models.hooked, "manual", "has hooks"),
         (models.Transposed, "vmap", "neither contiguous nor channels last"),
-        (models.Chance, "vmap", "on chance outside nn.Dropout"),
+        (models.Chance, "vmap", "on random numbers outside nn.Dropout"),
         (models.Centred, "vmap", "depend on the rest of the batch"),
         (models.Counting, "vmap", "changes its buffers"),
         (models.Branching, "vmap", "torch.func cannot batch it: RuntimeError: vmap"),
-        (models.normalized, "vmap", "BatchNorm2d at '1' reads and keeps statistics"),
-        (layers(nn.AlphaDropout(), nn.Flatten(), nn.Linear(64, 2)), "vmap", "masks of AlphaDropout"),
+        (models.normalized, "vmap", "BatchNorm2d at '1' uses statistics of the whole batch"),
+        (layers(nn.AlphaDropout(), nn.Flatten(), nn.Linear(64, 2)), "vmap", "AlphaDropout is not supported"),
         (models.dropping, "numba", FIRST),
         (built("cnn"), "numba", FIRST),
         (layers(nn.Flatten(), nn.ReLU(), nn.Linear(64, 10)), "numba", FIRST),
@@ -84,11 +84,11 @@ def test_why_not(build: Any, backend: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"size": None}, "size of the run is not given"),
+        ({"size": None}, "length of the run is unknown"),
         ({"size": RunSize(24_999, 1, 1.0, 10)}, "fewer than 25,000 local steps"),
-        ({"backend": "auto"}, "'auto' leaves it out"),
+        ({"backend": "auto"}, "'auto' skips it"),
         ({"loss": functional.multi_margin_loss}, "cross-entropy of classes"),
-        ({"settings": {"batch_size": 33}}, "33 examples"),
+        ({"settings": {"batch_size": 33}}, "more than 32 examples"),
         ({"settings": {"batch_size": 5, "augmentation": "crop-flip"}}, "augmentation"),
     ],
 )
@@ -104,7 +104,7 @@ def test_reasons_against_numba(options: dict[str, Any], reason: str) -> None:
     ids=["device", "layout", "type"],
 )
 def test_numba_reads_float32_or_float64_in_one_piece_on_the_cpu(inputs: torch.Tensor) -> None:
-    with pytest.raises(Unsupported, match="float32 or float64 in one piece on the CPU"):
+    with pytest.raises(Unsupported, match="contiguous inputs of float32 or float64 on the CPU"):
         perceptron(
             nn.Sequential(nn.Linear(64, 10)), cross_entropy, inputs, torch.zeros(2, dtype=torch.int64), settings_of()
         )
@@ -148,8 +148,8 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
     ("options", "reason"),
     [
         ({"size": RunSize(2000, 7, 1.0, 10)}, "a round has 7 clients"),
-        ({"size": LONG, "chunk": lambda: 7}, "no more than 7 clients fit into the caches"),
-        ({"chunk": lambda: 7}, "no more than 7 clients fit into the caches"),
+        ({"size": LONG, "chunk": lambda: 7}, "only 7 clients fit into the caches"),
+        ({"chunk": lambda: 7}, "only 7 clients fit into the caches"),
     ],
 )
 def test_vmap_is_refused_if_few_clients_train_together(options: dict[str, Any], reason: str) -> None:

@@ -48,7 +48,7 @@ def test_logits_of_a_stack_are_those_of_each_model(build: Any, monkeypatch: pyte
 
 def test_one_model_is_no_stack() -> None:
     model = seeded(shared)
-    with pytest.raises(ParameterError, match="expected stacks of shapes"):
+    with pytest.raises(ParameterError, match="expected stacks whose shapes"):
         logits_batched(model, get_arrays(model), np.asarray(world(np.float32).inputs))
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsel_flwr import cli
@@ -116,6 +117,56 @@ def test_ten_seeds_are_the_default_and_the_effort_comes_first(
     (folder,) = tmp_path.iterdir()
     assert len(list(folder.glob("*-seed*"))) == 20
     assert "seeds are few" not in out
+
+
+def test_python_shows_on_standard_error_what_the_command_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    compare(smoke(), ["bsfl", "random"], seeds=2)
+    out, err = capsys.readouterr()
+    first, *lines = err.splitlines()
+    assert (out, first) == ("", "4 runs of 6 rounds")
+    assert re.fullmatch(r"all runs: about \d+ s", lines[3])
+    assert [line for line in lines if "seed" in line and "round 6/6" not in line]
+    ends = [line.partition(": round 6/6  accuracy ")[0] for line in lines if "round 6/6" in line]
+    assert ends == ["bsfl, seed 1", "random, seed 1", "bsfl, seed 2", "random, seed 2"]
+    told: list[str] = []
+    compare(smoke(), ["bsfl", "random"], seeds=1, start_run=lambda label, rounds: told.append(label))
+    compare(smoke(), ["bsfl", "random"], seeds=1, quiet=True)
+    assert told == ["bsfl", "random"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_effort_of_a_resumed_comparison_is_not_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for resume in (False, True):
+        compare(smoke(), ["bsfl", "random"], seeds=1, folder=tmp_path, resume=resume)
+        assert ("2 runs of 6 rounds\n" in (said := capsys.readouterr().err)) != resume
+        assert "random: round 6/6" in said
+
+
+def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By both, for the worst seed of each selector; not if rounds end early by design."""
+    scenario = smoke(wireless__max_latency_s=0.15)
+    comparison = compare(scenario, ["round-robin", "random"], seeds=2, folder=tmp_path)
+    remarks = comparison.remarks()
+    assert [line.partition(",")[0] for line in remarks] == ["round-robin", "random"]
+    for line in remarks:
+        selector, seed, share = re.fullmatch(
+            r"(.*), seed (\d): (\d+) % of selections were late \(the largest share of 2 seeds\)\. "
+            r"Raise wireless\.max_latency_s \(now 0\.15 s\)\?", line,
+        ).groups()  # fmt: skip
+        late = {
+            run.scenario.seed: np.mean(["late: " in row.problem for row in run.history.clients])
+            for run in comparison.runs if run.selector == selector
+        }  # fmt: skip
+        assert float(share) == pytest.approx(100 * max(late.values()), abs=0.5)
+        assert late[int(seed)] == max(late.values())
+    assert capsys.readouterr().err.splitlines()[-2:] == remarks
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert set(remarks) < set(capsys.readouterr().out.splitlines())
+    assert compare(smoke(), "random", seeds=1).remarks() == []
+    early = smoke(wireless__max_latency_s=0.15, aggregation__over_selection=0.4)
+    assert compare(early, "random", seeds=1).remarks() == []
 
 
 def test_what_is_saved_can_be_loaded_and_pooled(tmp_path: Path) -> None:

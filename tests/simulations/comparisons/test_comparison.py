@@ -106,4 +106,4 @@ def test_engines_that_part_are_said_to() -> None:
     one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
     assert compare_choices(one, one) == Agreement(rounds=3, parted=0)
     assert compare_choices(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
-    assert compare_choices(one, other).sentence.endswith("chose other clients from round 2 on.")
+    assert compare_choices(one, other).sentence.endswith("chose different clients from round 2 on.")

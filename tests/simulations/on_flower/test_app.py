@@ -251,7 +251,7 @@ def test_flwr_run_trains_and_writes_the_history(
 @pytest.mark.parametrize(
     ("config", "federation", "last"),
     [
-        ({}, (), 'or another size of the scenario: --run-config "num_clients=2 clients_per_round=1"'),
+        ({}, (), 'or change the size of the scenario: --run-config "num_clients=2 clients_per_round=1"'),
         ({"selectors__bsfl__alpha": -1.0}, TEN_NODES, "alpha must be a finite number of at least 0, got -1.0"),
     ],
     ids=["two SuperNodes", "a bad value"],

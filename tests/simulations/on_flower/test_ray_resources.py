@@ -41,7 +41,7 @@ def test_shares_let_as_many_clients_work_as_flower_starts(
     gpus(monkeypatch, 8)
     shared = RayResources(num_cpus=cpus, num_gpus=given)
     shared.check()
-    with pytest.raises(ParameterError, match=r"client_gpus = 0.3 leaves a rest .* such as 0.25"):
+    with pytest.raises(ParameterError, match=r"client_gpus = 0.3 leaves a remainder .* such as 0.25"):
         RayResources(num_cpus=16, num_gpus=4, client_gpus=0.3).check()
     assert actors_that_fit(cpus, given, shared) == flower_actor_count(cpus, given, shared) == cpus
     assert shared.gpus_per_client() * cpus <= given
@@ -64,7 +64,7 @@ def test_by_default_clients_take_a_core_and_no_gpu() -> None:
         ({"client_cpus": float("nan")}, "client_cpus must be"),
         ({"num_cpus": 0}, "num_cpus must be a whole number of at least 1, got 0"),
         ({"num_gpus": -1}, "num_gpus must be a whole number of at least 0"),
-        ({"num_cpus": 2, "client_cpus": 4}, "no client fits: Ray gets 2 cores and 0 GPUs, a client takes 4 and 0"),
+        ({"num_cpus": 2, "client_cpus": 4}, "no client fits: Ray gets 2 cores and 0 GPUs, but a client takes 4 and 0"),
         ({"engine": "vectorized", "device": "nosuch"}, "device = 'nosuch' cannot be used on this machine"),
         ({"engine": "ray", "device": "cuda"}, "device = 'cuda' .*client_gpus"),
     ],

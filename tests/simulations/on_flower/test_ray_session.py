@@ -134,7 +134,7 @@ def test_without_a_cluster_ray_is_started_here(
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ("10.0.0.1:6379", {"num_cpus": 3}, "num_cpus = 3 .* cluster at RAY_ADDRESS = '10.0.0.1:6379' "),
+        ("10.0.0.1:6379", {"num_cpus": 3}, "num_cpus = 3 .* cluster at RAY_ADDRESS = '10.0.0.1:6379', "),
         ("10.0.0.1", {}, "RAY_ADDRESS must be HOST:PORT .*got '10.0.0.1'"),
         ("10.0.0.1:many", {}, "RAY_ADDRESS must be HOST:PORT .*got '10.0.0.1:many'"),
         ("ray://10.0.0.1:10001", {}, "RAY_ADDRESS must be HOST:PORT .*got 'ray://10.0.0.1:10001'"),
@@ -403,7 +403,7 @@ def test_a_world_that_cannot_be_pickled_is_built_by_each_actor(
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
         assert [share_world() for _ in range(3)] == [None] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "each actor builds the data by itself, as they cannot be pickled: cannot pickle 'generator' object"
+        "each actor builds its own copy of the data, which cannot be pickled: cannot pickle 'generator' object"
     ]
 
 

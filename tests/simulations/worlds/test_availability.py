@@ -59,7 +59,7 @@ def test_probability_one_is_everybody_up_to_the_largest_partition_id() -> None:
 )
 def test_an_id_that_is_no_partition_id_is_named(client_id: str) -> None:
     model = BernoulliAvailability(0.5, seed=1)
-    said = re.escape(f"a whole number below 2**32, but a client calls itself {client_id!r}")
+    said = re.escape(f"a whole number below 2**32, but a client reports client_id = {client_id!r}")
     with pytest.raises(ParameterError, match=said):
         model(client_id, 1, 0.0)
     with pytest.raises(ParameterError, match=said):
@@ -232,7 +232,7 @@ def selector_of(name: str, clients_per_round: int = 3) -> Any:
 
 
 def test_a_client_whose_id_is_no_partition_id_ends_the_run_with_the_reason(run: Any) -> None:
-    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-\d'"):
+    with pytest.raises(ParameterError, match=r"a client reports client_id = 'phone-\d'"):
         run(selector_of("random"), 1, prefix="phone-", availability=BernoulliAvailability(0.5, seed=1))
 
 

@@ -133,7 +133,7 @@ def test_batch_normalization_of_a_batch_of_one_names_client_and_cure(
     if not refused:
         assert simulate(smoke(**keys), model=Normed, data=data).history.rounds[0].num_completed == 10
         return
-    with pytest.raises(ParameterError, match=r"client 4 has 21 .*BatchNorm1d at '1' cannot normalize: choose another"):
+    with pytest.raises(ParameterError, match=r"client 4 has 21 .*BatchNorm1d at '1' cannot normalize. Choose another"):
         simulate(smoke(**keys), model=Normed, data=data)
 
 
@@ -160,7 +160,7 @@ def test_a_comparison_on_ones_own(mine: Any, tmp_path: Path) -> None:
     assert compare(smoke(**NAMED), ["bsfl", "random"], seeds=1).table().equals(given.table())
     scenario = tmp_path / "given" / "bsfl-seed1" / "scenario.toml"
     assert 'dataset = "python blobs"' in scenario.read_text()
-    with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was given in Python"):
+    with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was passed in Python"):
         simulate(load_scenario(str(scenario)))
 
 
@@ -174,7 +174,7 @@ def wide() -> nn.Module:
         (nn.Linear(6, 3), None, "got Linear itself"),
         (3, None, "got int"),
         (int, None, "must make a torch module, got int"),
-        (wide, None, "two examples must give outputs of shape (2, 3), for 3 classes; the model gave (2, 7)"),
+        (wide, None, "the model must return outputs of shape (2, 3) for two examples and 3 classes, got (2, 7)"),
         (lambda: nn.Linear(5, 3), None, "cannot read examples of shape (6,): RuntimeError: mat1 and mat2"),
         (None, 3, "data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got int"),
         (None, (1, 2), "train must be a pair (inputs, labels)"),

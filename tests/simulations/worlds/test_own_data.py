@@ -83,7 +83,7 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"train": (INPUTS.astype(str), LABELS)}, "train must hold numbers, got inputs of <U"),
         ({"train": (INPUTS * np.inf, LABELS)}, "train must hold finite numbers"),
         ({"train": (INPUTS, LABELS - 1)}, "classes must be 0 … C - 1, got -1"),
-        ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3: subtract 1 from every label"),
+        ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3. Subtract 1 from every label"),
         ({"test": (INPUTS[:, :3], LABELS)}, "test must have examples like train's, (4,) with classes, got (3,)"),
         ({"test": (INPUTS, LABELS / 1)}, "got (4,) with numbers to predict"),
         ({"test": TensorDataset(torch.zeros(3, 4))}, "the torch Dataset must have pairs"),
@@ -204,9 +204,9 @@ def nothing(seed):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (broken, r"data 'broken' cannot be made for seed 1: KeyError: 1"),
+        (broken, r"data 'broken' cannot be created for seed 1: KeyError: 1"),
         (OwnData(examples(1), examples(0), partition=broken),
-         r"the partition of data 'own' cannot be made for seed 1: KeyError: 1"),
+         r"the partition of data 'own' cannot be created for seed 1: KeyError: 1"),
         (nothing, r"data 'nothing' must be fedsel_flwr.simulations.OwnData, or a pair .* got NoneT"),
     ],
     ids=["data", "partition", "nothing"],
@@ -293,7 +293,10 @@ def test_inputs_may_be_numbers_and_a_used_one_is_read_all_the_same(federated: An
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"inputs": "img"}, "the split 'train' has no column 'img'; it has image, label, id: name them with inputs="),
+        (
+            {"inputs": "img"},
+            "the split 'train' has no column 'img'; it has image, label, id. Name the columns with inputs=",
+        ),
         ({"labels": "y", "inputs": "x"}, "no column 'x' and no 'y'"),
         ({"train": "validation"}, "partitioners for train, but none for train = 'validation'"),
         ({"test": "evaluation"}, "cannot be read: ValueError: .*evaluation"),
@@ -306,7 +309,7 @@ def test_what_is_missing_is_named(federated: Any, options: dict[str, str], words
 
 def test_images_of_several_sizes_and_what_is_no_federated_dataset_are_refused(federated: Any, tmp_path: Path) -> None:
     path = pictures(tmp_path / "odd.parquet", range(TRAIN), (8, 9))
-    with pytest.raises(ParameterError, match=r"have 2 shapes, such as \(8, 8\), \(9, 9\): bring them"):
+    with pytest.raises(ParameterError, match=r"have 2 shapes, such as \(8, 8\), \(9, 9\)\. Make the shapes equal"):
         from_federated(federated(IidPartitioner(CLIENTS), data_files={"train": path, "test": path}))
     with pytest.raises(ParameterError, match=r"must be a flwr_datasets\.FederatedDataset, got dict"):
         from_federated({})
@@ -314,5 +317,5 @@ def test_images_of_several_sizes_and_what_is_no_federated_dataset_are_refused(fe
 
 def test_without_flwr_datasets_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(RunError, match=r"need flwr-datasets: pip install 'fedsel-flwr\[sim\]'"):
+    with pytest.raises(RunError, match=r"need flwr-datasets. Install it with pip install 'fedsel-flwr\[sim\]'"):
         from_federated(None)

@@ -135,10 +135,10 @@ def test_every_example_goes_to_exactly_one_client(kind: str, num_clients: int, n
         ({"kind": "sizes", "sizes": (6000, 1, 1)}, r"partition.sizes add up to 6002, but there are 6000 training"),
         ({"kind": "sizes", "sizes": (5, 1)}, r"partition.sizes must hold a number for each of 3 clients, got 2"),
         ({"kind": "sizes"}, r"partition.sizes must hold a number for each of 3 clients, got 0"),
-        ({"sizes": (5, 1, 1)}, r"partition.sizes is given, but partition.kind is 'iid'"),
+        ({"sizes": (5, 1, 1)}, r"partition.sizes is set, but partition.kind is 'iid'"),
         ({"kind": "classes", "classes_per_client": (11, 1, 1)}, r"gives client 0 11 classes, but there are 10"),
         ({"kind": "classes", "classes_per_client": (1,)}, r"classes_per_client must hold a number for each"),
-        ({"kind": "shards", "classes_per_client": (1,) * 3}, r"partition.classes_per_client is given"),
+        ({"kind": "shards", "classes_per_client": (1,) * 3}, r"partition.classes_per_client is set"),
         ({"kind": "sampled", "examples_per_client": 6001}, r"examples_per_client = 6001 is more than the 6000"),
         (
             {"labels": np.array([0] * 9 + [1] * 3), "kind": "classes", "num_clients": 4, "classes_per_client": [2] * 4},

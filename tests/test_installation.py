@@ -1,0 +1,142 @@
+"""Installation as the pages print it: commands, extras, Python versions, the workflow that publishes, the citation.
+
+``make package`` runs the commands; CI runs it too.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import resolving
+from tests.installation import PROJECT, STEPS, VERSION, WHEEL
+from tests.pages import ROOT, blocks
+
+PAGE = ROOT / "docs" / "installing.md"
+TEXT = PAGE.read_text("utf-8")
+COMMANDS = [line for block in blocks(PAGE) for line in block.text.splitlines()]
+EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra != "dev"]
+APPS = sorted(path.parent for path in (ROOT / "examples").rglob("pyproject.toml"))
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+def workflow(name: str) -> dict[str, Any]:
+    """A workflow's text as YAML reads it; "on" is true in YAML 1.1."""
+    return {str(key): value for key, value in yaml.safe_load((WORKFLOWS / name).read_text("utf-8")).items()}
+
+
+# ---- docs/installing.md and make package ---------------------------------------------------------------------------
+
+
+def test_every_extra_is_installed_and_on_the_page() -> None:
+    assert set(EXTRAS) <= {step.name for step in STEPS}
+    for extra in PROJECT["optional-dependencies"]:
+        assert f"[{extra}]" in TEXT or f"extra `{extra}`" in TEXT, extra
+
+
+def test_what_is_installed_is_what_the_page_prints() -> None:
+    assert f"pip install dist/{WHEEL}" in COMMANDS
+    assert 'pip install "fedsel-flwr[sim]"' in COMMANDS
+    assert f"pip download --dest wheels dist/{WHEEL}" in COMMANDS
+    assert "pip install --no-index --find-links wheels fedsel-flwr" in COMMANDS
+    assert set(re.findall(r"fedsel_flwr-([\d.]+)-py3", TEXT)) == {VERSION}
+
+
+def test_the_table_of_versions_has_every_extra_platform_and_python() -> None:
+    found = resolving.BLOCK.search(TEXT)
+    assert found
+    head, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines() if line.startswith("|")
+    ]
+    assert head == ["extra", "platform", *(f"Python {python}" for python in resolving.PYTHONS)]
+    assert [row[:2] for row in rows] == [
+        [f"`{extra}`" if extra else "(none)", platform]
+        for extra in resolving.EXTRAS
+        for platform in resolving.PLATFORMS
+    ]
+    assert [row for row in rows if row[1] == "Linux x86_64" and any(cell.startswith("no") for cell in row)] == []
+    assert set(resolving.EXTRAS) == {"", *EXTRAS}
+
+
+# ---- the apps in examples/ -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda app: app.relative_to(ROOT / "examples").as_posix())
+def test_an_app_installs_its_dependencies_and_no_module_of_a_common_name(app: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(app))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    own = app.name.replace("-", "_")  # a module named server_app would be in every other app's way
+    assert [name for name in archive.namelist() if not name.startswith(f"{own}/") and ".dist-info/" not in name] == []
+    (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    said = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist") or []
+    wanted = tomllib.loads((app / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    assert len(said) == len(wanted)
+
+
+def test_the_page_of_an_app_installs_this_package_with_it() -> None:
+    """pip must find fedsel-flwr by its path, as long as no index has it."""
+    needy = [app for app in APPS if "fedsel-flwr" in (app / "pyproject.toml").read_text("utf-8")]
+    assert needy
+    for app in needy:
+        name = app.relative_to(ROOT).as_posix()
+        page = (ROOT / "examples" / app.relative_to(ROOT / "examples").parts[0] / "README.md").read_text("utf-8")
+        assert f"pip install -c constraints.txt . ./{name}\n" in page, name
+
+
+# ---- publishing ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_job_that_publishes_gets_a_token() -> None:
+    said = workflow("publish.yml")
+    assert said["True"] == {"release": {"types": ["published"]}}
+    assert said["permissions"] == {"contents": "read"}
+    jobs = said["jobs"]
+    assert [name for name, job in jobs.items() if "permissions" in job] == ["publish"]
+    publish = jobs["publish"]
+    assert (publish["permissions"], publish["environment"], publish["needs"]) == (
+        {"id-token": "write"},
+        "pypi",
+        "build",
+    )
+    uses = [step["uses"].partition("@")[0] for step in publish["steps"]]
+    assert uses == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    assert "secrets." not in (WORKFLOWS / "publish.yml").read_text("utf-8")
+
+
+def test_what_is_published_has_passed_ci_and_the_checks_of_the_archives() -> None:
+    jobs = workflow("publish.yml")["jobs"]
+    assert jobs["checks"]["uses"] == "./.github/workflows/ci.yml"
+    assert "workflow_call" in workflow("ci.yml")["True"]
+    assert jobs["build"]["needs"] == "checks"
+    commands = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
+    for one in (
+        "python -m build",
+        "twine check --strict",
+        "check-wheel-contents",
+        "fedsel_flwr-${TAG#v}-py3-none-any.whl",
+    ):
+        assert one in commands
+
+
+def test_the_citation_says_what_the_project_says() -> None:
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors", "type", "abstract", "version", "license", "keywords"} <= set(
+        said
+    )
+    assert (said["cff-version"], said["type"], said["version"]) == ("1.2.0", "software", VERSION)
+    assert said["license"] == PROJECT["license"]
+    assert said["authors"] == PROJECT["authors"]
+    assert said.get("repository-code") == PROJECT.get("urls", {}).get("Homepage")
+    assert "preferred-citation" not in said

@@ -1,0 +1,393 @@
+"""The commands that run nothing: list, show, cite, doctor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.cli import main
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.selectors import citations, names
+from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations import doctor, listing, package_checks
+from fedsel_flwr.simulations.package_checks import Finding
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+from tests.processes import environment
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    """Standard output of a command that has this exit status."""
+    assert main(argv) == status
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("fedsel: error: ")
+    return err
+
+
+# ---- list ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+def test_lines_of_list_fit_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = said(capsys, "list")
+    assert max(map(len, out.splitlines())) <= columns
+    for text in (
+        load_scenario("phones").description,
+        *(selector_class(name).__doc__ or "" for name in ("bsfl", "oort")),
+    ):
+        assert text.splitlines()[0] in " ".join(out.split())
+
+
+def test_list_without_a_terminal_has_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsel_flwr.cli", "list"], env=environment(), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 70 < max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_long_name_is_whole_and_on_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "a-name-that-is-longer-than-a-column"
+    monkeypatch.setattr(listing, "names", lambda: ("bsfl", long))
+    monkeypatch.setattr(listing, "description", lambda name: [f"What {name} does.", "reads: nothing"])
+    lines = list(listing.list_lines(80))
+    there = lines.index(f"  {long}")
+    assert lines[there + 1].strip() == f"What {long} does."
+    assert lines[there + 2] == "      reads: nothing"
+    assert "  bsfl  What bsfl does." in lines
+
+
+def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(said(capsys, "list", "--json"))
+    assert [one["name"] for one in facts["scenarios"]] == list(scenario_names())
+    assert {one["name"]: one["description"] for one in facts["scenarios"]} == {
+        name: load_scenario(name).description for name in scenario_names()
+    }
+    assert [one["name"] for one in facts["selectors"]] == list(names())
+    bsfl = next(one for one in facts["selectors"] if one["name"] == "bsfl")
+    assert bsfl["reads"] == ["latency"]
+    assert bsfl["probes"] == []
+    assert {"name": "alpha", "required": False, "default": 1.0} in bsfl["parameters"]
+    assert {"name": "clients_per_round", "required": True} in bsfl["parameters"]
+
+
+# ---- show ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_what_show_prints_is_the_scenario(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / f"{name}.toml").write_text(said(capsys, "show", name))
+    assert load_scenario(str(file)) == load_scenario(name)
+
+
+def test_show_has_units_defaults_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["phones", "--set", "wireless.max_latency_s=90,selectors.bsfl.alpha=2", "--rounds", "7", "--engine", "ray"]
+    lines = [" ".join(line.split()) for line in said(capsys, "show", *argv, "--set", "selector=bsfl").splitlines()]
+    for line in (
+        "rounds = 7 # command line",
+        'engine = "ray" # command line',
+        "max_latency_s = 90.0 # s, command line",
+        "radius_km = 0.5 # km, default",
+        "momentum = 0.0 # default",
+        "alpha = 2 # command line",
+        "# solver = 'exact'",
+    ):
+        assert line in lines, line
+    assert not [line for line in lines if "min_latency" in line and line.startswith("#")]  # it has no default
+
+
+def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(said(capsys, "show", "smoke", "--json", "--set", "training.learning_rate=0.05"))
+    scenario = load_scenario("smoke", {"training.learning_rate": 0.05})
+    assert Scenario.model_validate(facts["scenario"]) == scenario
+    assert facts["units"]["wireless.bandwidth_hz"] == "Hz"
+    assert facts["units"]["system.download_bytes_per_s"] == "bytes/s"
+    assert "training.learning_rate" not in facts["defaults"]
+    assert "training.momentum" in facts["defaults"]
+
+
+def test_show_names_every_unit_of_the_keys() -> None:
+    """A key whose ending names a unit that the table lacks would be shown without one."""
+    from fedsel_flwr.simulations.scenario_text import UNITS, unit_of
+
+    endings = {"s", "j", "w", "km", "hz", "dbm", "db", "bits", "bytes"}
+    flat = [
+        f"{table}.{key}"
+        for table, keys in load_scenario("smoke").model_dump().items()
+        if isinstance(keys, dict)
+        for key in keys
+    ]
+    assert all(unit_of(key) for key in flat if key.rpartition("_")[2] in endings and "_" in key), UNITS
+
+
+def test_show_refuses_as_run_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'smoke'?" in refused(capsys, "show", "smok")
+    assert "'learning_rate' (did you mean 'training.learning_rate'?)" in refused(
+        capsys, "show", "smoke", "--set", "learning_rate=1"
+    )
+
+
+def test_show_without_pydantic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pydantic" else object())
+    message = refused(capsys, "show", "smoke")
+    assert "pydantic not installed" in message
+    assert "pip install 'fedsel-flwr[sim]'" in message
+
+
+# ---- cite ------------------------------------------------------------------------------------------------------------
+
+
+def test_cite_prints_each_entry_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "cite", "cs-ucb", "bsfl", "cs-ucb-q") == f"{citations.XIA}\n\n{citations.BEN_AMI}\n"
+    assert said(capsys, "cite") == f"{citations.package_entry()}\n"
+    for name in names():
+        assert said(capsys, "cite", name).startswith("@")
+    assert "did you mean 'bsfl'?" in refused(capsys, "cite", "bsfll")
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+def texts(findings: Any, status: str) -> list[str]:
+    return [finding.text for finding in findings if finding.status == status]
+
+
+def test_doctor_finds_this_installation_healthy(
+    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = said(capsys, "doctor", "--data-dir", str(tmp_path))
+    for word in (
+        "Python: 3.",
+        "flwr 1.",
+        "numpy ",
+        "extra sim: ",
+        "GPU: ",
+        "Ray: ",
+        "holds no data set",
+        "GB available",
+    ):
+        assert word in out, out
+    assert out.splitlines()[-1] == "No problem found"
+    facts = json.loads(said(capsys, "doctor", "--data-dir", str(tmp_path), "--json"))
+    assert facts["healthy"] is True
+    assert {"topic", "status", "text", "cure"} == facts["findings"][0].keys()
+
+
+def test_doctor_ends_with_1_and_the_command_that_mends(
+    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSEL_DATA", str(tmp_path / "nowhere"))
+    lines = said(capsys, "doctor", status=1).splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("problem  data: ")]
+    assert "nowhere" in lines[at]
+    assert lines[at + 1].strip() == "unset FEDSEL_DATA"
+    assert lines[-1].startswith("1 problem found")
+    monkeypatch.setenv("COLUMNS", "70")
+    narrow = [line for line in said(capsys, "doctor", status=1).splitlines() if "/" not in line]
+    assert max(map(len, narrow)) <= 70
+    assert json.loads(said(capsys, "doctor", "--json", status=1))["healthy"] is False
+
+
+def test_data_sets_are_found_by_their_files(tmp_path: Path) -> None:
+    (raw := tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").touch()
+    sets, trace = doctor.check_data(str(tmp_path))
+    assert f"{tmp_path} (--data-dir) holds mnist; a run that needs fashion-mnist or emnist or cifar-10" in sets.text
+    assert (trace.status, "phones-704 needs the availability trace phones/" in trace.text) == ("note", True)
+    (tmp_path / "phones").mkdir()
+    (tmp_path / "phones" / "availability.csv").touch()
+    assert [finding.status for finding in doctor.check_data(str(tmp_path))] == ["ok"]
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *missing: str, versions: dict[str, str] | None = None) -> None:
+    """Let packages look as if they were not installed, or had another version."""
+    real = importlib.metadata.distribution
+
+    def distribution(name: str) -> Any:
+        if name in missing:
+            raise importlib.metadata.PackageNotFoundError(name)
+        if name in (versions or {}):
+            found = real(name)
+            return SimpleNamespace(version=(versions or {})[name], requires=found.requires, metadata=found.metadata)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+
+
+def test_a_missing_or_old_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "filelock", versions={"flwr": "1.20.0"})
+    problems = [finding for finding in package_checks.check_packages() if finding.status == "problem"]
+    assert "missing: filelock" in texts(problems, "problem")
+    (old,) = [one for one in problems if one.text.startswith("flwr 1.20.0 is installed, ")]
+    assert old.cure.startswith("pip install 'flwr")
+
+
+def test_the_extra_sim_may_be_absent_but_not_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sim() -> Finding:
+        (found,) = [finding for finding in package_checks.check_packages() if finding.topic == "extra sim"]
+        return found
+
+    assert sim().status == "ok"
+    with monkeypatch.context() as patch:
+        without(patch, "torch", "ray", "flwr-datasets")
+        assert (sim().status, sim().text) == ("note", "not installed; missing: flwr-datasets, ray, torch")
+        assert sim().cure == package_checks.install_command("sim")
+    without(monkeypatch, "pyarrow", versions={"torch": "2.1.0"})
+    assert sim().status == "problem"
+    assert sim().text.startswith("incomplete; missing: pyarrow; torch 2.1.0 is installed, >=")
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'fedsel-flwr[sim]'"),
+        ({"url": "file:///nowhere/at/all", "dir_info": {}}, "pip install 'fedsel-flwr[sim]'"),
+        ({"url": "file://FOLDER", "dir_info": {}}, "pip install 'FOLDER[sim]'"),
+        ({"url": "file://FOLDER", "dir_info": {"editable": True}}, "pip install -e 'FOLDER[sim]'"),
+        (
+            {"url": "https://example.org/x.git", "vcs_info": {"vcs": "git"}},
+            "pip install 'fedsel-flwr[sim] @ git+https://example.org/x.git'",
+        ),
+    ],
+)
+def test_the_command_installs_from_where_the_package_came(
+    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(origin).replace("FOLDER", str(tmp_path)) if origin else None
+    fake = SimpleNamespace(read_text=lambda name: text)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: fake)
+    assert package_checks.install_command("sim") == command.replace("FOLDER", str(tmp_path))
+
+
+def test_a_package_that_runs_without_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "fedsel-flwr")
+    (finding,) = package_checks.check_packages()
+    assert finding.status == "note"
+    assert finding.cure.startswith("pip install -e '")
+
+
+def test_a_selector_that_cannot_be_loaded_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = importlib.metadata.EntryPoint("fastest", "nowhere_at_all:Fastest", package_checks.ENTRY_POINTS)
+    points = importlib.metadata.EntryPoints([point])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    (finding,) = package_checks.check_selectors()
+    assert finding.status == "problem"
+    assert finding.text.startswith("fastest of nowhere_at_all: ")
+
+
+def test_an_address_without_ray_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    found = next(doctor.check_ray(start=False))
+    assert (found.status, found.cure) == ("problem", "unset RAY_ADDRESS")
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    assert next(doctor.check_ray(start=False)).status == "problem"
+
+
+def test_ray_that_does_not_start_is_a_problem(no_ray_address: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RunError("Ray cannot be started on this machine: no memory")
+
+    monkeypatch.setattr(doctor, "_start_ray", fails)
+    (found,) = doctor.check_ray(start=True)
+    assert (found.status, found.text) == ("problem", "Ray cannot be started on this machine: no memory")
+    monkeypatch.setattr(doctor, "_start_ray", lambda: None)
+    (found,) = doctor.check_ray(start=True)
+    assert found.status == "ok"
+
+
+@pytest.mark.slow
+def test_doctor_starts_ray(tmp_path: Path, no_ray_address: None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsel_flwr.cli", "doctor", "--start-ray", "--data-dir", str(tmp_path)], cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "started and ended within" in done.stdout
+
+
+def test_links_of_a_clone(tmp_path: Path) -> None:
+    assert list(doctor.check_links(tmp_path)) == []  # no clone
+    (tmp_path / ".git").mkdir()
+    (finding,) = doctor.check_links(tmp_path)
+    assert finding.status == "problem"
+    assert "core.symlinks true" in finding.cure
+    for name in doctor.LINKS:
+        (tmp_path / "fedsel_flwr" / name).mkdir(parents=True)
+        (tmp_path / "fedsel_flwr" / name / "__init__.py").touch()
+        (tmp_path / name).symlink_to(f"fedsel_flwr/{name}")
+    assert texts(doctor.check_links(tmp_path), "ok")
+
+
+def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    monkeypatch.setattr(doctor, "_free_memory", lambda: 10**6)
+    memory, disk = doctor.check_space(tmp_path / "not" / "there")
+    assert (memory.status, disk.status) == ("problem", "problem")
+    assert f"run folders in {tmp_path}" in disk.text
+
+
+# ---- a core installation ---------------------------------------------------------------------------------------------
+
+CORE = """
+import importlib.abc, importlib.metadata, sys
+
+HIDDEN = ("torch", "torchvision", "ray", "pydantic", "flwr_datasets", "psutil", "pandas", "pyarrow", "scipy", "numba")
+NAMES = {name.replace("_", "-") for name in HIDDEN}
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+real = importlib.metadata.distribution
+
+def distribution(name):
+    if name in NAMES:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+
+importlib.metadata.distribution = distribution
+sys.meta_path.insert(0, Absent())
+from fedsel_flwr.cli import main
+for argv in (["list"], ["list", "--json"], ["cite", "bsfl"], ["cite"], ["doctor"], ["doctor", "--json"]):
+    assert main(argv) == 0, argv
+"""
+
+
+def test_list_cite_and_doctor_work_in_a_core_installation(tmp_path: Path) -> None:
+    env = {key: value for key, value in environment().items() if key not in ("RAY_ADDRESS", "FEDSEL_DATA")}
+    done = subprocess.run(
+        [sys.executable, "-c", CORE], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-3000:]
+    assert "note     extra sim: not installed; missing: " in done.stdout
+    assert "No problem found" in done.stdout
