@@ -195,7 +195,10 @@ def test_the_command_sends_what_was_lacking_when_it_is_resumed(here: Path, capsy
         (["--track", "tensorbord"], "Did you mean tensorboard?"),
         (["--track", ""], "--track must not be empty"),
         (["--track-clients", "3"], "--track-clients is for a tracker. Give --track too"),
-        (["--track", TRACK, "--track-clients", "many"], "--track-clients must be a number of clients, or ids separated by commas"),
+        (
+            ["--track", TRACK, "--track-clients", "many"],
+            "--track-clients must be a number of clients, or ids separated by commas",
+        ),
         (["--track", TRACK, "--track-clients", "5,99"], "track_clients has 99, but the clients are 0 to 9"),
         (["--track", "mlflow"], "this tracker needs mlflow, which is not installed"),
     ],
