@@ -160,8 +160,8 @@ def describe(name: str) -> dict[str, Any]:
         "name": name,
         "summary": text.splitlines()[0],
         "paper": _references(text),
-        # An instance decides if it is a property.
-        "reads": [] if isinstance(cls.needs, property) else sorted(cls.needs),
+        # What it remembers comes before a selection, what it needs after one; a property is up to the instance.
+        "reads": sorted({*(() if isinstance(cls.needs, property) else cls.needs), *cls.remembers} - {*cls.asks}),
         "probes": sorted(cls.asks),
         "parameters": parameters,
     }
