@@ -63,7 +63,7 @@ def compare(
         reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
         folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
         rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
-            choose the same clients; 0: none.
+            select the same clients; 0: none.
         start_run: Called with the label and the rounds of each run. This and ``update`` take the place of the progress
             on standard error.
         update: Called with each round and the number of failed clients so far.

@@ -68,7 +68,7 @@ class Comparison:
         scenario: The scenario; each run has its own selector and seed.
         runs: In the order in which they ended.
         reference: The selector that the others are compared with; None if there is none.
-        agreement: Whether Flower on Ray chose the same clients in the rounds that it played too.
+        agreement: Whether Flower on Ray selected the same clients in the rounds that it also ran.
         cut_off: Loaded runs that have not finished; no table, picture or verdict includes them.
         left_out: If all selectors were to run: those that cannot, and why.
     """

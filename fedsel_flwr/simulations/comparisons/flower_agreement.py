@@ -1,4 +1,4 @@
-"""Agreement with Flower: check that a comparison's first rounds choose the same clients on Flower and Ray."""
+"""Agreement with Flower: check that a comparison's first rounds select the same clients on Flower and Ray."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedsel_flwr.simulations.worlds.world import world_of
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether two runs chose the same clients in the rounds that both have.
+    """Whether two runs selected the same clients in the rounds that both ran.
 
     Attributes:
-        rounds: Number of rounds that both have.
-        parted: The first round with another choice; 0 if there is none.
+        rounds: Number of rounds that both ran.
+        parted: The first round with different clients; 0 if there is none.
     """
 
     rounds: int
@@ -31,9 +31,10 @@ class Agreement:
     @property
     def sentence(self) -> str:
         """The agreement as a sentence."""
+        engines = "Flower on Ray and the vectorized engine"
         if self.parted:
-            return f"Flower on Ray and the vectorized engine chose different clients from round {self.parted} on."
-        return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
+            return f"{engines} selected different clients from round {self.parted} on."
+        return f"{engines} selected the same clients in all {self.rounds} rounds that both ran."
 
 
 def run_on_flower(
@@ -69,14 +70,14 @@ def run_on_flower(
 
 
 def compare_choices(one: History, other: History) -> Agreement:
-    """Compare the clients chosen in two runs; the order within a round does not count.
+    """Compare the clients selected in two runs; the order within a round does not count.
 
     Args:
         one: A history.
         other: Another one.
 
     Returns:
-        Number of rounds that both have, and the first that differs.
+        Number of rounds that both ran, and the first that differs.
     """
     shared = min(len(one.rounds), len(other.rounds))
     for record in one.rounds[:shared]:
