@@ -110,8 +110,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     run.add_argument("--seed", type=int, help="set the seed (default: the scenario's)")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="write checkpoints to DIR and keep them (default: the run folder, deleted at the end); with --resume: "
-        "continue from the checkpoints in DIR",
+        help="write checkpoints to DIR and keep them (default: write them to the run folder and delete them at the end); "
+        "with --resume: continue from the checkpoints in DIR",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
