@@ -110,7 +110,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     run.add_argument("--seed", type=int, help="set the seed (default: the scenario's)")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="write checkpoints to DIR and keep them (default: write them to the run folder and delete them at the end); "
+        help="write checkpoints to DIR and keep them (default: to the run folder, until the run has finished); "
         "with --resume: continue from the checkpoints in DIR",
     )  # fmt: skip
     compare = commands.add_parser(
