@@ -85,8 +85,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
-        help="join the Ray cluster at HOST:PORT or auto, or start Ray here with local (default: $RAY_ADDRESS, else "
-        "local)",
+        help="use the Ray cluster at HOST:PORT; auto: the cluster that this machine is part of, local: start Ray here "
+        "(default: $RAY_ADDRESS, else local)",
     )  # fmt: skip
     common.add_argument(
         "--device",
@@ -97,7 +97,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
     common.add_argument(
         "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
-        help="resume the run or comparison in FOLDER; without FOLDER, the newest one with the same arguments",
+        help="resume the interrupted run or comparison in FOLDER with its original settings (default: the newest one "
+        "started with the same arguments)",
     )  # fmt: skip
     common.add_argument(
         "--trust", action="store_true",
@@ -106,8 +107,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     common.add_argument(
         "--replay", action="store_true",
-        help="with --resume: repeat runs that are damaged, or whose selector, model, data or scenario has changed, "
-        "instead of refusing them",
+        help="with --resume: repeat each run that is damaged, or whose selector, model, data or scenario has changed "
+        "(default: stop with an error)",
     )  # fmt: skip
     common.add_argument(
         "--no-checkpoints", action="store_true",
@@ -127,11 +128,11 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         "--selector",
         help="choose the selector: a name, package.module:Class or ./file.py:Class (default: the scenario's)",
     )
-    run.add_argument("--seed", type=int, help="instead of the scenario's")
+    run.add_argument("--seed", type=int, help="set the seed (default: the scenario's)")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="write checkpoints to DIR and keep them; with --resume, resume from them (default: in the run's folder "
-        "until it finishes)",
+        help="write checkpoints to DIR and keep them (default: to the run folder, until the run has finished); "
+        "with --resume: continue from the checkpoints in DIR",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
@@ -146,12 +147,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="run each selector on N seeds, from the scenario's seed up, or on the seeds A,B,C (default: 10)",
+        help="run each selector on N consecutive seeds, starting at the scenario's seed, or on the seeds A,B,C "
+        "(default: 10 seeds)",
     )  # fmt: skip
     compare.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=A,B,C",
         help="try several values of a selector's parameter, each as a separate row, for example "
-        "selectors.bsfl.alpha=0.3,1,3 (may be repeated: every combination)",
+        "selectors.bsfl.alpha=0.3,1,3 (may be repeated, to try every combination)",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
@@ -164,7 +166,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     compare.add_argument(
         "--rounds-on-flower", type=int, default=0, metavar="N",
-        help="first run N rounds of the first selector with Flower on Ray, and check that both engines choose the "
+        help="first run N rounds of the first selector with Flower on Ray, and check that both engines select the "
         "same clients",
     )  # fmt: skip
     report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")

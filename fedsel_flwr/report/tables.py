@@ -263,7 +263,7 @@ def _profile_table(verdict: Verdict, before_count: str) -> Table:
     """Build the table of time ratios over targets."""
     what = f"time ratio to {verdict.reference} by target accuracy, with 95 % interval"
     if any(effect.censored for effects in verdict.profile.values() for effect in effects):
-        what += f"; k of n (against m): {verdict.reference} reaches the target on m seeds"
+        what += f"; k of n (against m): the selector reaches the target on k of n seeds, {verdict.reference} on m"
     table = _empty_table(Text(what))
     for target in verdict.profile:
         table.add_column(f"{100 * target:g} %", justify="right", overflow="fold")

@@ -18,7 +18,7 @@ from fedsel_flwr.simulations.worlds.world import world_of
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of two runs: whether they chose the same clients in their common rounds.
+    """Agreement of two runs: whether they selected the same clients in their common rounds.
 
     Attributes:
         rounds: Number of common rounds.
@@ -31,9 +31,10 @@ class Agreement:
     @property
     def sentence(self) -> str:
         """Agreement as a sentence."""
+        engines = "Flower on Ray and the vectorized engine"
         if self.parted:
-            return f"Flower on Ray and the vectorized engine chose different clients from round {self.parted} on."
-        return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
+            return f"{engines} selected different clients from round {self.parted} on."
+        return f"{engines} selected the same clients in all {self.rounds} rounds that both ran."
 
 
 def run_on_flower(
@@ -69,7 +70,7 @@ def run_on_flower(
 
 
 def compare_choices(one: History, other: History) -> Agreement:
-    """Compare the clients chosen in two runs; the order within a round does not count.
+    """Compare the clients selected in two runs; the order within a round does not count.
 
     Args:
         one: A history.

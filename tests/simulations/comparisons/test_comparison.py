@@ -80,7 +80,7 @@ def test_the_table_has_the_same_times(finished: tuple[str, Path]) -> None:
 
 def test_the_first_rounds_with_flower_are_a_run_of_their_own(finished: tuple[str, Path]) -> None:
     out, folder = finished
-    assert "Flower on Ray and the vectorized engine chose the same clients in all 3 rounds of both." in out
+    assert "Flower on Ray and the vectorized engine selected the same clients in all 3 rounds that both ran." in out
     chosen = []
     for name in ("bsfl-seed1-on-flower", "bsfl-seed1"):
         rows = pq.read_table(folder / name / "clients.parquet").to_pylist()
@@ -106,4 +106,4 @@ def test_engines_that_part_are_said_to() -> None:
     one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
     assert compare_choices(one, one) == Agreement(rounds=3, parted=0)
     assert compare_choices(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
-    assert compare_choices(one, other).sentence.endswith("chose different clients from round 2 on.")
+    assert compare_choices(one, other).sentence.endswith("selected different clients from round 2 on.")
