@@ -132,7 +132,7 @@ def choose_backend(
         >>> model, loss = nn.Sequential(nn.Linear(2, 2)), nn.functional.cross_entropy
         >>> choice = choose_backend(model, loss, inputs, labels, settings)
         >>> choice.backend, choice.reasons
-        ('manual', {'numba': 'the size of the run is not given'})
+        ('manual', {'numba': 'the length of the run is unknown'})
     """
     builders: dict[Backend, Callable[[], Kernel | NumbaKernel | None]] = {
         "numba": lambda: NumbaKernel(perceptron(model, loss, inputs, labels, settings)),

@@ -162,7 +162,7 @@ class EarlyEnd:
         """Return the reply that stands for each straggler if the round ends now; None if it does not.
 
         >>> EarlyEnd(answers=2).straggler_reply(1, 9.0) is None, EarlyEnd(answers=2).straggler_reply(2, 9.0).error
-        (True, 'late: no answer after 9 s, when 2 others were there')
+        (True, 'late: no answer after 9 s, when 2 others had arrived')
         """
         if self.answers is not None and answers >= self.answers:
             error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others had arrived"

@@ -210,7 +210,7 @@ def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
     assert make_availability(SMOKE) is None
     scenario = smoke(availability__kind="trace", availability__trace="nowhere.csv")
     for build in (make_availability, lambda s: make_strategy(world_of(s))):
-        with pytest.raises(ParameterError, match=r"trace 'nowhere\.csv': it is neither in the working directory nor"):
+        with pytest.raises(ParameterError, match=r"trace 'nowhere\.csv': the file is neither in"):
             build(scenario)
 
 
