@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 PROJECT = "fedsel-flwr"
-EXTRAS_BEGUN_BY = {"sim": ("ray", "flwr-datasets")}
-"""Extra -> packages that few other packages install. If one of them is installed, the whole extra is expected."""
+EXTRAS_BEGUN_BY = {"sim": ("loky", "torch")}
+"""Extra -> packages that are together in few other environments. If all are installed, the whole extra is expected. Ray
+does not count, because Flower's own extra installs it on servers."""
 EXTRAS_UNREPORTED = ("dev", "fast")
 """Extras that users do not need: ``dev`` is for work on this package, and ``fast`` is a part of ``sim``."""
 
@@ -99,7 +100,8 @@ def _extra(extra: str, requirements: list[Requirement]) -> Finding:
             return Finding(f"extra {extra}", "note", "needs nothing on this platform")
         versions = (f"{one.name} {importlib.metadata.version(one.name)}" for one in requirements)
         return Finding(f"extra {extra}", "ok", ", ".join(sorted(versions)))
-    if any(version_of(name) for name in EXTRAS_BEGUN_BY.get(extra, ())):
+    begun_by = EXTRAS_BEGUN_BY.get(extra)
+    if begun_by and all(version_of(name) for name in begun_by):
         return Finding(f"extra {extra}", "problem", f"incomplete; {_summary(faults)}", install_command(extra))
     return Finding(f"extra {extra}", "note", f"not installed; {_summary(faults)}", install_command(extra))
 

@@ -162,6 +162,12 @@ def check_needs(make: SelectorFactory) -> None:
     undeclared = sorted((read & REPORTED) - selector.needs - UNDECLARED_COLUMNS)
     promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
     unread = sorted(selector.needs - read)
+    lost = [name for name in unread if name in selector.remembers]
+    promise(
+        not lost,
+        f"columns in needs are read: remembers keeps {', '.join(lost)} of the roll call and of probes only, so read "
+        f"report.{'/'.join(lost)} in _observe, or leave it out of needs",
+    )
     promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")
 
 

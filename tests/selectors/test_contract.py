@@ -68,7 +68,7 @@ def test_names_of_ones_own_are_left_alone() -> None:
 
     assert Mine.needs == frozenset({"latency", "loss"})
     assert isinstance(Mine.needs, frozenset)
-    assert (Mine.name, Says.name) == ("random", "Says")  # a class without a name has its own
+    assert (Mine.name, Says.name) == ("Mine", "Says")  # without a name of its own, not its parent's
 
 
 def test_a_selector_shows_its_parameters() -> None:

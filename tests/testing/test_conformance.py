@@ -149,6 +149,14 @@ class Unread(Averaging):
     needs: ClassVar[frozenset[str]] = Averaging.needs | {"energy"}
 
 
+class OnlyRemembered(Random):
+    """Expects that ``remembers`` keeps what replies bring."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+    remembers: ClassVar[dict[str, str]] = {"loss": "_loss"}
+    client_state: ClassVar[dict[str, float]] = {"_loss": 0.0}
+
+
 class Undeclared(Averaging):
     """Looks at a column that it does not need."""
 
@@ -294,6 +302,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_determinism, GlobalState, "the same seed gives the same choices"),
         (check_save_and_load, Forgetful, "save, load, continue"),
         (check_needs, Unread, "columns in needs are read .* leave out energy"),
+        (check_needs, OnlyRemembered, "remembers keeps loss of the roll call and of probes only, so read report.loss"),
         (check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
         (check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
         (check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),

@@ -109,8 +109,13 @@ class Comparison:
         ]
 
     def remarks(self) -> list[str]:
-        """Return remarks on probable problems, one line each: runs that diverged, and runs with many late clients."""
+        """Return remarks on probable problems, one line each.
+
+        They name runs that diverged, a target that no run reached or that every run reached in the first possible
+        round, and selectors of which many selections were late.
+        """
         lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
+        lines += self._remark_on_target()
         for selector in self.selectors:
             own = [run for run in self.runs if run.selector == selector]
             share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
@@ -122,6 +127,24 @@ class Comparison:
                     f"wireless.max_latency_s (now {longest:g} s)?"
                 )
         return lines
+
+    def _remark_on_target(self) -> list[str]:
+        """Return a remark if the target cannot tell the selectors apart."""
+        if len(self.selectors) < 2:
+            return []
+        goal = f"the target accuracy of {100 * self.scenario.target_accuracy:g} %"
+        if all(math.isinf(one.rounds_to_target) for one in self.summaries):
+            measured = max(one.target_window for one in self.summaries)
+            return [
+                f"no run reached {goal} as a mean of {measured} measured rounds. Raise rounds, or lower the target?"
+            ]
+        window, every = self.scenario.target_rounds, self.scenario.evaluation_every
+        if all(one.target_window == window and one.rounds_to_target <= every * window for one in self.summaries):
+            return [
+                f"every run reached {goal} in the first {window} measured rounds, so the selectors cannot differ in "
+                "rounds. Raise target_accuracy?"
+            ]
+        return []
 
     def table(self) -> pd.DataFrame:
         """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, one row per run."""

@@ -57,7 +57,7 @@ def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *,
         if time.monotonic() >= deadline:
             raise RunError(
                 f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected. Start more of "
-                "them, lower min_available or clients_per_round, or raise wait_timeout"
+                "them, lower min_available, the base's own minimum or clients_per_round, or raise wait_timeout"
             )
         time.sleep(min(CONNECTED_POLL_S, max(0.0, deadline - time.monotonic())))
     return here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import inspect
 import json
+import math
 import re
 import sys
 from functools import partial
@@ -167,6 +168,25 @@ def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.Cap
     assert compare(smoke(), "random", seeds=1).remarks() == []
     early = smoke(wireless__max_latency_s=0.15, aggregation__over_selection=0.4)
     assert compare(early, "random", seeds=1).remarks() == []
+
+
+def test_a_target_that_tells_nothing_apart_is_remarked() -> None:
+    """No run reaches it, or all in the first possible round; a target between the two is no remark."""
+    said = {}
+    for target in (0.999, 0.2, 0.7):
+        comparison = compare(
+            smoke(target_accuracy=target, target_rounds=2, rounds=20), ["bsfl", "random"], seeds=2, quiet=True
+        )
+        said[target] = comparison.remarks()
+        if target == 0.7:
+            assert 2 < max(one.rounds_to_target for one in comparison.summaries) < math.inf
+    goal = "no run reached the target accuracy of 99.9 % as a mean of 2 measured rounds"
+    assert said[0.999] == [f"{goal}. Raise rounds, or lower the target?"]
+    assert said[0.2] == [
+        "every run reached the target accuracy of 20 % in the first 2 measured rounds, so the selectors cannot differ "
+        "in rounds. Raise target_accuracy?"
+    ]
+    assert said[0.7] == []
 
 
 def test_what_is_saved_can_be_loaded_and_pooled(tmp_path: Path) -> None:
