@@ -40,7 +40,7 @@ def parse(
         argv: Arguments without the program's name. If None, the arguments of the process.
 
     Returns:
-        The arguments. ``typed`` is the command line as it was typed.
+        The arguments. ``typed`` is the command line as it was typed, ``track_options`` the part about trackers.
 
     Raises:
         ParameterError: An option has an empty value, or ``--trust`` is used without ``--resume``.
@@ -58,6 +58,8 @@ def parse(
             raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
         raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")
+    if hasattr(args, "track"):
+        _read_tracking(args)
     args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
     return args
 
@@ -92,11 +94,26 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
     return numbers if "," in given else numbers[0]
 
 
-def tracked_clients_of(args: argparse.Namespace) -> int | list[int] | None:
-    """Return the number of clients with per-client metrics in a tracker, or their ids; None if neither is set."""
+def add_tracking_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of trackers to a command's parser."""
+    parser.add_argument(
+        "--track", metavar="TRACKER[:ADDRESS]",
+        help="send parameters and metrics of each run to tensorboard[:LOGDIR], mlflow[:URI], wandb[:PROJECT], or a "
+        "class ./file.py:Class",
+    )  # fmt: skip
+    parser.add_argument(
+        "--track-clients", metavar="N|A,B,C",
+        help="with --track: send per-client metrics of N clients, or of the clients with the ids A,B,C (default: 50)",
+    )  # fmt: skip
+
+
+def _read_tracking(args: argparse.Namespace) -> None:
+    """Set ``track_options``, the options as typed, and read ``track_clients``: a number or a list of ids."""
     given = args.track_clients
+    named = (("--track", args.track), ("--track-clients", given))
+    args.track_options = "".join(f" {option} {shlex.quote(value)}" for option, value in named if value is not None)
     if given is None:
-        return None
+        return
     if args.track is None:
         raise ParameterError("--track-clients is for a tracker. Give --track too, or leave it out")
     try:
@@ -105,7 +122,7 @@ def tracked_clients_of(args: argparse.Namespace) -> int | list[int] | None:
         raise ParameterError(
             f"--track-clients must be a number of clients, or ids separated by commas, got {given!r}"
         ) from None
-    return ids if "," in given else ids[0]
+    args.track_clients = ids if "," in given else ids[0]
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -19,23 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr import __version__
-from fedsel_flwr.arguments import (
-    overrides_of,
-    parse,
-    ray_options_of,
-    read_sweep,
-    resumed_folder,
-    seeds_of,
-    tracked_clients_of,
-)
+from fedsel_flwr import __version__, arguments
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
-    from fedsel_flwr.callbacks.tracking import Tracking
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.scenario import Scenario
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
 EXIT_UNHEALTHY, EXIT_ERROR, EXIT_INTERRUPTED = 1, 2, 130
@@ -114,15 +102,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         "--no-checkpoints", action="store_true",
         help="write no checkpoints: an interrupted run then starts again from round 1",
     )  # fmt: skip
-    common.add_argument(
-        "--track", metavar="TRACKER[:ADDRESS]",
-        help="send parameters and metrics of each run to tensorboard[:LOGDIR], mlflow[:URI], wandb[:PROJECT], or a "
-        "class ./file.py:Class",
-    )  # fmt: skip
-    common.add_argument(
-        "--track-clients", metavar="N|A,B,C",
-        help="with --track: send per-client metrics of N clients, or of the clients with the ids A,B,C (default: 50)",
-    )  # fmt: skip
+    arguments.add_tracking_options(common)
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument(
         "--selector",
@@ -222,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = _run_command(parse(parser, commands, argv))
+        status = _run_command(arguments.parse(parser, commands, argv))
         sys.stdout.flush()
         # Everything has been printed. With torch and Ray loaded, Python takes time to exit, and an interrupt would now
         # only add a traceback.
@@ -280,7 +260,7 @@ def _show_scenario(args: argparse.Namespace) -> int:
     from fedsel_flwr.simulations.scenario_files import load_scenario
     from fedsel_flwr.simulations.scenario_text import scenario_facts, scenario_lines
 
-    overrides = {key: value for key, value in overrides_of(args).items() if value is not None}
+    overrides = {key: value for key, value in arguments.overrides_of(args).items() if value is not None}
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides)
     if args.json:
         _print_json(scenario_facts(scenario))
@@ -318,14 +298,14 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     """Run a comparison, print its table, verdict and folder; ``fedsel run`` is a comparison of one selector."""
-    resumed = resumed_folder(args)
+    resumed = arguments.resumed_folder(args)
     if args.replay and args.resume is None:
         raise ParameterError(
             "--replay needs --resume, because it repeats runs of a folder. Give both, or leave --replay out"
         )
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
-    from fedsel_flwr.callbacks.tracked_run import incomplete_runs
+    from fedsel_flwr.callbacks.tracking import Tracking
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
@@ -336,23 +316,23 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
         resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
-    tracking = _tracking(args, plan.form.scenario)
+    scenario = plan.form.scenario
+    tracking: Tracking | None = args.track and Tracking.of(
+        args.track, scenario.name, scenario.num_clients, folder=args.runs_dir, track_clients=args.track_clients
+    )
     # The world is built here, so that errors in the data come before anything is written.
-    world_of(plan.contenders[0].scenario(plan.form.scenario, plan.form.seeds[0]))
-    folder = (Path(resumed) if resumed else create_run_folder(plan.form.scenario.name, args.runs_dir)).resolve()
+    world_of(plan.contenders[0].scenario(scenario, plan.form.seeds[0]))
+    folder = (Path(resumed) if resumed else create_run_folder(scenario.name, args.runs_dir)).resolve()
     # Locked before the log is opened, because a refusal must not name rounds of another process.
     held = lock_comparison(folder)
-    if tracking is not None:
-        tracking = tracking.in_folder(folder)
-        if warning := tracking.prepare():
-            _print_note(warning)
+    tracking = tracking and tracking.begin(folder, _print_note)
     adopt_orphans()
     # Imported now, not when the first run ends. A signal during the import would find half a module for reading rounds.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
+        further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -384,36 +364,12 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         # The lock is released with this object.
         del held
     _show(comparison, args.json)
-    if tracking is not None and (lacking := incomplete_runs([folder, *sorted(folder.glob("*/"))])):
-        name, reason = next(iter(lacking.items()))
-        _print_note(
-            f"{tracking.tracker} lacks rounds of {len(lacking)} of {len(comparison.runs)} runs ({name}: {reason}). "
-            f"Send them with: fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
-        )
+    if tracking is not None and (lacking := tracking.describe_missing(folder)):
+        resume = f"fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
+        _print_note(f"{lacking}. Send them with: {resume}")
     if not args.json:
         print(f"{folder}")
     return 0
-
-
-def _tracking(args: argparse.Namespace, scenario: Scenario) -> Tracking | None:
-    """Return the tracker of the command, without the folder of the runs, which is not made yet."""
-    clients = tracked_clients_of(args)
-    if args.track is None:
-        return None
-
-    from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, Tracking
-    from fedsel_flwr.references import absolute_reference
-
-    return Tracking.of(
-        absolute_reference(args.track, Path.cwd()), scenario.name, scenario.num_clients, folder=args.runs_dir,
-        track_clients=TRACKED_CLIENTS if clients is None else clients,
-    )  # fmt: skip
-
-
-def _track_options(args: argparse.Namespace) -> str:
-    """Return the options of tracking as they were typed, for the command that resumes."""
-    named = (("--track", args.track), ("--track-clients", args.track_clients))
-    return "".join(f" {option} {shlex.quote(value)}" for option, value in named if value is not None)
 
 
 def _new_plan(args: argparse.Namespace) -> Plan:
@@ -425,12 +381,12 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     named = [name.strip() for name in given.split(",") if name.strip()]
     all_selectors = named == ["all"]
     named = [] if all_selectors else [absolute_reference(name, Path.cwd()) for name in named]
-    scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides_of(args), named)
+    scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, arguments.overrides_of(args), named)
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
         raise ParameterError(f"--selectors must name at least one selector, and each only once, got {given!r}")
-    seeds = seeds_of(args) if args.command == "compare" else 1
+    seeds = arguments.seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
         if args.no_checkpoints:
@@ -446,8 +402,8 @@ def _new_plan(args: argparse.Namespace) -> Plan:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        sweep=read_sweep(getattr(args, "sweep", [])),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
+        sweep=arguments.read_sweep(getattr(args, "sweep", [])),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**arguments.ray_options_of(args)),
         device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
@@ -458,7 +414,7 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
-    elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := ray_options_of(args)) else {}
+    elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := arguments.ray_options_of(args)) else {}
     named = ("device", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}

@@ -21,7 +21,6 @@ from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundRecord
 from fedsel_flwr.rounds.storage import write_atomically
-from fedsel_flwr.rounds.untrusted import one_line
 
 logger = logging.getLogger("fedsel_flwr")
 STATE = "tracking.json"
@@ -234,16 +233,3 @@ def read_state(path: Path) -> dict[str, Any]:
     if not harmless or type(rounds) is not int or rounds < 0:
         return {}
     return found
-
-
-def incomplete_runs(folders: Sequence[Path]) -> dict[str, str]:
-    """Find the runs of which a tracker lacks rounds.
-
-    Args:
-        folders: Folders of runs.
-
-    Returns:
-        Name of each such folder -> the tracker's last error.
-    """
-    found = {folder.name: read_state(folder / STATE) for folder in folders}
-    return {name: one_line(str(state["error"])) for name, state in found.items() if state.get("error")}

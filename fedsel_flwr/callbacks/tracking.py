@@ -10,17 +10,18 @@ import difflib
 import inspect
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, shortened
+from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, read_state, shortened
 from fedsel_flwr.callbacks.trackers import MLflow, Recorder, TensorBoard, WandB, import_library, prepare_mlflow
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.references import is_reference, load_reference
+from fedsel_flwr.references import absolute_reference, is_reference, load_reference
+from fedsel_flwr.rounds.untrusted import one_line
 
 logger = logging.getLogger("fedsel_flwr")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -61,7 +62,7 @@ class Tracking:
         num_clients: int,
         *,
         folder: str | Path | None = None,
-        track_clients: int | Sequence[int] = TRACKED_CLIENTS,
+        track_clients: int | Sequence[int] | None = None,
     ) -> Tracking:
         """Read the option.
 
@@ -70,7 +71,8 @@ class Tracking:
             scenario: Name of the scenario.
             num_clients: Number of clients, whose ids are 0 … num_clients - 1.
             folder: Folder of the comparison; None: there is none.
-            track_clients: Number of clients with per-client metrics, or their ids.
+            track_clients: Number of clients with per-client metrics, or their ids. If None,
+                :data:`TRACKED_CLIENTS`.
 
         Raises:
             ParameterError: It names no tracker, the tracker needs an address, or there is no such client.
@@ -80,7 +82,7 @@ class Tracking:
             "group": f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}" if folder is None else Path(folder).resolve().name,
             "experiment": f"fedsel-{scenario}",
             "folder": None if folder is None else Path(folder),
-            "clients": choose_clients(track_clients, num_clients),
+            "clients": choose_clients(TRACKED_CLIENTS if track_clients is None else track_clients, num_clients),
         }
         if isinstance(track, type) and issubclass(track, Recorder):
             return cls(track.__qualname__, None, recorder=track, **options)
@@ -96,6 +98,7 @@ class Tracking:
         if name in TRACKERS:
             made = cls(name, address or None, **options)
         elif is_reference(track):
+            track = absolute_reference(track, Path.cwd())
             found = load_reference(track, "tracker")
             if not (isinstance(found, type) and issubclass(found, Recorder)):
                 raise ParameterError(f"tracker {track!r} must be a class derived from fedsel_flwr.callbacks.Recorder")
@@ -113,6 +116,13 @@ class Tracking:
     def in_folder(self, folder: Path) -> Tracking:
         """Return the same tracker for the runs of a comparison in a folder."""
         return replace(self, folder=folder, group=folder.resolve().name)
+
+    def begin(self, folder: Path, warn: Callable[[str], None] = logger.warning) -> Tracking:
+        """Return the same tracker for the runs in a folder, after :meth:`prepare`, whose warning goes to ``warn``."""
+        tracking = self.in_folder(folder)
+        if warning := tracking.prepare():
+            warn(warning)
+        return tracking
 
     def _check(self) -> None:
         """Refuse a tracker that cannot be used at all: its library, its address or its key is missing."""
@@ -159,6 +169,16 @@ class Tracking:
                 "it answers, or with --resume (resume=True)"
             )
         return ""
+
+    def describe_missing(self, folder: Path) -> str:
+        """Name the tracker's last error if it lacks rounds of runs in a folder; empty if it lacks none."""
+        states = {place.name: read_state(place / STATE) for place in (folder, *sorted(folder.glob("*/")))}
+        lacking = {name: one_line(str(state["error"])) for name, state in states.items() if state.get("error")}
+        if not lacking:
+            return ""
+        name, error = next(iter(lacking.items()))
+        count = len(lacking)
+        return f"{self.tracker} lacks rounds of {count} run{'' if count == 1 else 's'} ({name}: {error})"
 
     def end_service(self) -> None:
         """End W&B's service process. It prints a traceback if it is killed."""

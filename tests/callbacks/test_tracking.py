@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.callbacks import MLflow, Recorder, tracked_run
-from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, batches, incomplete_runs, read_state
+from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, batches, read_state
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
@@ -129,12 +129,13 @@ def test_a_server_that_stays_away_ends_nothing(tmp_path: Path, caplog: pytest.Lo
     with TrackedRun(server.open, HERE, state=state).follow(history) as tracked:
         play(tracked, history, 3)
     assert caplog.messages[-1].startswith("fake has 0 of 3 rounds of this run. Resume the run")
-    assert incomplete_runs([tmp_path, state.parent]).keys() == {"run"}
+    missing = Tracking.of(Own, "smoke", 10).describe_missing
+    assert missing(tmp_path).startswith("Own lacks rounds of 1 run (run: ConnectionError: away")
     server.away = False
     with TrackedRun(server.open, HERE, state=state, resume=True).follow(history):
         pass
     assert server.rounds() == [1, 2, 3]
-    assert incomplete_runs([state.parent]) == {}
+    assert missing(tmp_path) == missing(state.parent) == ""
 
 
 def test_a_resumed_run_sends_what_the_tracker_lacks(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_another_run_is_another_run_of_the_tracker(change: str, tmp_path: Path) 
 def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / STATE).write_text(text)
     assert read_state(tmp_path / STATE) == {}
-    assert incomplete_runs([tmp_path]) == {}
+    assert Tracking.of(Own, "smoke", 10).describe_missing(tmp_path) == ""
 
 
 def test_a_round_waits_for_its_evaluation() -> None:
