@@ -165,7 +165,7 @@ def check_needs(make: SelectorFactory) -> None:
     lost = [name for name in unread if name in selector.remembers]
     promise(
         not lost,
-        f"columns in needs are read: remembers keeps {', '.join(lost)} of the roll call and of probes only, so read "
+        f"columns in needs are read: remembers keeps {', '.join(lost)} of the roll call and of probes only. Read "
         f"report.{'/'.join(lost)} in _observe, or leave it out of needs",
     )
     promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")

@@ -302,7 +302,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_determinism, GlobalState, "the same seed gives the same choices"),
         (check_save_and_load, Forgetful, "save, load, continue"),
         (check_needs, Unread, "columns in needs are read .* leave out energy"),
-        (check_needs, OnlyRemembered, "remembers keeps loss of the roll call and of probes only, so read report.loss"),
+        (check_needs, OnlyRemembered, "remembers keeps loss of the roll call and of probes only. Read report.loss"),
         (check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
         (check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
         (check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),

@@ -111,8 +111,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return remarks on probable problems, one line each.
 
-        They name runs that diverged, a target that no run reached or that every run reached in the first possible
-        round, and selectors of which many selections were late.
+        They name runs that diverged, and selectors of which many selections were late. They also report a target that
+        no run reached, or that every run reached in the first possible round.
         """
         lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
         lines += self._remark_on_target()
