@@ -1,7 +1,8 @@
 """The steps of a round, shared by every adapter: choose, collect, finish.
 
-An adapter is a transport. It asks connections for their identity, sends probes, sends the model and receives the
-replies, and lets the base strategy average the kept updates. Everything else happens here, in plain types.
+An adapter connects these steps to one of Flower's APIs, or to the vectorized engine. It asks connections for their
+identity, sends probes, sends the model, receives the replies, and lets the base strategy average the kept updates.
+Everything else happens here, in plain types.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 class SelectionCore:
-    """Plays rounds: asks the selector, reads replies, keeps time and history.
+    """Runs rounds: calls the selector, reads replies, and records the time and the history.
 
     Args:
-        selector: The selector. It must not be shared.
+        selector: The selector. No other core may use the same instance.
         settings: The resolved options, from :func:`~fedsel_flwr.rounds.settings.resolve_settings`.
         roster: Connections, client ids and rows; None starts with an empty roster.
         client_values: Selector parameters by client id, bound to ``roster``. Clients without an entry are refused.
 
     Attributes:
         settings: The resolved options.
-        parts: The owners of lasting state.
+        parts: The objects with state that a checkpoint saves.
         numbering: Maps the server's round numbers to absolute rounds.
         ending: The criteria that end the run.
     """
@@ -89,12 +90,12 @@ class SelectionCore:
 
     @property
     def round(self) -> int:
-        """Return the absolute number of the last chosen round."""
+        """Return the absolute number of the last round whose clients were selected."""
         return self.parts.selector.round
 
     @property
     def asks(self) -> str:
-        """Return the columns that clients report only if the train config asks for them, comma-separated."""
+        """Return the columns that clients report only if the train config names them, comma-separated."""
         return ",".join(sorted(self.parts.selector.needs & ASKED))
 
     @property
@@ -119,7 +120,7 @@ class SelectionCore:
         self._collector.simulated = True
 
     def waits_for(self, chosen: int) -> int | None:
-        """Return how many usable answers end a round of ``chosen`` clients; None for all of them."""
+        """Return how many usable replies end a round of ``chosen`` clients; None to wait for all replies."""
         return self._collector.waits_for(chosen)
 
     def reads_global(self, outcome: Outcome) -> bool:
@@ -127,7 +128,7 @@ class SelectionCore:
         return self.parts.measurer.reads_global or (outcome.averaging is not None and outcome.averaging.mixes)
 
     def begin_run(self, done: int = 0, should_stop: ShouldStop | None = None) -> None:
-        """Begin a run, in which the server may count its rounds from 1 again.
+        """Start a run, in which the server may count its rounds from 1 again.
 
         Args:
             done: Number of finished rounds, if the server is known to count from 1.
@@ -143,16 +144,16 @@ class SelectionCore:
         transport: Transport,
         server_round: int | None = None,
     ) -> list[str]:
-        """Begin a round: call the roll, send the selector's probe, and choose the cohort.
+        """Start a round: call the roll, send the selector's probe, and select the cohort.
 
         Args:
             connected: All current connections.
             reference: The global model at the start of the round; None if it cannot be decoded.
-            transport: Reaches the connections.
+            transport: Sends questions to the connections.
             server_round: The server's number of this round; None continues the count.
 
         Returns:
-            The chosen connections, by ascending row. An empty list means that the run has :attr:`ended`, or that the
+            The selected connections, by ascending row. An empty list means that the run has :attr:`ended`, or that the
             round is already in the history.
 
         Raises:
@@ -170,7 +171,7 @@ class SelectionCore:
         eligible = present.only(parts.participation.eligible(present.rows, at_least))
         if (question := parts.probing.question(eligible)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
-            # A client that did not answer the probe is busy now, so it could not train either.
+            # A client that did not reply to the probe is now busy, and could not train either.
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
             present = present.only(parts.busy.eligible(present.nodes))
         parts.registrar.inform_initial_accuracy(reference)
@@ -182,7 +183,7 @@ class SelectionCore:
             chosen=chosen,
             reference=reference,
         )
-        # No reply will come, so no adapter would end this round.
+        # Without selected clients no adapter receives a reply, so none would end this round.
         if not chosen:
             self.collect({})
             self.finish()
@@ -191,17 +192,17 @@ class SelectionCore:
     def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
     ) -> None:
-        """Enter connections into the roster and reset the state of evicted clients in every part.
+        """Register connections in the roster, and reset the state of evicted clients in every part.
 
         Args:
             properties: Connection -> its own properties, from the roll call.
-            known: Connection -> its identity according to the server; None if the server cannot tell.
+            known: Connection -> its identity according to the server; None if the server knows no identities.
         """
         if not properties:
             return
         said = {node: ClientProperties.read(one, self.settings.keys) for node, one in properties.items()}
         new, evicted = self.parts.registrar.register(said, self.round + 1, known or {})
-        # Before the selector learns of the new clients, because they take over the rows of the evicted clients.
+        # Must come before informing the selector, because the new clients get the rows of the evicted clients.
         if evicted.size:
             for part in self.parts:
                 part.forget(evicted)
@@ -212,16 +213,16 @@ class SelectionCore:
         """Read the replies and log faults with the clients' ids.
 
         Args:
-            replies: Connection -> reply. A chosen connection without an entry did not answer.
-            stack: The models of the chosen clients, one row each in the order of :meth:`choose`; None if each reply has
-                its own model.
+            replies: Connection -> reply. A selected connection without an entry did not reply.
+            stack: The models of the selected clients, one row each in the order of :meth:`choose`; None if each reply
+                has its own model.
 
         Returns:
-            The outcome of the round, which names the updates to aggregate.
+            The outcome of the round, with the updates to aggregate.
 
         Raises:
-            RunError: No round is open. Or models must be measured or mixed, but the global model does not consist of
-                NumPy arrays.
+            RunError: :meth:`choose` was not called before. Or models must be measured or mixed, but the global model
+                does not consist of NumPy arrays.
         """
         if self._round is None or self._round.outcome is not None:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
@@ -229,7 +230,7 @@ class SelectionCore:
         return self._round.outcome
 
     def finish(self, after: Arrays | None = None) -> Arrays | None:
-        """End the round: mix the model by the averaging scheme, let the selector observe, write the history.
+        """End the round: mix the model by the averaging scheme, pass the report to the selector, write the history.
 
         Args:
             after: The mean of the kept models, or the base strategy's result; None if the model did not change.
@@ -238,7 +239,7 @@ class SelectionCore:
             The new global model: ``after``, or ``after`` mixed with the old model. None if the model did not change.
 
         Raises:
-            RunError: No replies were collected since the last finished round.
+            RunError: :meth:`collect` was not called after the last finished round.
         """
         if self._round is None or self._round.outcome is None:
             raise RunError(f"finish was called before collect, or twice. {ORDER_OF_CALLS}")
@@ -252,9 +253,9 @@ class SelectionCore:
         results = outcome.results.values()
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
-        # By the report: otherwise a client that fails only for the selector would be chosen again and again.
+        # Uses the report, because otherwise a client that fails only for the selector would be selected repeatedly.
         parts.cooldown.note(round.rows, report.completed | spare, round.number)
-        # By the replies: an update is usable even if the selector lacks a column, and a spare has not failed.
+        # Uses the replies, because an update is usable even if a column is missing, and a spare has not failed.
         parts.newcomer_quota.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.rows)
         parts.cold_starts.note(round.rows, outcome.results)
@@ -273,7 +274,7 @@ class SelectionCore:
         return after
 
     def state_dict(self) -> state_dicts.State:
-        """Return all lasting state, part by part; call it between rounds."""
+        """Return the state of all parts; call this method between rounds."""
         return state_dicts.save_parts(self.parts._asdict())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -303,19 +304,19 @@ class SelectionCore:
         """Return the clients available in the next round, including clients above ``max_participation``."""
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
-        # Before the checks: a connected client is not absent, even if it is busy or in cool-down.
+        # Must come before the checks, because a connected client is not absent, even if it is busy or in cool-down.
         roster.seen(present.rows, upcoming)
         here = present.only(self.parts.busy.eligible(present.nodes))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
             seconds = rounds[-1].simulated_s if rounds else 0.0
             here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
-        # Last, so that the few places for new clients go to clients that can take them.
+        # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
 
 
 class Parts(NamedTuple):
-    """The owners of lasting state, by their keys in a checkpoint."""
+    """The objects with state that a checkpoint saves; each field name is the key in the checkpoint."""
 
     selector: Selector
     roster: Roster

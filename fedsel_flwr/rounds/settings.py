@@ -37,7 +37,7 @@ Clock = Literal["virtual", "server"]
 Identity = Literal["node", "key", "name", "claim"]
 """Identity of a client: its node id, its public key, its registered name, or its own claim."""
 MaxExamples = int | Literal["auto"]
-"""Largest number of examples that a client may claim; "auto" takes a multiple of the median claim."""
+"""Largest number of examples that a client may claim; "auto" uses a multiple of the median claim."""
 CooldownSetting = bool | Literal["auto"]
 """Whether clients are excluded after failures; "auto" follows the selector's class."""
 OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", "client_id"}
@@ -68,7 +68,7 @@ class MetricKeys:
         return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
-        """Return the key of a column that clients report; without a field of that name, the key in the table."""
+        """Return the key of a column that clients report: the field of that name, else the column's own key."""
         return str(getattr(self, column, None) or COLUMNS[column].key)
 
 
@@ -112,84 +112,91 @@ SHARE = partial(real, above=0.0, at_most=1.0)
 class Options:
     """The options of a strategy: eligibility, time, measurement, averaging, the end of a run and its checkpoints.
 
-    An option is declared only here: one line below with its default, its check and its key in scenarios, and its
-    description under Args.
+    Options are declared only here. Each option has one line below, with its default, its check and its key in
+    scenarios, and a description under Args.
 
     Args:
-        max_latency: Longest wait for a client, seconds. None takes the selector's value if that is a number, else 60.
+        max_latency: Latency, in seconds, of a client that failed or took longer. If None: the selector's
+            ``max_latency`` if that is a number, else 60.
         min_completed: Smallest number of usable updates. With fewer, the global model does not change.
-        min_available: Number of clients that must be connected before a round. None takes the larger of the base's own
-            minimum and ``clients_per_round``.
+        min_available: Number of clients that must be connected before a round. If None: the larger of
+            ``clients_per_round`` and the base's own minimum.
         wait_timeout: Seconds after which waiting for clients ends in an error.
-        channels: Number of clients that transmit at the same time (Xia's N). A larger cohort transmits in waves. None
-            takes the number of asked clients.
-        clock: "virtual" believes the reported latency (simulation). "server" times each client itself. The selector
-            does not learn the first time of a client, which includes the start of its process (``latency_source``
-            "first").
-        clock_slack: On the server's clock, seconds by which a report may be below the observed time. None allows a
-            tenth of the observed time: a false report then gains little, whether latencies are short or long.
-        identity: Identity of a client, also when it reconnects. The option "name" is the registered name of its
-            SuperNode, or its node id if it has no name. The option "node" is its node id, and "key" a digest of its
-            public key. The option "claim" is the ``client_id`` that it reports. None takes "claim" in a simulation (the
-            virtual clock, or Flower's in-memory grid), else "name".
-        busy_timeout: Seconds for which a client is not asked again after a late or missing answer to any message. None
-            sets no limit. An answer or a new connection frees the client earlier. If fewer clients than
-            ``min_completed`` are free, the round first waits for the timeout of the last round, at most
-            ``wait_timeout``. After that all clients may be asked.
-        cooldown: Exclude a client for 2^n rounds after n failures in a row. A client that lacks a column that the
-            selector requires has failed too. The default "auto" does this only for selectors whose class declares that
-            they ask failed clients for ever (DivFL, PCZFL).
-        over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the first m usable answers. The
-            other clients are spares. Their joules count, but the base strategy sees neither their results nor their
-            failures. A selector that reads "spare" gets the values of spares. For any other selector a spare took
-            max_latency. The selector must have ``clients_per_round``, and its constants still use m.
-        round_deadline_s: Seconds after which a round ends. A client that has not answered by then is a straggler, and
-            has failed. None for no deadline.
+        channels: Number of clients that transmit at the same time (Xia's N). A larger cohort transmits in waves. If
+            None: all selected clients transmit at the same time.
+        clock: With "virtual", latencies are those that clients report (simulation). With "server", the server measures
+            the latency of each client. The selector does not learn a client's first measured time, because that time
+            includes the start of the client's process (``latency_source`` "first").
+        clock_slack: On the server's clock, seconds by which a reported latency may be below the measured one. If None:
+            a tenth of the measured latency, so that a false report gains little.
+        identity: What identifies a client, also when it reconnects. With "name": the registered name of its SuperNode,
+            or the node id if the SuperNode has no name. With "node": the node id. With "key": a digest of the
+            SuperNode's public key. With "claim": the ``client_id`` that the client reports. If None: "claim" in a
+            simulation (the virtual clock, or Flower's in-memory grid), else "name".
+        busy_timeout: Seconds for which a client is not asked again after a late or missing reply to any message. A
+            reply or a new connection ends this time. If None: no limit. If fewer than ``min_completed`` clients remain,
+            the round first waits for replies, as long as the timeout of the last round and at most ``wait_timeout``.
+            After this wait all clients may be asked.
+        cooldown: Whether to exclude a client for 2^n rounds after n failures in a row. A client that lacks a column
+            that the selector requires has failed too. The default "auto" excludes clients only for selectors that could
+            select a failed client forever (DivFL, PCZFL).
+        over_selection: Extra clients asked, as a share x of ``clients_per_round`` (m). A round asks ceil((1 + x) m)
+            clients, and uses the first m usable replies. The other clients are spares. The joules of spares count, but
+            the base strategy sees neither their results nor their failures. A selector that reads "spare" gets the
+            values of spares. For any other selector, the latency of a spare is ``max_latency``. The selector must have
+            ``clients_per_round``, and its constants still use m.
+        round_deadline_s: Seconds after which a round ends. A client that has not replied by then is a straggler, and
+            has failed. If None: no deadline.
         max_update_norm: Refuse an update with a larger L2 norm, over all arrays of its difference to the global model.
-            None for no limit.
+            If None: no limit.
         max_examples: Largest number of examples that a client may claim. The number is the client's weight in an
-            average, and selectors read it. A larger claim is cut to this limit and recorded in the history, and the
-            update is kept. The value "auto" takes four times the median of the clients' last claims. None for no limit.
-        max_participation: Largest share of a client's last 20 available rounds in which it may be asked, in (0, 1]. The
-            share counts from the client's fifth available round. A client above the limit is not eligible. Rounds that
-            ask all clients do not count. If fewer than ``clients_per_round`` (one, for selectors without it) would be
-            eligible, the least asked of the others are eligible too. None for no limit.
-        warmup_rounds: Number of first rounds that ask all available clients, without probes, in place of the selector's
-            choice. The selector learns from the reports. These rounds are the same for every selector.
-        max_clients: Refuse new clients beyond this number of clients.
-        max_new_per_round: Admit at most this many new clients per round after the first. A round then also chooses at
-            most this many clients that joined later and have delivered no usable update yet.
+            average, and selectors read it. A larger claim is reduced to this limit and recorded in the history, and the
+            update is still used. With "auto": four times the median of the clients' last claims. If None: no limit.
+        max_participation: Largest share of rounds in which a client may be selected, in (0, 1]. The share is computed
+            over the client's last 20 available rounds, from its fifth such round on. A client above the limit is not
+            eligible. Rounds that select all clients do not count. If fewer than ``clients_per_round`` clients are
+            eligible (one, for selectors without it), the least selected of the others are eligible too. If None: no
+            limit.
+        warmup_rounds: Number of first rounds that select all available clients, without the selector and without
+            probes. The selector learns from the reports of these rounds, which are the same for every selector.
+        max_clients: Refuse new clients beyond this number of clients. If None: no limit.
+        max_new_per_round: Register at most this many new clients per round after the first. A round then also selects
+            at most this many clients that joined after the first round and have not yet delivered a usable update. If
+            None: no limit.
         evict_after: When ``max_clients`` is reached, replace clients that were absent for more than this many rounds.
-        metric_keys: Metric names in clients' reports. None takes those of :class:`MetricKeys`.
-        roll_call_timeout: Seconds to wait for the registration of new clients, and for answers to probes.
-        averaging: Averaging scheme for the usable models (with a filter, the kept models), one of
-            :data:`fedsel_flwr.aggregation.SCHEMES`. None takes the scheme of the selector's paper, else leaves
-            averaging to base.
-        filter: FedCA's filter, which keeps the best combination of models. None takes the filter of the selector's
-            paper, else keeps every usable model.
+            If None: never.
+        metric_keys: Metric names in clients' reports. If None: those of :class:`MetricKeys`.
+        roll_call_timeout: Seconds to wait for replies to the roll call and to probes.
+        averaging: Averaging scheme for the usable models (with a filter, for the kept models), one of
+            :data:`fedsel_flwr.aggregation.SCHEMES`. If None: the scheme of the selector's paper, else the base's own
+            averaging.
+        filter: FedCA's filter, which averages only the best combination of models. If None: the filter of the
+            selector's paper, else no filter.
         validation: Examples on the server, and a function that runs the model on them. The filter, and selectors that
-            measure models, need it.
+            measure models, need this option.
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma), below 1.
         availability: The ids of the only clients that may participate, or a function of client id, round and simulated
             seconds. The function returns False to exclude the client from the round. For simulations and deployments.
-        budget: Limits of the run, in simulated seconds and joules. Later rounds that Flower still counts choose no
-            clients, and the history does not have them.
-        evaluate_in: Function of the absolute round; False skips the round's central evaluation. The round that ends a
-            run by its budget or by ``should_stop`` is always evaluated. None evaluates every round.
-        should_stop: Function of a finished round's absolute number and the history so far, called after ``on_round``.
-            True ends the run with this round. That round always has an evaluation and a checkpoint, and ``on_round``
-            also gets the evaluated record. A resumed run repeats the call for the checkpoint's round.
-        on_round: Function of each finished round's record, called after the central evaluation. A resumed run repeats
-            the call for the checkpoint's round.
-        checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's
-            central evaluation begins, or after the round if there is no evaluation.
+        budget: Limits of the run, in simulated seconds and joules. After the budget is used up, no client is selected,
+            and the history has no further rounds, even if Flower still counts them.
+        evaluate_in: Function of the absolute round; False skips the central evaluation of the round. The round that
+            ends a run by its budget or by ``should_stop`` is always evaluated. If None: every round is evaluated.
+        should_stop: Function of the absolute number of a finished round and the history so far, called after
+            ``on_round``. If it returns True, the run ends with this round. The last round always has an evaluation and
+            a checkpoint, and ``on_round`` also gets the evaluated record. A resumed run repeats the call for the
+            checkpoint's round.
+        on_round: Function of the record of each finished round, called after the central evaluation. A resumed run
+            repeats the call for the checkpoint's round.
+        checkpoint_dir: Folder of this run's checkpoints. If None: no checkpoints. A checkpoint is written when a
+            round's central evaluation begins, or after the round if there is no evaluation.
         checkpoint_every: Number of rounds from one checkpoint to the next. The last round always has one.
-        keep_checkpoints: Number of checkpoints to keep. Older ones are deleted.
-        resume: False begins a new run and refuses a ``checkpoint_dir`` that holds one. True resumes the run if there is
-            a checkpoint, and begins a new one if there is none. "must" refuses to begin a new run.
-        total_rounds: The last round. Later rounds that the server still counts choose no clients. With checkpoints,
-            None takes the selector's value.
+        keep_checkpoints: Number of checkpoints on disk. Older ones are deleted.
+        resume: With False, the strategy starts a new run, and refuses a ``checkpoint_dir`` that holds one. With True,
+            it resumes the run of the checkpoint, or starts a new run if there is no checkpoint. With "must", it refuses
+            to start a new run.
+        total_rounds: The last round. Later rounds that the server still counts select no clients. If None and there are
+            checkpoints: the selector's ``total_rounds``.
 
     Raises:
         ParameterError: A value is out of range.
@@ -252,7 +259,7 @@ class Settings(Options):
         max_latency: The common value of strategy and selector.
         cooldown: Whether clients are excluded after failures.
         averaging_is_papers: Whether ``averaging`` comes from the selector's paper. Models that cannot be decoded are
-            then averaged with the paper's weights. If the user set a scheme, such models are refused.
+            then averaged with the paper's weights. If the user set ``averaging``, such models are refused.
         compare_models: Whether clients' arrays must have the global model's shapes; False for boosted trees, which
             grow.
 
@@ -281,12 +288,12 @@ class Settings(Options):
 
     @property
     def ends_early(self) -> bool:
-        """Whether a round may end before all chosen clients have answered."""
+        """Whether a round may end before all selected clients have replied."""
         return bool(self.over_selection) or self.round_deadline_s is not None
 
 
 def resolve_settings(selector: Selector, *, compare_models: bool = True, **options: Any) -> Settings:
-    """Resolve the options for a selector: a missing option is the selector's own, its paper's, or the default.
+    """Resolve the options for a selector: an option that is not set comes from the selector, its paper or the default.
 
     Args:
         selector: The selector. Its ``paper_options`` hold the averaging and the filter of its paper.

@@ -35,28 +35,30 @@ class Selector(SavedState, ABC):
     (:class:`~fedsel_flwr.selectors.selector_state.SavedState`). This class adds checks, growth, round numbers and
     saving. :func:`fedsel_flwr.testing.check_selector` tests a subclass.
 
-    Every completed client has the columns that the server measures. A column that clients report (source ``"reply"``
-    in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN for clients that did not report it. The selector must
-    handle these NaN. If :attr:`requires` names the column, such a client counts as failed for the selector.
+    A report has the columns that the server measures for every completed client. A column that clients report (source
+    ``"reply"`` in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN for clients that did not report it. The
+    selector must handle these NaN. If :attr:`requires` names the column, such a client counts as failed instead.
 
     Attributes:
         name: Name in files and on the command line. The default is the name of the class.
         needs: Report columns that the selector reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
         requires: Columns among ``needs`` that clients report and that the selector cannot work without.
-        asks: Columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`. For documentation only.
+        asks: Columns that the selector's probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`. For
+            documentation only.
         remembers: Maps a column of :meth:`inform` to the attribute in :attr:`client_state` that holds each client's
             latest finite value, as in ``{"num_examples": "_size"}``.
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be selected in every round. Strategies then
             exclude failing clients for a while by default (``cooldown="auto"``).
-        may_exceed_clients_per_round: Whether a cohort may hold more clients than ``clients_per_round``, or that number
-            may be None. Other classes raise an error if they select more, because a larger cohort alone could win a
-            comparison.
-        paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
-        over_selection: Share by which a round asks more clients than it keeps (:meth:`plan_rounds`).
-        max_clients: Largest number of clients, for a method whose cost grows faster than the fleet; None for no limit.
-        common_warmup: Number of first rounds in which all available clients are selected, the same for every selector
-            (:meth:`plan_rounds`). They count as rounds, and the selector learns from them.
+        may_exceed_clients_per_round: Whether a cohort may have more clients than ``clients_per_round``, and whether
+            ``clients_per_round`` may be None. If False, a larger cohort is an error, because a larger cohort alone
+            could win a comparison.
+        paper_options: Strategy options whose default comes from the paper, such as ``{"averaging": "mean"}``.
+        over_selection: Extra clients asked, as a share of ``clients_per_round`` (:meth:`plan_rounds`).
+        max_clients: Largest number of clients, for a method whose cost grows faster than their number. None sets no
+            limit.
+        common_warmup: Number of first rounds in which all available clients are selected, with every selector
+            (:meth:`plan_rounds`). These rounds count as rounds, and the selector learns from their reports.
 
     Args:
         clients_per_round: Number of clients to select each round.
@@ -76,12 +78,12 @@ class Selector(SavedState, ABC):
     may_exceed_clients_per_round: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
     citations: ClassVar[tuple[str, ...]] = ()
-    """BibTeX entries of its papers, which ``fedsel cite`` prints."""
+    """BibTeX entries of the selector's papers, which ``fedsel cite`` prints."""
     over_selection: float = 0.0
     common_warmup: int = 0
     max_clients: int | None = None
 
-    # an int; None if the algorithm itself decides how many
+    # An int, or None if the algorithm decides how many clients it selects.
     clients_per_round: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -101,7 +103,7 @@ class Selector(SavedState, ABC):
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
 
     def __repr__(self) -> str:
-        """Return the class with its parameters; long ones by type and size.
+        """Return the class with its parameters; a long value is replaced by its type and size.
 
         >>> from fedsel_flwr.selectors import CSUCB
         >>> CSUCB(clients_per_round=2, max_latency=5.0)
@@ -159,7 +161,7 @@ class Selector(SavedState, ABC):
         """Set the over-selection and the common warm-up of the strategy; called once, before the first round.
 
         Args:
-            over_selection: Share by which a round asks more clients than it keeps.
+            over_selection: Extra clients asked, as a share of ``clients_per_round``.
             warmup_rounds: Number of first rounds in which all available clients are selected, with every selector.
         """
         self.over_selection, self.common_warmup = over_selection, warmup_rounds
@@ -171,7 +173,7 @@ class Selector(SavedState, ABC):
         return min(int(self.asked_per_round), num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
-        """Return how often each of ``clients`` was drawn in the latest round, shape (n,): once, by default."""
+        """Return how often each of ``clients`` was drawn in the latest round, shape (n,); by default once each."""
         return np.ones(len(clients), dtype=np.int64)
 
     def probe(self, available: IntArray) -> Probe | None:
@@ -181,8 +183,8 @@ class Selector(SavedState, ABC):
             available: Indices of the clients that can take part, shape (n,).
 
         Returns:
-            The clients and columns, or None. Probes cost simulated time and energy. The common warm-up has no probes,
-            because it selects all clients.
+            The clients and columns, or None for no probe. Probes cost simulated time and energy. The common warm-up has
+            no probes, because all clients are selected.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
@@ -210,7 +212,7 @@ class Selector(SavedState, ABC):
         """
         available = ascending("available", available)
         self._register(available)
-        # A round without available clients counts too, so that the selector's round is that of the run.
+        # A round without available clients counts too, so that the selector and the run have equal round numbers.
         self._round += 1
         with explaining_undeclared_state(self, "_advance"):
             self._advance()
@@ -232,9 +234,9 @@ class Selector(SavedState, ABC):
             report: A row for each selected client, failed ones included.
 
         Raises:
-            ParameterError: A column named in :attr:`needs` is missing, or infinite for a completed client. Or it is
-                NaN for a completed client, although the server measures it or :attr:`requires` names it. Or the report
-                names a client that was never seen.
+            ParameterError: A column in :attr:`needs` is missing, or infinite for a completed client. Or a column is NaN
+                for a completed client, although the server measures it or :attr:`requires` names it. Or the report
+                names an unknown client.
         """
         known = report.clients < self._registered.size
         known[known] = self._registered[report.clients[known]]
@@ -273,10 +275,10 @@ class Selector(SavedState, ABC):
             self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
-        """Reset the rows of ``clients``, so that new clients can take their indices.
+        """Reset the rows of ``clients``, so that new clients can get their indices.
 
         Args:
-            clients: Client indices, shape (n,); unknown ones are ignored.
+            clients: Client indices, shape (n,); unknown indices are ignored.
 
         Raises:
             ParameterError: ``clients`` is not an array of unique indices.
@@ -285,33 +287,33 @@ class Selector(SavedState, ABC):
         self._reset_rows(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
-        """Return the probe of ``available`` (ascending, not empty) before the next selection."""
+        """Return the probe before the next selection; ``available`` is ascending and not empty."""
         return None
 
     def _advance(self) -> None:
-        """Begin a round; called in rounds without available clients too."""
+        """Start a round; called even in rounds without available clients."""
 
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:
-        """Select from ``available``, whose indices are ascending, unique, registered and not empty."""
+        """Select clients from ``available``: registered, unique, ascending indices, and at least one."""
 
     def _join(self, available: IntArray) -> None:
-        """Note that a round of the common warm-up selected all of ``available`` (as in :meth:`_select`)."""
+        """Record that a round of the common warm-up selected all clients in ``available``."""
 
     def _observe(self, report: RoundReport) -> None:
         """Learn from a report that was checked and has at least one row."""
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        """Store checked columns; this method keeps the latest finite values of those in :attr:`remembers`."""
+        """Store checked columns; by default, the latest finite values of the columns in :attr:`remembers`."""
         for name in self.remembers.keys() & columns.keys():
             known = np.isfinite(columns[name])
             getattr(self, self.remembers[name])[clients[known]] = columns[name][known]
 
     def _admit(self, clients: IntArray) -> None:
-        """Prepare the rows of newly registered clients; raise an error to refuse them."""
+        """Prepare the rows of newly registered clients; to refuse clients, raise an error."""
 
     def _cost_of(self, count: int) -> str:
-        """Return the cost of ``count`` clients, for the error about ``max_clients``; empty if the cost is small."""
+        """Return the cost of ``count`` clients, for the error about ``max_clients``; may be empty."""
         return ""
 
     def _register(self, clients: IntArray) -> None:
@@ -329,11 +331,16 @@ class Selector(SavedState, ABC):
         if new.size:
             with explaining_undeclared_state(self, "_admit"):
                 self._admit(new)
-            # After _admit, which may refuse them.
+            # Must come after _admit, which may refuse the new clients.
             self._registered[new] = True
 
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:
-        """Return the ``asked_per_round`` available clients of the largest score (by client index); ties at random."""
+        """Return the ``asked_per_round`` available clients with the largest scores; ties are broken at random.
+
+        Args:
+            score: Score by client index, shape (num_clients,).
+            available: The available clients, ascending.
+        """
         # top keeps the order of equal scores, so the permutation breaks the ties.
         shuffled = self._generator.permutation(available)
         return np.asarray(shuffled[top(score[shuffled], self.asked_per_round)])  # Xia (8), (10)

@@ -1,4 +1,4 @@
-"""BSFL: selects fast clients, but each as often as its data deserve (Ben Ami et al.)."""
+"""BSFL: selects fast clients, but each client as often as its share of the data requires (Ben Ami et al.)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAST = 0.1
 
 
 class BSFL(Selector):
-    """Selects fast clients, but each as often as its data deserve.
+    """Selects fast clients, but each client as often as its share of the data requires.
 
     The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization
     value (13). The generalization value of a client is positive while its share is below its target, else negative.
@@ -59,26 +59,31 @@ class BSFL(Selector):
         * The paper calls (13) exponential and uses annealing. The default,
           :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K). The same file has the
           paper's two solvers.
-        * A failed client counts as a play at the speed of its reported latency, tau_max.
+        * A failed client has a play at the speed tau_min / tau_max, because it reports no latency and the report then
+          has tau_max.
         * Speeds are cut at 1, because measured latencies may be below ``min_latency``.
         * ``min_latency="auto"`` sets tau_min to the lower tenth percentile of the clients' mean latencies, over the
-          completed plays. It includes the training of fast clients and the server's polling. The mean of 1 / tau_k is
-          stored, and multiplied by the current tau_min at each selection.
-        * Under "auto" a play counts as at least the tau_min of its round. The fastest play of a client counts as at
-          least the current tau_min, so that one implausibly fast play does not count permanently.
+          completed plays. This tau_min includes the training of fast clients and the server's polling. The selector
+          stores the mean of 1 / tau_k, and multiplies this mean by the current tau_min at each selection.
+        * Under "auto" no latency counts as shorter than the tau_min of its round. Each client's shortest latency counts
+          as at least the current tau_min, so that one implausibly short latency does not count permanently.
         * ``exploration`` is a factor of the radius in (12); the paper's is 1. With m = 25 of 500 clients the radius is
           4.5 after six plays of every client, and speeds are below 1. A smaller factor ends exploration earlier.
-        * In the annealing solvers, the range of the finite bounds plus alpha times the range of g replaces Delta_max
-          (14). One finite bound above all others replaces the infinite bounds.
+        * Delta_max (14), the largest difference between the values of two sets, needs the true means. In the annealing
+          solvers, the range of the finite bounds plus alpha times the range of g replaces it. One finite bound above
+          all others replaces the infinite bounds.
         * (4) sums d over the registered clients, and (3) counts the same clients.
-        * With ``data_weights``, g and not the generator decides the opening. Clients without a play all have infinite
-          bounds, so those with the largest weights come first. Draws decide only between equal bounds and equal g.
-        * The rounds of a common warm-up are plays, in the bounds and in g. Clients that missed the warm-up come first.
-        * (17) has the sum inside the minimum in the paper; it is the same number.
+        * With ``data_weights``, the first selections are not random. Clients without a play all have infinite bounds,
+          so the clients with the largest weights come first. The generator only breaks ties between equal bounds and
+          equal g.
+        * The rounds of a common warm-up count as plays, in the bounds and in g. Clients that missed the warm-up come
+          first.
+        * In (17) the paper writes the sum inside the minimum, and we write it outside. The results are equal.
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds; "auto" uses the latency of fast clients, :attr:`min_latency_now`.
+        min_latency: tau_min, seconds; "auto" computes it from the latencies of fast clients
+            (:attr:`min_latency_now`).
         alpha: Weight of the generalization term; 0 uses the speed alone.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4) by client index, an array or a mapping of any positive scale. A mapping may grow with
@@ -114,7 +119,7 @@ class BSFL(Selector):
 
     _plays: IntArray
     _mean: FloatArray
-    # Latency of the fastest completed play, as it counted; 0 without one.
+    # Latency of the fastest completed play, at least the tau_min of its round; 0 without a completed play.
     _fastest: FloatArray
     _completed: IntArray
     # Mean latency over the completed plays.
