@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 PROJECT = "fedsel-flwr"
-EXTRAS_BEGUN_BY = {"sim": ("loky", "torch")}
+EXTRAS_BEGUN_BY = {"sim": ("tomli-w", "torch")}
 """Extra -> packages that are together in few other environments. If all are installed, the whole extra is expected. Ray
 does not count, because Flower's own extra installs it on servers."""
 EXTRAS_UNREPORTED = ("dev", "fast")
