@@ -92,7 +92,7 @@ def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     begin = ["compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys]
     assert cli.main(begin) == 2
     said = capsys.readouterr().err
-    assert re.search(r"the run of 'random' on seed 1 failed: ValueError: broken as asked \(mine\.py, line \d+\)", said)
+    assert re.search(r"the run of 'Mine' on seed 1 failed: ValueError: broken as asked \(mine\.py, line \d+\)", said)
     assert "Resume with: fedsel" in said
     (folder,) = (tmp_path / "runs").iterdir()
     (tmp_path / "broken").unlink()
