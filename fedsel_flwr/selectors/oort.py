@@ -13,10 +13,10 @@ from fedsel_flwr.selectors.citations import LAI
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
-"""The pacer's two shares of the utility. A change up to the first raises the preferred duration. A change from the
-second on lowers it."""
+"""Relative changes of the utility. After a change of at most FLAT (10 %), the pacer raises the preferred duration.
+After a change of at least SHARP (500 %), it lowers the preferred duration."""
 CLIPS_FROM = 3
-"""Least number of utilities of which the largest is always clipped. Of two, either may be the outlier."""
+"""From this number of utilities on, the largest is always clipped. Of only two, we cannot know which is the outlier."""
 
 
 class Oort(Selector):
@@ -27,78 +27,91 @@ class Oort(Selector):
     ============  ==============================  ==========================================================
     U(i)          ``_utility``                    statistical utility: examples times the root mean squared loss
     L(i)          ``_last_round``                 last round in which client i was tried; 0 if never tried
-    t_i           ``_duration``                   its latency in that round
-    T             ``_preferred_duration``         duration from which clients are slow
+    t_i           ``_duration``                   latency of client i in that round
+    T             ``_preferred_duration``         preferred duration; clients above it are slow
     epsilon       ``_exploration_share``          share of a round for clients never tried
-    alpha         ``penalty``                     exponent of the discount of the slow
-    c             ``cut_off``                     share of the least exploited score that a candidate must have
-    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and their step
+    alpha         ``penalty``                     exponent of the discount of slow clients
+    c             ``cut_off``                     candidates need at least c times the m'-th largest score
+    m'                                            number of clients that a round exploits
+    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and the step of an update
     ============  ==============================  ==========================================================
 
     All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
-    Two other versions differ:
+    Two other versions of the code have other defaults:
 
-    * An earlier state (11494b8) has a decay of .98, a clip of .95, a pacer of 10 percent and no limit at first.
-    * Its successor FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e) has a decay of .98 and a least epsilon of
-      .3. It has a clip of .9, a cut-off of .05 and a first percentile of 30.
+    * An earlier version (11494b8) has a decay of 0.98, a clip of 0.95 and a pacer of 10 percent. At first, it has no
+      limit on the duration.
+    * The successor, FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e), has a decay of 0.98 and a lowest epsilon
+      of 0.3. It has a clip of 0.9, a cut-off of 0.05 and a first percentile of 30.
 
-    The bonus's .1, and the pacer's tenth and five-fold, are in ``oort/oort.py`` at f5fccf3. The settings of the paper
-    itself could not be compared. Below, "the code" is the authors' code.
+    The constants 0.1 (bonus), 0.1 and 5 (pacer) are from ``oort/oort.py`` at f5fccf3. We could not compare the defaults
+    with the settings of the paper. Below, "the code" means the authors' code.
 
     Deviations:
         * The pacer is that of the code. T is a percentile of the tried clients' durations. The pacer compares the
-          exploited utility of the last W rounds with that of the W rounds before. The percentile rises if they differ
-          by at most a tenth, and falls if they differ five-fold. The paper raises T if the utility fell.
-        * Here 2 W whole rounds come before the first update. The code updates a round earlier, with a zero for the
-          round before the first.
-        * Round 1 has the epsilon that is set. The code multiplies epsilon before its first use.
-        * The losses are those of the received model on all training examples. They are not the losses seen during
-          training, nor those of the last mini-batch.
-        * Clients never tried are explored uniformly, because their speed is unknown. If there are too few of them, more
-          clients are exploited. New clients are explored at any time.
-        * The least exploited score is that of rank floor(m (1 - epsilon)). The code takes the next rank.
-        * The range of the utilities ends at the clipped utility (``score_range="clipped"``). Of three or more clients
-          at least the largest is clipped. In the code the range ends at the largest utility, and of fewer than 50
-          clients none is clipped. There, one client that reports a huge loss lowers the scores of all others to 0.
-          ``score_range="paper"`` follows the code.
-        * ``benchmarks/liars.py`` measures the rank correlation of honest clients' rounds with their utility (200
-          clients, 10 a round, 100 rounds). It is .51 with both ranges if all clients are honest. With one ``rms_loss``
-          of 20 it is .25 as in the code and .47 here. With one of 1e30 it is .04 as in the code and .47 here.
-        * The lowest, the largest and the clipped utility are those of available clients with a utility above 0. The
-          code does the same (``oort/oort.py`` at 05a3aa1, lines 279 to 286). It takes .999 of the lowest and a range of
-          at least 1e-4 (lines 394 to 403), and so do we. The code also counts the sizes of clients never tried among
-          them. The statistical part of a client of utility 0 is 0 here. In the code it is below 0.
-        * The temporal uncertainty is that of the paper. The code counts choices, one fewer than rounds:
+          exploited utility of the last W rounds with the utility of the W rounds before. The percentile rises if the
+          two differ by at most a tenth of the earlier utility. The percentile falls if they differ by at least five
+          times the earlier utility. The paper raises T if the utility has fallen.
+        * The pacer makes its first update after 2 W complete rounds. The code makes its first update one round earlier,
+          and counts a utility of 0 for the missing round.
+        * Round 1 uses ``exploration`` as epsilon. The code multiplies epsilon by the decay before the first round.
+        * The losses are those of the received model on all training examples. They are neither the losses seen during
+          training nor those of the last mini-batch.
+        * The clients to explore are drawn uniformly, because their speed is unknown. If there are too few clients never
+          tried, more clients are exploited. Clients that join later are explored too.
+        * The cut-off is relative to the score of rank floor(m (1 - epsilon)). The code uses the next rank.
+        * The scores are scaled by the range of the utilities, and this range ends at the clipped utility
+          (``score_range="clipped"``). With three or more clients, at least the largest utility is clipped. In the code
+          the range ends at the largest utility, and the code clips nothing below 50 clients. One client that reports a
+          huge loss then lowers the scores of all others to 0. ``score_range="paper"`` follows the code.
+        * ``benchmarks/liars.py`` measures this effect with 200 clients, 10 per round, and 100 rounds. For each honest
+          client, it counts the rounds in which the client is selected. The table has the rank correlation of these
+          counts with the clients' utilities:
+
+          ==============================  =========  ===========
+          clients                         "paper"    "clipped"
+          ==============================  =========  ===========
+          all honest                      0.51       0.51
+          one with an rms_loss of 20      0.25       0.47
+          one with an rms_loss of 1e30    0.04       0.47
+          ==============================  =========  ===========
+
+        * The lowest, the largest and the clipped utility are computed over tried, available clients with a utility
+          above 0. The code also uses only such clients (``oort/oort.py`` at 05a3aa1, lines 279 to 286). As in the code
+          (lines 394 to 403), the range starts at 0.999 times the lowest utility, and is at least 1e-4 wide. The code
+          also includes the sizes of clients never tried.
+        * The statistical part of a client's score is 0 if its utility is 0. In the code, this part is below 0.
+        * The temporal uncertainty is that of the paper. The code's counter is one lower than the number t of the round:
           ln(t - 1)/(L(i) + 1).
-        * The code ignores a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110). A client
-          that never answers is then chosen for ever. Here the first failure changes nothing either. From the second in
-          a row on, the client counts as tried, with utility 0 and the latency reported for it.
-        * A client that completes without a loss keeps its utility.
+        * The code ignores the failure of a client (``training/param_server.py`` at 05a3aa1, lines 104 to 110). It then
+          selects a client that never replies forever. Here, a first failure also changes nothing. From the second
+          failure in a row on, the client counts as tried, with utility 0 and the latency in the report.
+        * If a client completes a round but reports no loss, its utility does not change.
         * A spare gets the mean utility of the used clients and its own latency, as a straggler does in the code (lines
-          348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If no used
-          client reported a loss, the spare keeps its utility.
-        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size. A
-          size counts up to ``trained_examples``, as in the code (lines 258 and 259).
-        * After a common warm-up of all selectors every client was tried. Epsilon and the pacer begin after it. The
-          temporal uncertainty counts all rounds.
-        * There is no blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities and no
-          fairness parameter.
+          348 to 353). If the spare has not replied yet, its duration is at least the time that the server waited. If no
+          used client has reported a loss, the spare's utility does not change.
+        * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
+          average size. A size counts up to ``trained_examples``, as in the code (lines 258 and 259).
+        * If a run starts with a common warm-up (``warmup_rounds``), all clients have been tried when the warm-up ends.
+          The decay of epsilon and the pacer start after the warm-up. The temporal uncertainty counts all rounds.
+        * There is no blacklist, no noise on utilities and no fairness parameter. In the code, the blacklist is off by
+          default, and set to 10 rounds in the runs with outliers.
 
     Args:
         clients_per_round: m.
         exploration: epsilon of round 1, in [0, 1].
         exploration_decay: Factor of epsilon from round to round, in [0, 1].
-        exploration_min: Least epsilon, in [0, 1].
+        exploration_min: Lowest epsilon, in [0, 1].
         penalty: alpha, at least 0.
-        clip: Share of the tried clients whose utility is at most the clipped one, in [0, 1].
+        clip: Quantile of the tried clients' utilities at which utilities are clipped, in [0, 1].
         cut_off: c, in [0, 1].
-        pacer_step: W, rounds.
-        pacer_delta: Delta, percent.
+        pacer_step: W, in rounds.
+        pacer_delta: Delta, in percent.
         first_percentile: First value of T, as a percentile of the tried clients' durations. 100 sets no limit.
         score_range: End of the range of the utilities: "clipped" (the clipped utility) or "paper" (the largest).
-        trained_examples: Examples that a client trains on in a round, steps times batch size. None takes all examples
-            of the client. Scenarios with ``local_steps`` set it.
-        seed: Seed of the generator of the draws.
+        trained_examples: Number of examples that a client trains on in a round: steps times batch size. If None, a
+            client trains on all its examples. Scenarios with ``local_steps`` set this number.
+        seed: Seed of the random draws.
 
     Raises:
         ParameterError: A parameter is out of range.
@@ -112,7 +125,7 @@ class Oort(Selector):
     >>> chosen = selector.select(np.arange(2))  # no client was tried yet
     >>> selector.observe(RoundReport(clients=[0, 1], completed=[True] * 2, latency=[1.0] * 2, rms_loss=[3.0, 1.0]))
     >>> selector.clients_per_round = 1
-    >>> sorted({int(selector.select(np.arange(2))[0]) for _ in range(50)})  # scores about 1.3 and .3
+    >>> sorted({int(selector.select(np.arange(2))[0]) for _ in range(50)})  # scores about 1.3 and 0.3
     [0]
     """
 
@@ -165,7 +178,7 @@ class Oort(Selector):
         self.trained_examples = None if trained_examples is None else whole("trained_examples", trained_examples, 1)
         self.score_range = one_of("score_range", score_range, ("clipped", "paper"))
         self._percentile = self.first_percentile
-        # Mean utility of the exploited clients of the round chosen last.
+        # Mean utility of the exploited clients in the latest round.
         self._gain = 0.0
 
     def _advance(self) -> None:
@@ -204,7 +217,7 @@ class Oort(Selector):
         if reported.any():
             size = np.maximum(self._examples()[k[spare]], 1.0)
             self._rms_loss[k[spare]] = self._utility(k[reported]).mean() / size  # the code's exploredPendingWorkers
-        # Only exploited clients count, because utilities of new clients do not depend on the preferred duration.
+        # Only exploited clients count, because the preferred duration does not affect which new clients are explored.
         gained = k[(report.used | (spare & reported.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
@@ -214,7 +227,7 @@ class Oort(Selector):
         return max(self.exploration_min, share)  # section 4.4
 
     def _draw_exploited(self, tried: IntArray, count: int) -> IntArray:
-        """Draw ``count`` clients in proportion to their scores, among those above the cut-off."""
+        """Draw ``count`` clients with a score above the cut-off, in proportion to their scores."""
         if count < 1:
             return tried[:0]
         score = self._score(tried)
@@ -241,7 +254,7 @@ class Oort(Selector):
         return score
 
     def _clip_rank(self, count: int) -> int:
-        """Return the rank of the clipped utility among ``count``, from 0 for the lowest."""
+        """Return the rank of the clipped utility among ``count`` utilities; the lowest has rank 0."""
         place = min(tolerant_floor(self.clip * count), count - 1)  # section 4.4
         clips = self.score_range == "clipped" and self.clip < 1.0 and count >= CLIPS_FROM
         return min(place, count - 2) if clips else place

@@ -81,7 +81,7 @@ def simulate(
     track_clients: int | Sequence[int] = TRACKED_CLIENTS,
     code: Fingerprints | None = None,
 ) -> RunResult:
-    """Run a scenario to its end, or resume an interrupted run. Both give the same result.
+    """Run a scenario to its end, or resume an interrupted run. A resumed run gives the same result.
 
     Args:
         scenario: The scenario, which also names the selector.
@@ -90,64 +90,66 @@ def simulate(
             (:mod:`fedsel_flwr.simulations.vectorized`). If None, the scenario's engine.
         on_round: Function called with each finished round; on Ray, the server's thread calls it.
         should_stop: Function called after ``on_round``, with the number of the finished round and the history so far.
-            If it returns True, the run ends with this round, as with a budget. Such a run counts as finished.
-        num_cpus: Cores for Ray. If None, all cores. If each client takes one core, this number of clients train at a
+            If the function returns True, the run ends after this round, as with a budget. Such a run counts as finished.
+        num_cpus: Cores for Ray. If None, all cores. If each client takes one core, then ``num_cpus`` clients train at a
             time. On a cluster the argument is refused, because the cluster already has its cores. The vectorized
             engine refuses all arguments that only Ray uses.
-        num_gpus: GPUs for Ray. If None, the number that ``client_gpus`` needs. Refused on a cluster.
+        num_gpus: GPUs for Ray. If None, the number that ``client_gpus`` needs. On a cluster the argument is refused.
         client_cpus: Cores per client on Ray, above 0.
         client_gpus: GPUs per client on Ray, a whole number or a fraction. A client with a GPU trains on it. If None,
             an equal share of ``num_gpus``.
         ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine. If None, the
             environment variable RAY_ADDRESS.
-        quiet: Whether to keep the logs of Flower and of this package, and "Starting Ray", off standard error.
-        strategy: Your selection strategy, of the scenario's API. It then sets latencies, channels and availability,
-            and its base must send ``round`` in the config (legacy API). If None,
+        quiet: Whether to hide the logs of Flower and of this package, and the line "Starting Ray", from standard error.
+        strategy: Your selection strategy, of the scenario's API. The strategy then sets latencies, channels and
+            availability. In the legacy API its base must send ``round`` in the config. If None,
             :func:`~fedsel_flwr.simulations.on_flower.building.make_strategy` makes the scenario's strategy.
         selector: Your selector, which replaces the scenario's.
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
         backend: Backend that trains in the vectorized engine: "numba", "manual", "vmap", "sequential" or "auto". The
-            value "auto" means the first of them, except "numba", that can train the model. If None,
-            :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides by the kind and size of model and run.
-        model: Function that makes your torch module, which replaces ``model.name``
+            value "auto" means the first of "manual", "vmap" and "sequential" that can train the model. If None,
+            :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides by the model and the size of the run.
+        model: Function that makes your torch module. The module replaces ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
-        data: Your examples, which replace ``data.dataset``: an ``OwnData`` or a pair (train, test). Each of the two is
-            a pair of arrays or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`). A
-            function of the seed may return any of these.
+        data: Your examples, which replace ``data.dataset``: an ``OwnData`` or a pair (train, test). Train and test are
+            pairs of arrays or torch ``Dataset`` objects (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`).
+            You may also pass a function that takes the seed and returns an ``OwnData`` or such a pair.
         objective: Your loss and quality (:class:`~fedsel_flwr.clients.objectives.Objective`).
-        folder: Folder of the run (:class:`~fedsel_flwr.simulations.results.RunFolder`). Each round is written when it
-            ends. After an error, the last model is in ``model-after-round-N.safetensors``. If None, nothing is written.
-        label: The selector's label in the folder. If None, the scenario's, or the name of your selector.
-        checkpoint_dir: Folder of the checkpoints, which are kept after the run. If None, a run with a ``folder`` has
-            its checkpoints there, in ``checkpoints``, until it has finished. Other runs have no checkpoints.
-        checkpoint_every: Rounds between two checkpoints. If None, each round writes a checkpoint. On the vectorized
-            engine with a ``folder``, None writes them less often, so that they take at most 2 % of the run's time. 0
-            writes no checkpoints, and is allowed only without ``checkpoint_dir``.
+        folder: Folder of the run (:class:`~fedsel_flwr.simulations.results.RunFolder`). Each round is written as soon
+            as it ends. After an error, the last model is in ``model-after-round-N.safetensors``. If None, nothing is written.
+        label: The selector's label in the folder. If None, the name of your selector or of the scenario's selector.
+        checkpoint_dir: Folder of the checkpoints, which are not removed after the run. If None, a run with a ``folder``
+            writes its checkpoints to the subfolder ``checkpoints``, and removes them when the run has finished. Other
+            runs have no checkpoints.
+        checkpoint_every: Rounds between two checkpoints. With None, a checkpoint follows each round. With
+            None and a ``folder``, the vectorized engine writes checkpoints less often: they take at most 2 % of the
+            run's time. With 0, which is allowed only without ``checkpoint_dir``, there are no checkpoints.
         keep_checkpoints: Number of checkpoints that are kept.
         resume: False begins a new run, and refuses to overwrite checkpoints. True resumes from the newest usable
-            checkpoint, and begins a new run if there is none. "must" raises an error if there is none. A finished run
-            returns its result. Scenario, code and data must be unchanged, and you must pass your selector, model or
+            checkpoint, or begins a new run if there is no checkpoint. "must" raises an error if there is none. If the
+            run has already finished, its result is returned. Scenario, code and data must be unchanged, and you must pass your selector, model or
             data again. ``rounds`` and the budgets may be larger. The last trained round is evaluated again, and
             ``on_round`` is called again with it. A run in the ``folder`` is refused if the code of selector, model or
             objective, or its data, partition or scenario has changed. The error names what has changed.
-        replay: Whether ``resume`` runs a damaged run, or one that does not fit, again from the start. If False, such a
-            run is refused.
+        replay: Whether ``resume`` repeats, from the start, a run that is damaged or whose code or data changed. If
+            False, such a run is refused.
         track: The tracker that receives parameters and metrics: "tensorboard", "mlflow" or "wandb". An address may
-            follow, as in "mlflow:http://host:5000". A class derived from :class:`~fedsel_flwr.callbacks.Recorder`, or
-            its reference, is your own tracker. If the tracker fails, the run continues. If None, there is no tracker.
-        track_clients: Number of clients with per-client metrics, spread evenly over the ids, or a list of ids.
-        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`), computed in
-            another process that has its source. If None, they are computed here.
+            follow, as in "mlflow:http://host:5000". For your own tracker, pass a class derived from
+            :class:`~fedsel_flwr.callbacks.Recorder`, or its path ``./file.py:Class``. If the tracker fails, the run continues. If None, there is no tracker.
+        track_clients: Clients whose own metrics are tracked: a list of ids, or a number. With a number, the clients are
+            picked evenly from all ids.
+        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`). Pass them if
+            only another process has the source of the code. If None, this process computes them.
 
     Returns:
         History and final model.
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the backend cannot train the model. Also raised if
-            the strategy has another API than the scenario, or comes together with ``on_round``, ``should_stop``,
+            ``strategy`` has another API than the scenario, or is combined with ``on_round``, ``should_stop``,
             ``selector``, ``folder``, ``track`` or checkpoints.
-        RunError: The simulation broke off, the folder cannot be written to, or no cluster answers at the address. Also
-            raised if no client ever completed a round of your strategy. Also raised if no run can be resumed,
+        RunError: The simulation ended early, the folder cannot be written to, or no cluster replies at the address.
+            Also raised if no client completed any round of your strategy. Also raised if no run can be resumed,
             because the checkpoints are damaged, or belong to another run or a newer version. If Ray dies, this process
             ends with status 2 and a message of one line.
 
@@ -259,7 +261,7 @@ def simulate(
         # The last model is saved after any end of the run, including Ctrl-C.
         written.save_last_model(made.last_model)
         if isinstance(error, RunError):
-            # A full disk breaks off Flower's run. The disk's error names this cause.
+            # A full disk ends Flower's run. The error of the disk names this cause.
             raise (written.failure or error) from None
         raise
     finally:
@@ -284,7 +286,7 @@ def _run(
     folder: str | Path | None,
     tracked: TrackedRun | None,
 ) -> RunResult:
-    """Run a scenario's world with a strategy on the scenario's engine."""
+    """Run the rounds of a world (a scenario's data, partition and model) with a strategy on the scenario's engine."""
     scenario = world.scenario
     tracking = contextlib.nullcontext() if tracked is None else tracked.follow(strategy.history)
     if scenario.engine == "vectorized":
@@ -333,8 +335,8 @@ class SameScenario:
 def run_simulation(*, session: RaySession, what_is_left: Callable[[], str] = str, **simulation: Any) -> None:
     """Run Flower's simulation, on a cluster or on Ray on this machine.
 
-    This process connects to Ray itself, before Flower's threads start. Otherwise they would keep running after a
-    failure.
+    This process connects to Ray itself, before Flower's threads start. Otherwise these threads would continue to run
+    after a failure.
 
     Args:
         session: The Ray session of this run.
@@ -353,13 +355,13 @@ def check_engine(
     rounds_on_flower: int = 0,
     backend: Backend | None = None,
 ) -> None:
-    """Refuse a scenario that its engine cannot run, and resources that it cannot use.
+    """Refuse a scenario that its engine cannot run, and resources that the engine cannot use.
 
     Args:
         scenario: The scenario, with its engine.
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
-        rounds_on_flower: Rounds that run on Ray, in addition to those of the vectorized engine.
+        rounds_on_flower: Number of rounds that also run on Ray, to check the vectorized engine.
         backend: Backend that trains in the vectorized engine.
 
     Raises:

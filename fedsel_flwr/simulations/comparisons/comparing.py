@@ -60,32 +60,36 @@ def compare(
     Args:
         scenario: The scenario. Its selector is ignored, and its seed is the first seed.
         selectors: Names, references, classes, or callables that make a selector. Use a mapping to set labels
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). With "all", every selector that
-            can run in the scenario; the result's ``left_out`` has the reasons against the others.
-        seeds: The number of seeds, counted up from the scenario's seed, or a list of seeds.
-        sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is a
-            separate row, such as "bsfl alpha=0.3". Several parameters of a selector give every combination.
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). The value "all"
+            means every selector that can run in the scenario. The result's ``left_out`` says why each other selector
+            was left out.
+        seeds: A list of seeds, or the number of consecutive seeds, starting at the scenario's seed.
+        sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is
+            compared as a separate row, such as "bsfl alpha=0.3". With several parameters of one selector, each
+            combination of their values is a row.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        reference: Label of the selector that the others are compared with. If None, "random" if it runs.
-        folder: Folder in which each run is written when it ends, and the summaries at the end. If None, nothing is
-            written.
-        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison. They check
-            that both engines choose the same clients. 0 runs none.
+        reference: Label of the selector that the others are compared with. If None, "random" if it is among the
+            selectors.
+        folder: Folder for the results. Each run is written when it ends, and the summaries are written at the end. If
+            None, nothing is written.
+        rounds_on_flower: Number of rounds of the first run that also run with Flower on Ray, before the comparison.
+            These rounds check that the two engines select the same clients. With 0, there is no check.
         start_run: Function called with the label and the number of rounds of each run. If this or ``update`` is set,
             there is no progress display on standard error.
         update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
             A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
-            process. Results can depend on ``jobs`` by rounding, if several threads share an operation.
+            process. If several threads share an operation, results can differ slightly with ``jobs``, through
+            rounding.
         num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
-            are for runs on Ray, and are refused if there are none.
+            are for runs on Ray. They raise an error if no run uses Ray.
         num_gpus: GPUs for Ray.
         client_cpus: Cores per client.
         client_gpus: GPUs per client.
         ray_address: The Ray cluster to join. If None, the environment variable RAY_ADDRESS.
-        quiet: Whether to show nothing on standard error. This includes the progress, remarks on the runs, the logs of
-            Flower and of this package, and "Starting Ray".
+        quiet: Whether to print nothing on standard error. This option hides the progress, remarks on the runs, the logs
+            of Flower and of this package, and the line "Starting Ray".
         model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Your examples, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         objective: Your loss and quality, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
@@ -94,21 +98,21 @@ def compare(
             False refuses to overwrite an interrupted comparison. Code that the folder names is never loaded, because
             this call passes selectors, model and data. A run is refused if the code of its selector, model or
             objective, or its data, partition or scenario has changed. The error names what has changed.
-        replay: Whether ``resume`` runs damaged runs, and those that do not fit, again from the start. If False, such
-            runs are refused.
-        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. 0
-            writes none.
+        replay: Whether ``resume`` repeats, from the start, damaged runs and runs whose code or data changed. If False,
+            such runs are refused.
+        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
+            0, there are no checkpoints.
         track: The tracker that receives every run, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
-            ``resume``, the tracker receives each round that it lacks.
-        track_clients: Number of clients with per-client metrics, or their ids, likewise.
+            ``resume``, the tracker receives each round that it has not yet received.
+        track_clients: Clients whose own metrics are tracked, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
         The comparison.
 
     Raises:
         ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds other runs.
-        RunError: A simulation broke off, or a run in the folder has other settings. The error names the key that
-            differs.
+        RunError: A simulation ended early, or a run in the folder has other settings than this call. The error names
+            the key that differs.
 
     Example::
 
@@ -159,17 +163,17 @@ def compare(
 
 
 class _PlanProgress(Progress):
-    """Progress of a plan on standard error: the estimated time when the first run begins, and the rounds of each run.
+    """Progress of a plan on standard error: the rounds of each run, and the estimated time of all runs.
 
     Args:
         plan: The plan.
-        resumes: Whether finished runs may be read from the folder, so that the time is unknown.
+        resumes: Whether runs may be read from the folder. In this case, the time cannot be estimated.
     """
 
     def __init__(self, plan: Plan, *, resumes: bool) -> None:
         form = plan.form
         on_ray = form.scenario.engine == "ray" or form.rounds_on_flower > 0
-        # Flower logs to the same terminal, so plain lines are used, because its lines would break a live display.
+        # Flower logs to the same terminal, and its lines would break a live display. Therefore plain lines are used.
         super().__init__(PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
         self._plan, self._announces = plan, not resumes
         # The command line times a trial before the first run. Here a trial would run the caller's code one more time.
