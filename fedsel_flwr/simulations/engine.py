@@ -90,14 +90,15 @@ def simulate(
             (:mod:`fedsel_flwr.simulations.vectorized`). If None, the scenario's engine.
         on_round: Function called with each finished round; on Ray, the server's thread calls it.
         should_stop: Function called after ``on_round``, with the number of the finished round and the history so far.
-            If the function returns True, the run ends after this round, as with a budget. Such a run counts as finished.
+            If the function returns True, the run ends after this round, as with a budget. Such a run counts as
+            finished.
         num_cpus: Cores for Ray. If None, all cores. If each client takes one core, then ``num_cpus`` clients train at a
-            time. On a cluster the argument is refused, because the cluster already has its cores. The vectorized
-            engine refuses all arguments that only Ray uses.
+            time. On a cluster the argument is refused, because the cluster already has its cores. The vectorized engine
+            refuses all arguments that only Ray uses.
         num_gpus: GPUs for Ray. If None, the number that ``client_gpus`` needs. On a cluster the argument is refused.
         client_cpus: Cores per client on Ray, above 0.
-        client_gpus: GPUs per client on Ray, a whole number or a fraction. A client with a GPU trains on it. If None,
-            an equal share of ``num_gpus``.
+        client_gpus: GPUs per client on Ray, a whole number or a fraction. A client with a GPU trains on it. If None, an
+            equal share of ``num_gpus``.
         ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine. If None, the
             environment variable RAY_ADDRESS.
         quiet: Whether to hide the logs of Flower and of this package, and the line "Starting Ray", from standard error.
@@ -116,26 +117,29 @@ def simulate(
             You may also pass a function that takes the seed and returns an ``OwnData`` or such a pair.
         objective: Your loss and quality (:class:`~fedsel_flwr.clients.objectives.Objective`).
         folder: Folder of the run (:class:`~fedsel_flwr.simulations.results.RunFolder`). Each round is written as soon
-            as it ends. After an error, the last model is in ``model-after-round-N.safetensors``. If None, nothing is written.
+            as it ends. After an error, the last model is in ``model-after-round-N.safetensors``. If None, nothing is
+            written.
         label: The selector's label in the folder. If None, the name of your selector or of the scenario's selector.
         checkpoint_dir: Folder of the checkpoints, which are not removed after the run. If None, a run with a ``folder``
             writes its checkpoints to the subfolder ``checkpoints``, and removes them when the run has finished. Other
             runs have no checkpoints.
-        checkpoint_every: Rounds between two checkpoints. With None, a checkpoint follows each round. With
-            None and a ``folder``, the vectorized engine writes checkpoints less often: they take at most 2 % of the
-            run's time. With 0, which is allowed only without ``checkpoint_dir``, there are no checkpoints.
+        checkpoint_every: Rounds between two checkpoints. With None, a checkpoint follows each round. With None and a
+            ``folder``, the vectorized engine writes checkpoints less often: they take at most 2 % of the run's time.
+            With 0, which is allowed only without ``checkpoint_dir``, there are no checkpoints.
         keep_checkpoints: Number of checkpoints that are kept.
         resume: False begins a new run, and refuses to overwrite checkpoints. True resumes from the newest usable
             checkpoint, or begins a new run if there is no checkpoint. "must" raises an error if there is none. If the
-            run has already finished, its result is returned. Scenario, code and data must be unchanged, and you must pass your selector, model or
-            data again. ``rounds`` and the budgets may be larger. The last trained round is evaluated again, and
-            ``on_round`` is called again with it. A run in the ``folder`` is refused if the code of selector, model or
-            objective, or its data, partition or scenario has changed. The error names what has changed.
+            run has already finished, its result is returned. Scenario, code and data must be unchanged, and you must
+            pass your selector, model or data again. ``rounds`` and the budgets may be larger. The last trained round is
+            evaluated again, and ``on_round`` is called again with it. A run in the ``folder`` is refused if the code of
+            selector, model or objective, or its data, partition or scenario has changed. The error names what has
+            changed.
         replay: Whether ``resume`` repeats, from the start, a run that is damaged or whose code or data changed. If
             False, such a run is refused.
         track: The tracker that receives parameters and metrics: "tensorboard", "mlflow" or "wandb". An address may
             follow, as in "mlflow:http://host:5000". For your own tracker, pass a class derived from
-            :class:`~fedsel_flwr.callbacks.Recorder`, or its path ``./file.py:Class``. If the tracker fails, the run continues. If None, there is no tracker.
+            :class:`~fedsel_flwr.callbacks.Recorder`, or its path ``./file.py:Class``. If the tracker fails, the run
+            continues. If None, there is no tracker.
         track_clients: Clients whose own metrics are tracked: a list of ids, or a number. With a number, the clients are
             picked evenly from all ids.
         code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`). Pass them if
@@ -149,9 +153,9 @@ def simulate(
             ``strategy`` has another API than the scenario, or is combined with ``on_round``, ``should_stop``,
             ``selector``, ``folder``, ``track`` or checkpoints.
         RunError: The simulation ended early, the folder cannot be written to, or no cluster replies at the address.
-            Also raised if no client completed any round of your strategy. Also raised if no run can be resumed,
-            because the checkpoints are damaged, or belong to another run or a newer version. If Ray dies, this process
-            ends with status 2 and a message of one line.
+            Also raised if no client completed any round of your strategy. Also raised if no run can be resumed, because
+            the checkpoints are damaged, or belong to another run or a newer version. If Ray dies, this process ends
+            with status 2 and a message of one line.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP

@@ -60,9 +60,8 @@ def compare(
     Args:
         scenario: The scenario. Its selector is ignored, and its seed is the first seed.
         selectors: Names, references, classes, or callables that make a selector. Use a mapping to set labels
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). The value "all"
-            means every selector that can run in the scenario. The result's ``left_out`` says why each other selector
-            was left out.
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). The value "all" means every
+            selector that can run in the scenario. The result's ``left_out`` says why each other selector was left out.
         seeds: A list of seeds, or the number of consecutive seeds, starting at the scenario's seed.
         sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is
             compared as a separate row, such as "bsfl alpha=0.3". With several parameters of one selector, each
@@ -80,8 +79,7 @@ def compare(
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
             A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
-            process. If several threads share an operation, results can differ slightly with ``jobs``, through
-            rounding.
+            process. If several threads share an operation, results can differ slightly with ``jobs``, through rounding.
         num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
             are for runs on Ray. They raise an error if no run uses Ray.
         num_gpus: GPUs for Ray.
