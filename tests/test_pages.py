@@ -95,7 +95,7 @@ def table(parser: argparse.ArgumentParser) -> str:
         rows.append(f"| `{named.replace('|', chr(92) + '|')}` | {said} |")
     if not rows:
         return "It takes no argument.\n"
-    return "\n".join(["| argument | what it is |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join(["| argument | meaning |", "| --- | --- |", *rows]) + "\n"
 
 
 def block(name: str) -> re.Pattern[str]:
