@@ -28,20 +28,23 @@ class ActiveFL(Selector):
     ============  ======================  ==================================================================
 
     Deviations:
-        * The first valuations come by a probe. It asks each client for its loss once, when the client is first
-          available. Time and energy are charged. Later the valuation follows from the loss that a chosen client
+        * The first valuations come from a probe. The probe asks each client for its loss once, when the client is first
+          available. Its time and energy are charged. Later, the valuation follows from the loss that a selected client
           reports. This is the loss of the received model, before training.
         * In a common warm-up of all selectors every client reports the loss with the update, and no probe asks for it.
-        * K is the number of available clients, and the lowest valuations are taken among them.
-        * A client that did not answer the probe has no valuation and counts among the lowest. It can be drawn
-          uniformly.
-        * The paper has no failures. Here the first failure keeps the valuation. The second in a row removes it until
-          the client reports a loss again. Otherwise a client that never answers would be drawn for ever.
-        * A spare keeps its valuation, and gets a new one if it reports a loss.
-        * Models are averaged without weights, as in the only public code found (FedCor's authors', commit d941083). The
-          strategy's ``averaging="fedpdp"`` weighs them by their examples.
-        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
-        * If fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
+        * K is the number of available clients, and the lowest valuations are those of available clients.
+        * A client that did not reply to the probe has no valuation and counts among the lowest. The uniform draw can
+          still select this client.
+        * The paper has no failures. Here, the first failure does not change the valuation. The second failure in a row
+          removes the valuation until the client reports a loss again. Otherwise a client that never replies would be
+          drawn forever.
+        * The valuation of a spare changes only if the spare reports a loss.
+        * Models are averaged without weights, as in the only public code found (FedCor's authors', commit d941083).
+          With the strategy's ``averaging="fedpdp"``, the numbers of examples are the weights.
+        * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
+          average size.
+        * If fewer clients are left than floor((1 - alpha_3) m), all of them are selected, and the uniform part is
+          larger.
 
     Args:
         clients_per_round: m.
@@ -62,7 +65,7 @@ class ActiveFL(Selector):
     ('loss',)
     >>> selector.inform(np.arange(4), loss=np.array([0.1, 2.0, 0.2, 1.0]), num_examples=np.ones(4))
     >>> drawn = [int(selector.select(np.arange(4))[0]) for _ in range(1000)]
-    >>> drawn.count(0) + drawn.count(2), round(drawn.count(1) / 1000, 1)  # e^2 / (e^2 + e^1) = .73
+    >>> drawn.count(0) + drawn.count(2), round(drawn.count(1) / 1000, 1)  # e^2 / (e^2 + e^1) = 0.73
     (0, 0.7)
     """
 

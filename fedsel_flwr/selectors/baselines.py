@@ -160,11 +160,11 @@ class RoundRobin(Selector):
 
 
 class LocalAccuracy(Selector):
-    """Asks every available client for the current model's accuracy on its test data and takes the lowest m.
+    """Selects the m clients on whose test data the current model has the lowest accuracy.
 
-    Deviations: the paper does not say how the server learns the accuracies. Here a probe before each round asks for
-    them, and its time and energy are charged. Clients that answer NaN come last. A client that does not answer keeps
-    its earlier accuracy. A common warm-up has no probes.
+    Deviations: the paper does not say how the server learns the accuracies. Here, a probe before each round asks
+    all available clients for them. The probe's time and energy are charged. Clients that reply NaN come last. For a
+    client that does not reply, the earlier accuracy counts. A common warm-up has no probes.
 
     Args:
         clients_per_round: Number of clients to select each round (m).

@@ -37,10 +37,10 @@ FAST = 0.1
 
 
 class BSFL(Selector):
-    """Selects fast clients, but each client as often as its share of the data requires.
+    """Prefers fast clients, and still selects each client as often as its share of the data requires.
 
-    The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization
-    value (13). The generalization value of a client is positive while its share is below its target, else negative.
+    The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization value
+    (13). The generalization value of a client is positive while its share is below its target, and otherwise negative.
 
     ===============  =====================  ==========================================================
     paper            here                   meaning
@@ -59,14 +59,14 @@ class BSFL(Selector):
         * The paper calls (13) exponential and uses annealing. The default,
           :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K). The same file has the
           paper's two solvers.
-        * A failed client has a play at the speed tau_min / tau_max, because it reports no latency and the report then
-          has tau_max.
-        * Speeds are cut at 1, because measured latencies may be below ``min_latency``.
+        * A failure counts as a play at the speed tau_min / tau_max. A failed client has no latency, and the report then
+          contains tau_max.
+        * Speeds above 1 are replaced by 1, because measured latencies may be below ``min_latency``.
         * ``min_latency="auto"`` sets tau_min to the lower tenth percentile of the clients' mean latencies, over the
           completed plays. This tau_min includes the training of fast clients and the server's polling. The selector
           stores the mean of 1 / tau_k, and multiplies this mean by the current tau_min at each selection.
-        * Under "auto" no latency counts as shorter than the tau_min of its round. Each client's shortest latency counts
-          as at least the current tau_min, so that one implausibly short latency does not count permanently.
+        * With "auto", a latency below the tau_min of its round counts as this tau_min. Each client's shortest latency
+          counts as at least the current tau_min. One implausibly short latency therefore has no permanent effect.
         * ``exploration`` is a factor of the radius in (12); the paper's is 1. With m = 25 of 500 clients the radius is
           4.5 after six plays of every client, and speeds are below 1. A smaller factor ends exploration earlier.
         * Delta_max (14), the largest difference between the values of two sets, needs the true means. In the annealing
@@ -78,7 +78,7 @@ class BSFL(Selector):
           equal g.
         * The rounds of a common warm-up count as plays, in the bounds and in g. Clients that missed the warm-up come
           first.
-        * In (17) the paper writes the sum inside the minimum, and we write it outside. The results are equal.
+        * In (17) the paper has the sum inside the minimum, and we have the sum outside. The results are equal.
 
     Args:
         clients_per_round: m.

@@ -29,35 +29,37 @@ SLACK = 1e-9
 
 
 class DivFL(VectorSelector):
-    """Chooses clients one after the other, so that every client's gradient is close to a chosen one.
+    """Selects clients one after the other, so that every client's gradient is close to that of a selected client.
 
     ===================  ===================  ===================================================================
     paper                here                 meaning
     ===================  ===================  ===================================================================
     g_i                  ``vectors``          client i's full-batch gradient at the model it received last
-    S, K                 the choice, m        the clients of a round
+    S, K                 the selection, m     the clients of a round, and their number
     ||g_i - g_j||        ``_distances``       how badly j represents i
     G(S)                 ``uncovered``        sum over all i of min over j in S of ||g_i - g_j||, (4)
     ===================  ===================  ===================================================================
 
-    Before the first choice a probe asks every client for its gradient. Later a gradient is as old as the client's last
-    round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G. The search
-    is lazy: a candidate whose bound is too high is not summed again. The choices are those of the plain greedy search.
+    Before the first selection, a probe asks every client for its gradient. Later, the stored gradient of a client is
+    from its last round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of
+    G. The search is lazy: a candidate whose bound is too high is not summed again. The selections are those of the
+    plain greedy search.
 
-    With ``sketch_size`` s the server keeps s numbers of each gradient. With probability 0.95, the squares of all
+    With ``sketch_size`` s the server stores s numbers of each gradient. With probability 0.95, the squares of all
     distances among n clients are within (1 - e, 1 + e) of the true ones. Here e solves
-    n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05. It is .24 for 100 clients and s = 1,024.
+    n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05. It is 0.24 for 100 clients and s = 1,024.
 
     Deviations:
         * Gradients are those of the whole local data at the received model, instead of the updates' differences.
-        * The first gradients come by a probe, which is charged one upload of the model's size. In the paper they come
-          from a round in which all clients train. New clients are asked when they are first available. A client that
-          sends no gradient is asked three times, and is chosen only if the others do not suffice.
+        * The first gradients come from a probe, which is charged as one upload of the model's size. In the paper they
+          come from a round in which all clients train. New clients are asked when they are first available. A client
+          that sends no gradient is asked three times, and is selected only if there are too few other clients.
         * In a common warm-up of all selectors clients send the gradient with the update, and no probe asks for it.
-        * The sum is over all registered clients with a known gradient, available or not.
+        * The sum G(S) is over all registered clients with a known gradient, available or not.
         * Ties among sums, to one in a million, are broken at random.
-        * A failed client keeps its gradient. The selector alone would then repeat the same choice, and choose a dead
-          client for ever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The paper does not.
+        * The gradient of a failed client does not change. The selector alone would then repeat the same selection, and
+          select a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The
+          paper does not.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
 
     Args:

@@ -24,11 +24,11 @@ class FedCMUCB(Selector):
     ============  ======================  ================================================
 
     Deviations:
-        * Algorithm 2 refreshes the bound only for the clients of the last round; here all bounds are refreshed.
-        * Rounds count from 1, so the first bound has ln 1 and the second ln 2. In Algorithm 1 t counts from 0, so the
-          first bound has ln 0 and the second ln 1 = 0.
-        * Line 4 leaves out all clients that tie at the limit, possibly all clients in round 1. Here exactly m available
-          clients are selected, with random ties.
+        * Algorithm 2 computes new bounds only for the clients of the last round; here, all bounds are computed again.
+        * Rounds count from 1, so the first bound contains ln 1, and the second bound ln 2. In Algorithm 1, t counts
+          from 0, so the first bound contains ln 0, and the second bound ln 1 = 0.
+        * Line 4 excludes all clients whose value equals the m-th largest, possibly all clients in round 1. Here,
+          exactly m available clients are selected, and ties are broken at random.
         * "The random binomial distribution" of the first means (Appendix C) is a fair coin here.
         * A failed client is not in S_opt, so its reward is 0.
         * The rounds of a common warm-up are plays, because every model goes through the filter.

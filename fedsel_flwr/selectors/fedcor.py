@@ -1,8 +1,9 @@
 """FedCor: select clients whose training is expected to lower all losses, by a Gaussian process (Tang et al.).
 
 The covariance of the process is s^2 I + X^T X. It is never written out. X has D rows and a column for each of n
-clients. A fit to T samples takes O(T n D^2) time, and a choice O(n D) for each chosen client. Memory is O((T + D) n).
-:class:`Evidence` is the likelihood of X, :class:`Posterior` the covariance during a choice.
+clients. A fit to T samples takes O(T n D^2) time, and a selection O(n D) for each selected client. The memory
+is O((T + D) n).
+:class:`Evidence` is the likelihood of X, :class:`Posterior` the covariance during a selection.
 
 ============  =============  ====================================================
 FedCor        here           meaning
@@ -51,7 +52,7 @@ LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class FedCor(Selector):
-    """Learns how the clients' losses change together, and chooses clients that lower the others' losses most.
+    """Learns how the clients' losses change together, and selects clients that lower the others' losses most.
 
     ===============  =====================  ======================================================================
     paper            here                   meaning
@@ -60,48 +61,51 @@ class FedCor(Selector):
     Sigma            (nothing)              X^T X + 0.01^2 I, the prior covariance of loss changes, never written out
     Delta l          ``_changes``           samples: loss changes over a round of random clients
     p_i              ``_size``              client i's share of the examples
-    alpha_k, beta    ``_discount``, beta    discount of a client that was chosen, by beta each time
+    alpha_k, beta    ``_discount``, beta    discount of a client: beta for each selection
     gamma            ``gamma``              weight of a sample, to the power of its age in rounds
     Delta t          ``interval``           rounds between new samples
     ===============  =====================  ======================================================================
 
-    The warm-up and every ``interval``-th round after it choose at random. Before such a round, and before the next one,
-    a probe asks every available client for its loss. The difference of the two losses is a sample.
+    Clients are selected at random in the warm-up, and in every ``interval``-th round after the warm-up. Before such a
+    round, and before the next round, a probe asks every available client for its loss. The differences of the two
+    losses are a sample.
 
-    The embeddings maximize the likelihood of all samples, each weighted by its age. For samples that hold every client,
-    they have a closed form. A difference in the last bits of the losses then changes no choice.
+    The embeddings maximize the likelihood of all samples, each weighted by its age. If every sample contains all
+    clients, the embeddings have a closed form. A difference in the last bits of the losses then changes no selection.
 
     Deviations:
-        * After the warm-up the paper takes a new sample by training random clients on a copy of the model, and discards
-          the copy. Here that round itself is random and counts.
-        * A sample holds the clients that reported their loss before and after. Its likelihood leaves the others out. If
-          samples have gaps, ten steps of expectation-maximization follow the closed form, in which gaps count as 0.
+        * After the warm-up, the paper takes a new sample by training random clients on a copy of the model, and
+          discards the copy. Here, the round of the sample is an ordinary round with random clients.
+        * A sample contains the clients that reported their loss before and after the round. The likelihood ignores the
+          other clients of this sample. If samples have gaps, ten steps of expectation-maximization follow the closed
+          form. The closed form counts gaps as 0.
         * A client without a sample is independent of all others (X_k = 0).
-        * Covariances include all registered clients that are not chosen yet, available or not.
+        * Covariances include all registered clients that are not selected yet, available or not.
         * A client of unknown size counts as one of average size.
-        * The samples of the warm-up need random clients. So the warm-up begins after a common warm-up of all selectors.
-          In the common warm-up no client is asked for a loss, and nothing is learned.
-        * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``). The
-          strategy's ``averaging="fedpdp"`` weighs them by their examples.
-        * Ties between scores are broken at random. ``max_clients`` is ours: a client takes 425 bytes.
-        * The authors' code (``GPR.py``, ``federated_main.py``, commit d941083) climbs the likelihood by Adam at a rate
-          of 1e-2. It takes 150 steps in the warm-up and 100 after it, from the embeddings of the last fit. The steps
-          are as long as the noise's standard deviation, and the fit never settles. After a few fits a difference in the
-          last bits of the losses changes choices. ``fit="adam"`` does the same. A new client then draws its embedding
-          from N(0, 1/15).
-        * That code drops samples older than ``group_size`` rounds: 10 by default, 100 and 500 in its commands. Here the
+        * The samples of the warm-up need random clients. If all selectors have a common warm-up, FedCor's warm-up
+          therefore starts after it. In the common warm-up no client is asked for a loss, and nothing is learned.
+        * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``). With the
+          strategy's ``averaging="fedpdp"``, the numbers of examples are the weights.
+        * Ties between scores are broken at random. ``max_clients`` is ours, because each client takes 425 bytes.
+        * The authors' code (``GPR.py``, ``federated_main.py``, commit d941083) maximizes the likelihood by Adam with a
+          learning rate of 1e-2. It takes 150 steps in the warm-up and 100 after it, from the embeddings of the last
+          fit. The steps are as long as the noise's standard deviation, and the fit never converges. After a few fits, a
+          difference in the last bits of the losses changes the selections. ``fit="adam"`` follows the code. A new
+          client then draws its embedding from N(0, 1/15).
+        * The code drops samples older than ``group_size`` rounds: 10 by default, 100 and 500 in its commands. Here, the
           32 latest samples are stored.
-        * Its commands since February 2023 take ``--update_mean``. The mean of the process is then that of the samples.
-          One fit of 1,000 steps ends the warm-up and replaces the fits in each round. Here the mean is 0.
-        * Its warm-up takes ``warmup`` + 1 rounds. Here it takes ``warmup_rounds``. It counts ``interval`` from the
-          run's first round, here from the warm-up's last.
+        * Since February 2023, the commands of the code have ``--update_mean``. The mean of the process is then the mean
+          of the samples. One fit of 1,000 steps ends the warm-up, and replaces the fits in each round. Here, the mean
+          is 0.
+        * The warm-up of the code has ``warmup`` + 1 rounds. Here, the warm-up has ``warmup_rounds``. The code counts
+          ``interval`` from the first round of the run. Here, it is counted from the last round of the warm-up.
 
     Args:
         clients_per_round: m.
-        warmup_rounds: Random rounds at the beginning. The paper has 15 for Fashion-MNIST, 20 for CIFAR-10.
-        interval: Rounds between new samples. The paper has 10 for Fashion-MNIST, 50 for CIFAR-10.
-        gamma: Weight of a sample a round later, in (0, 1]. The paper has .95 and .99.
-        beta: Factor of a client's score after each choice, until the next sample, in (0, 1]. The paper has .95 and .9.
+        warmup_rounds: Number of random rounds at the beginning: 15 (Fashion-MNIST) and 20 (CIFAR-10) in the paper.
+        interval: Rounds between new samples: 10 (Fashion-MNIST) and 50 (CIFAR-10) in the paper.
+        gamma: Factor of a sample's weight from round to round, in (0, 1]: 0.95 and 0.99 in the paper.
+        beta: Factor of a client's score for each selection since the last sample, in (0, 1]: 0.95 and 0.9 in the paper.
         fit: "closed-form", or "adam" as in the authors' code.
         learning_rate: Learning rate of Adam. The closed form has none.
         max_clients: Largest number of clients.
@@ -173,7 +177,7 @@ class FedCor(Selector):
         self.max_clients = whole("max_clients", max_clients, 1)
 
     def _is_sample(self, number: int) -> bool:
-        """Return whether a round chooses at random. Its loss changes are then a sample."""
+        """Return whether a round selects clients at random. The loss changes of such a round are a sample."""
         number -= self.common_warmup
         after = number - self.warmup_rounds
         return number >= 1 and (after <= 0 or after % self.interval == 0)
@@ -195,7 +199,7 @@ class FedCor(Selector):
         return self._greedy(order)
 
     def _greedy(self, candidates: IntArray) -> IntArray:
-        """Return the m candidates with the largest expected reduction of the total loss, chosen one after the other."""
+        """Return the m candidates with the largest expected reduction of the total loss, selected one by one."""
         share = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
         share /= max(1e-300, float(share.sum()))  # p_i
         posterior = Posterior(self._embedding.T, NOISE, share, candidates)
@@ -322,7 +326,7 @@ def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: in
 
     This is probabilistic principal component analysis with known noise. Let S = sum_t w_t y_t y_t^T / sum_t w_t. The
     embeddings follow from the ``size`` largest eigenvalues of S, minus s^2, and their eigenvectors. These come from the
-    T x T Gram matrix of the samples. A common rotation of the embeddings stays free, but no choice depends on it. Gaps
+    T x T Gram matrix of the samples. A common rotation of the embeddings is free, but no selection depends on it. Gaps
     count as 0.
 
     Args:
@@ -389,7 +393,7 @@ def adam(
 
 
 class Posterior:
-    """The entries of the covariance S = s^2 I + X^T M X that a choice reads, for clients not conditioned on yet.
+    """The entries of the covariance S = s^2 I + X^T M X that a selection reads, for clients not conditioned on yet.
 
     Args:
         x: Embeddings, shape (D, n).

@@ -23,35 +23,36 @@ class FedCS(Selector):
     ==============  ====================  ===========================================================
     T_round         ``deadline``          seconds that a round may take
     t_UD + t_UL     ``_latency``          estimated seconds of a client, both transfers and training
-    Theta           ``time``              seconds that a round with the clients so far takes
-    S               the choice            as many clients as fit
+    Theta           ``time``              seconds of a round with the clients selected so far
+    S               the selection         as many clients as fit
     ==============  ====================  ===========================================================
 
     The time of a round is computed as in the strategies. Clients go in waves of ``channels``, one wave after the other.
-    A wave takes as long as its slowest client. The selector does not decide which clients share a wave. So the time of
-    a set is the largest over all partitions into waves: w waves take at most the sum of the set's w largest latencies.
-    With a channel for each client, this is the largest latency, and all clients within the deadline are chosen.
+    A wave takes as long as its slowest client. The selector does not decide which clients share a wave. Therefore the
+    time of a set is the largest over all partitions into waves: w waves take at most the sum of the set's w largest
+    latencies. With a channel for each client, this is the largest latency, and all clients within the deadline are
+    selected.
 
     Deviations:
-        * In the paper uploads follow one another while other clients train. Here each client has a channel, as in
-          the strategies' round time, and transfers and training are one number.
+        * In the paper uploads follow one another while other clients train. Here each client has a channel, as in the
+          strategies' round time, and transfers and training are one number.
         * An estimate is the mean of the client's measured latencies. The paper asks a random part of the clients for
           their resources in each round.
-        * The paper has no failures. Here the first failure keeps the estimate. From the second in a row on,
-          a failure is a measurement of the latency reported for it.
-        * A spare that answered is measured. If it has not answered, its estimate is at least the time that the server
-          waited.
-        * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
-          mean restarts. So the first rounds measure all clients in turn, one wave a round (``channels`` or
+        * The paper has no failures. Here, the first failure does not change the estimate. From the second failure in a
+          row on, a failure counts as a measurement of the latency in the report.
+        * A spare that has replied is measured. If a spare has not replied, its estimate is at least the time that the
+          server waited.
+        * A client that was never measured, or not for ``refresh_rounds`` rounds, gets the estimate 0 s, and its mean
+          restarts. Therefore the first rounds measure all clients in turn, one wave per round (``channels`` or
           ``clients_per_round``, else all). Such a round may exceed the deadline.
         * A common warm-up of all selectors measures all clients. Its rounds may exceed the deadline.
-        * If no client fits, the fastest one is chosen.
+        * If no client fits, the fastest client is selected.
 
     Args:
-        deadline: T_round, seconds.
+        deadline: T_round, in seconds.
         clients_per_round: Optional largest number of clients. None sets no limit.
-        channels: Clients served at the same time, as in the strategy. None serves all chosen clients at once.
-        refresh_rounds: Rounds for which an estimate holds after the last measurement.
+        channels: Clients served at the same time, as in the strategy. None serves all selected clients at once.
+        refresh_rounds: Number of rounds after a measurement for which the estimate is valid.
         seed: Seed of the generator of ties and of the order in which clients are measured.
 
     Raises:
@@ -108,7 +109,7 @@ class FedCS(Selector):
         estimated = self._has_estimate(shuffled)
         known = shuffled[estimated]
         known = known[np.argsort(self._latency[known], kind="stable")]
-        # Each unmeasured client counts as 0 s. Without a limit all of them would be chosen at once.
+        # Each unmeasured client counts as 0 s. Without a limit, all of them would be selected at once.
         limits = [limit for limit in (self.channels, self.asked_per_round) if limit is not None]
         unmeasured = shuffled[~estimated][: min(limits, default=available.size)]
         order = np.concatenate([unmeasured, known])  # Algorithm 3: the least additional time first

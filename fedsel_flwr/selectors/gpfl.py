@@ -16,7 +16,7 @@ CLIP = 50.0
 
 
 class GPFL(Selector):
-    """Chooses the clients with the largest mean reward from gradient projections, plus an exploration term.
+    """Selects the clients with the largest mean reward from gradient projections, plus an exploration term.
 
     ============  ======================  ==================================================================
     paper         here                    meaning
@@ -32,33 +32,36 @@ class GPFL(Selector):
     ============  ======================  ==================================================================
 
     Deviations:
-        * The loss branch of (8) is exp(F^{t-1} - F^t). The printed sign would reward a rising loss, against the text:
-          "if the model's accuracy improves ... we amplify the reward value". ``loss_sign="paper"`` takes the sign as
-          printed.
-        * Round 1 is the initialization. Every available client computes a gradient, and the model stays. A and F are
-          those of the initial model, and there is no factor (8).
-        * We count the initialization as round 1. Our mean in (6) is then over t - 1 rounds, and our (7) has t / T. In
-          the same numbering the paper has t - 2 rounds and (t - 2) / T.
-        * A common warm-up of all selectors counts as the initialization. Its first round gives every client a c_k, on
-          the mean of the gradients, and the model moves. Its rounds count in T. They are plays, and (5) and (8) reward
-          all clients.
-        * Every observed client gets its reward (5) in every round. Algorithm 1 recomputes only those of the selected.
-        * Selection is by the score (6). Algorithm 1 sorts C.
-        * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta.
-          The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses the G of the round
-          before, and c_k = 0 if |G| = 0. The paper prints the gradients of F at w_k^t and at w^{t-1}.
-        * A round without an observation gives every client its current reward (5) again, without a factor.
-        * The softmax (5) is over the clients with an observed c_k. Exponents of (8) are clipped to -50 to 50. A and F
-          are measured on a validation set.
-        * A client first seen later has an infinite score and no reward for earlier rounds.
-        * A client's momentum (1) starts at 0 in every round, because clients keep no state.
-        * A failed client counts as a play, keeps its c_k and gets no factor. Before its first c_k its reward is 0.
+        * If the accuracy has not changed, the factor (8) is exp(F^{t-1} - F^t). The sign printed in the paper would
+          reward a rising loss. This contradicts the paper's text: "if the model's accuracy improves ... we amplify the
+          reward value". ``loss_sign="paper"`` uses the printed sign.
+        * Round 1 is the initialization. Every available client computes a gradient, and the model does not change. A
+          and F are those of the initial model, and there is no factor (8).
+        * We count the initialization as round 1. The mean in (6) is then over t - 1 rounds, and the weight (7) is rho t
+          / T. With the same numbering, the paper has t - 2 rounds and rho (t - 2) / T.
+        * A common warm-up of all selectors replaces the initialization. Its first round gives every client a c_k, on
+          the mean of the gradients, and changes the model. The rounds of the warm-up count in T. They are plays, and
+          (5) and (8) give rewards to all clients.
+        * Every observed client gets its reward (5) in every round. Algorithm 1 computes the rewards of the selected
+          clients only.
+        * Clients are selected by the score (6). Algorithm 1 sorts them by C.
+        * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta: the sum over the local steps, if each step has the
+          learning rate eta. The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses
+          the G of the previous round, and c_k = 0 if |G| = 0. Instead of d_k and G, the paper uses the gradients of F
+          at w_k^t and at w^{t-1}.
+        * After a round without an observation, every client gets its current reward (5) again, without the factor (8).
+        * The softmax (5) is computed over the clients with an observed c_k. Exponents of (8) are clipped to -50 to 50.
+          A and F are measured on a validation set.
+        * A client that joins later has an infinite score at first, and no reward for earlier rounds.
+        * A client's momentum (1) starts at 0 in every round, because clients store no state between rounds.
+        * A failure counts as a play. The client's c_k does not change, and the factor (8) is not applied. Before the
+          client's first c_k, its reward is 0.
 
     Args:
         clients_per_round: m.
-        total_rounds: T, the planned number of rounds, the initialization included.
+        total_rounds: T, the planned number of rounds, including the initialization.
         rho: Weight of the exploration term.
-        exploration: A fixed alpha of (6) in place of (7), as in Fig. 7a. None takes (7).
+        exploration: A fixed alpha in (6), as in Fig. 7a. If None, alpha follows (7).
         loss_sign: Sign in the loss branch of (8): "corrected", or "paper" as printed.
         seed: Seed of the generator that breaks ties.
 
@@ -75,7 +78,7 @@ class GPFL(Selector):
     array([0, 1, 2])
     >>> selector.observe(RoundReport(clients=np.arange(3), completed=np.ones(3, bool), latency=np.ones(3),
     ...                              projection=[0.0, 2.0, 1.0], global_accuracy=0.1, global_loss=2.3))
-    >>> selector.select(np.arange(3))  # softmax(0, 2, 1) = .09, .67, .24; the exploration term is the same for all
+    >>> selector.select(np.arange(3))  # softmax(0, 2, 1) = 0.09, 0.67, 0.24; the exploration term is the same for all
     array([1])
     """
 

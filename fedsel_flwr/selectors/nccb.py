@@ -20,9 +20,9 @@ MOST_STEPS = 100
 
 
 class GroupBandit(VectorSelector):
-    """Chooses clients of the groups with the largest upper confidence bounds.
+    """Selects clients of the groups with the largest upper confidence bounds.
 
-    A group has the plays and the utilities of all its clients together.
+    The plays and utilities of a group are the sums over its clients.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
@@ -89,7 +89,7 @@ class GroupBandit(VectorSelector):
 
 
 class NCCB(GroupBandit):
-    """Chooses the clients whose cluster has the largest upper confidence bound of accuracy and energy score.
+    """Selects the clients whose cluster has the largest upper confidence bound of accuracy and energy score.
 
     ==============  ======================  ==================================================================
     paper           here                    meaning
@@ -97,31 +97,31 @@ class NCCB(GroupBandit):
     context         ``hashes``              SimHash of client k's data, computed on the client
     cluster         ``_cluster``            k-means over the contexts with the Hamming distance
     utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              rounds in which the client was chosen and observed
+    n               ``_plays``              rounds in which the client was selected and observed
     ==============  ======================  ==================================================================
 
-    The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays). It is infinite before
-    the first play. Utilities and plays are those of all its clients together. The m clients with the largest bounds are
-    chosen.
+    The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite
+    before the first play. Utilities and plays are sums over all clients of the cluster. The m clients with the largest
+    bounds are selected.
 
     Deviations:
         * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. This
-          class has no network. It is a UCB bandit over clusters of SimHash contexts and keeps the paper's name.
-        * The comparison in the PCZFL paper has this baseline. It states neither the weights of the utility, nor the
-          number of clusters, nor the bound. Equal weights, five clusters and UCB1's bound are ours.
-        * Hashes come by a probe when a client is first seen. Its cost is charged. Then all hashes are clustered again,
-          and each client takes its sums along. A client that sends no hash is asked three times and is a separate
-          cluster.
-        * A centre is the majority of its hashes, bit by bit. No other centre has a smaller sum of distances. The first
-          centres are hashes that are far apart.
-        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after it.
+          class has the same name, but no network. It is a UCB bandit over clusters of SimHash contexts.
+        * The comparison in the PCZFL paper has this baseline. The comparison states neither the weights of the utility,
+          nor the number of clusters, nor the bound. Equal weights, five clusters and UCB1's bound are ours.
+        * A probe asks each client for its hash when the client is first seen. The cost of the probe is charged. Then
+          all hashes are clustered again, and each client's sums count in its new cluster. A client that sends no hash
+          is asked three times and is a separate cluster.
+        * Each bit of a centre is the majority of this bit in the cluster's hashes. No other centre has a smaller sum of
+          distances. The first centres are hashes that are far apart.
+        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after the warm-up.
         * A failed client counts as a play with utility 0. Ties, as within a cluster, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:
         clients_per_round: m.
         clusters: Largest number of clusters.
-        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the rest.
+        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the weight 1 minus this.
         exploration: Factor in the bound, at least 0.
         seed: Seed of the generator of ties and of the first centre.
 
@@ -178,7 +178,7 @@ class NCCB(GroupBandit):
 
 
 class LSH(GroupBandit):
-    """Chooses the clients whose hash has the largest upper confidence bound of accuracy and energy score.
+    """Selects the clients whose hash has the largest upper confidence bound of accuracy and energy score.
 
     ==============  ======================  ==================================================================
     paper           here                    meaning
@@ -187,32 +187,32 @@ class LSH(GroupBandit):
     hash length     ``bits``                how many bits of a context count
     arm             ``_groups``             clients whose contexts are equal in these bits
     utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              rounds in which the client was chosen and observed
+    n               ``_plays``              rounds in which the client was selected and observed
     ==============  ======================  ==================================================================
 
-    The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays). It is infinite before the
-    first play. Utilities and plays are those of all its clients together. The m clients with the largest bounds are
-    chosen.
+    The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite
+    before the first play. Utilities and plays are sums over all clients of the arm. The m clients with the largest
+    bounds are selected.
 
     Deviations:
-        * The comparison in the PCZFL paper has this baseline. It states neither the weights of the utility nor the
-          bound. Equal weights and UCB1's bound are ours.
-        * The number of bits is ours, because the comparison states none. Simulated clients send 64 bits, with which
-          nearly every client is a separate arm. The first ``bits`` of a hash count. Any other bits would do, because
-          all planes are drawn in the same way.
-        * The default of 8 bits makes about sqrt(K) arms of 100 clients that share scikit-learn's digits. These are 10.1
+        * The comparison in the PCZFL paper has this baseline. The comparison states neither the weights of the utility
+          nor the bound. Equal weights and UCB1's bound are ours.
+        * The number of bits is ours, because the comparison states no number. Simulated clients send 64 bits, with
+          which nearly every client is a separate arm. The first ``bits`` bits of a hash count. Any other bits would
+          serve as well, because all planes are drawn in the same way.
+        * The default of 8 bits gives about sqrt(K) arms of 100 clients that share scikit-learn's digits. These are 10.1
           arms with two shards each and 9.2 with a Dirichlet partition (table in ``docs/papers/diversity.md``).
-        * Hashes come by a probe when a client is first seen. Its cost is charged. A client that sends no hash is asked
-          three times and is a separate arm.
-        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after it.
+        * A probe asks each client for its hash when the client is first seen. The cost of the probe is charged. A
+          client that sends no hash is asked three times and is a separate arm.
+        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after the warm-up.
         * A failed client counts as a play with utility 0. Ties, as among the clients of an arm, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:
         clients_per_round: m.
-        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the rest.
+        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the weight 1 minus this.
         exploration: Factor in the bound, at least 0.
-        bits: Number of bits of a hash that count, at least 1. All bits count if the hash has fewer.
+        bits: Number of bits of a hash that count, at least 1. If a hash has fewer bits, all its bits count.
         seed: Seed of the generator that breaks ties.
 
     Raises:

@@ -20,46 +20,47 @@ CHUNK = 1 << 17
 
 
 class PCZFL(Selector):
-    """Keeps balls over the clients' contexts and selects every client in a ball of the Pareto front.
+    """Covers the clients' contexts with balls, and selects every client in a ball of the Pareto front.
 
     ===============  ====================================  =====================================================
     paper            here                                  meaning
     ===============  ====================================  =====================================================
     x_k              ``_accuracy``, ``_energy_score``      context of client k, in [0, 1]^2
     r(B), centre     ``_radius``, ``_centre``              the balls, in order of creation
-    N_B              ``_ball_plays``                       rounds in which ball B was chosen
+    N_B              ``_ball_plays``                       rounds in which ball B was selected
     mu-hat_B         ``_ball_mean``                        mean reward vector of ball B
     A                ``uncertainty``                       confidence hyper-parameter
     u_B              ``_spread``                           sqrt(2 A / N_B)
     g_B              ``_significance``                     significance score (5)
     ===============  ====================================  =====================================================
 
-    The context of a client is the accuracy of its last model on the server's interview set, and its energy score.
-    Before its first model, the context has the accuracy of the initial model. A client that is not selected keeps its
-    context.
+    The interview set is the server's validation set. The context of a client is the accuracy of its last model on this
+    set, and its energy score. Before the client's first model, the context contains the accuracy of the initial model.
+    The context of a client that is not selected does not change.
 
     Deviations:
-        * The second coordinate of (3) is the energy score of section 5.5.1. The paper prints the consumption in (3).
-          There are two objectives, each in [0, 1], as in the experiments.
+        * The second coordinate of (3) is the energy score of section 5.5.1. In the paper, (3) has the energy
+          consumption. There are two objectives, each in [0, 1], as in the experiments.
         * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
-        * During ``warmup_rounds`` all available clients train, and every relevant ball is chosen and updated as usual.
-          The paper does not describe these updates. A common warm-up of all selectors, as in section 5, does the same.
-          If both are set, both begin with round 1, and the longer one counts.
+        * During ``warmup_rounds`` all available clients train, and every relevant ball is selected and updated as
+          usual. The paper does not describe these updates. A common warm-up of all selectors, as in section 5, has the
+          same effect. If both warm-ups are set, they start with round 1, and the longer one counts.
         * A ball's reward is the mean over its selected clients that completed the round. Line 17 has one reward.
-        * If all clients of a chosen ball failed, the ball does not change. The selector alone would then choose a dead
-          client that is alone in its ball in every round. Strategies exclude failing clients for some rounds
-          (``cooldown="auto"``). The paper does not.
-        * The centre of a new ball is the context, at selection, of one of these clients: the one nearest to the mean
-          of their contexts. Within 1e-9 the lowest client index wins. Line 13 has one context per ball.
+        * If all clients of a selected ball failed, the ball does not change. If a dead client is alone in its ball, the
+          selector alone would then select it in every round. Strategies exclude failing clients for some rounds
+          (``cooldown="auto"``). The paper does not exclude clients.
+        * The centre of a new ball is the context, at selection, of one of these clients: the client nearest to the mean
+          of their contexts. If distances differ by less than 1e-9, the lowest client index wins. Line 13 has one
+          context per ball.
         * The zoom test uses the counts from before the round.
-        * A round adds at most one new ball per chosen ball, as in Algorithm 1. Section 4.3 has one per round.
-        * ``uncertainty`` is free, as in the experiments. The cap ``clients_per_round`` is ours.
+        * A round adds at most one new ball per selected ball, as in Algorithm 1. Section 4.3 adds one ball per round.
+        * You can set any ``uncertainty``, as in the experiments. The limit ``clients_per_round`` is ours.
 
     Args:
         uncertainty: A. With the theory's value, about 25, zooming never helps.
         warmup_rounds: Rounds in which all available clients train.
-        clients_per_round: Optional cap. Clients are dropped at random to meet it. None for no cap.
-        seed: Seed of the generator that drops clients.
+        clients_per_round: Optional limit. If more clients are selected, random ones are left out. None sets no limit.
+        seed: Seed of the generator that leaves out clients.
 
     Raises:
         ParameterError: A parameter is out of range.
@@ -119,7 +120,7 @@ class PCZFL(Selector):
         return max(self.warmup_rounds, self.common_warmup)
 
     def _join(self, available: IntArray) -> None:
-        # The balls are chosen and updated in a common warm-up too.
+        # The balls are also selected and updated in a common warm-up.
         self._select(available)
 
     def _select(self, available: IntArray) -> IntArray:
@@ -136,15 +137,15 @@ class PCZFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
-        # In the order of the clients, so that sums do not depend on the order of the answers.
+        # In the order of the clients, so that sums do not depend on the order of the replies.
         rows = np.argsort(report.clients)
         rows = rows[report.completed[rows]]
         self._update_balls(report.clients[rows], rewards[rows])
-        # A second report of the same choice must not update the balls again.
+        # A second report of the same selection must not update the balls again.
         self._chosen_balls = self._chosen_balls[:0]
 
     def _update_balls(self, done: IntArray, rewards: FloatArray) -> None:
-        """Zoom into each chosen ball, update its mean, then move the clients' contexts."""
+        """Zoom into each selected ball, update its mean, then move the clients' contexts."""
         member, contexts, spread = self._domains(done), self._contexts(done), self._spread()
         centres, radii = [], []
         for ball in self._chosen_balls:

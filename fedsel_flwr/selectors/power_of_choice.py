@@ -55,13 +55,13 @@ class Candidates(Selector):
 
 
 class PowerOfChoice(Candidates):
-    """Draws d candidates by data size, asks each for its loss, and chooses the m with the largest losses.
+    """Draws d candidates by data size, asks each for its loss, and selects the m clients with the largest losses.
 
     ============  ======================  ==========================================================
     paper         here                    meaning
     ============  ======================  ==========================================================
     d             ``candidates``          candidates in a round, m <= d <= K
-    A             ``_asked_in``           the candidates: clients asked before the upcoming choice
+    A             ``_asked_in``           the candidates: clients asked before the upcoming selection
     p_k           ``_size``               client k's share of all examples
     F_k(w)        ``_loss``               loss of the current global model on client k's data
     ============  ======================  ==========================================================

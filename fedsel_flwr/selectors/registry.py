@@ -110,7 +110,7 @@ def description(name: str) -> list[str]:
 
     >>> for line in description("local-accuracy"):
     ...     print(line)
-    Asks every available client for the current model's accuracy on its test data and takes the lowest m.
+    Selects the m clients on whose test data the current model has the lowest accuracy.
     paper: Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B, \
 "local accuracy based scheduling".
     reads: local_accuracy (by a probe)

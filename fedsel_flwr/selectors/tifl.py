@@ -18,7 +18,7 @@ ATTEMPTS = 5
 
 
 class TiFL(Selector):
-    """Sorts the clients into tiers by their latency, draws a tier, and draws the round's clients from it.
+    """Sorts the clients into tiers by their latency, draws a tier, and draws the round's clients from this tier.
 
     ============  ======================  ============================================================
     paper         here                    meaning
@@ -29,36 +29,37 @@ class TiFL(Selector):
     NewProbs      ``_weight``             the tiers' chances, not normalized
     A_t^r         ``_means``              the global model's accuracy on the data of tier t
     I             ``interval``            rounds between two changes of the chances
-    |C|           ``clients_per_round``   clients a round
+    |C|           ``clients_per_round``   clients per round
     ============  ======================  ============================================================
 
     Deviations:
-        * Profiling is the training of the opening rounds. Available clients without a profile are chosen first, at
-          random, and others fill the round. The paper profiles before it trains. A new client is profiled the same way,
-          and the tiers are formed again.
+        * Clients are profiled while they train in the first rounds. Available clients without a profile are selected
+          first, at random, and other clients fill the round. The paper profiles clients before it trains. New clients
+          are profiled in the same way, and the tiers are then formed again.
         * A common warm-up of all selectors profiles all clients at once, without a tier or a credit. The rounds of the
-          interval count from its end, and the first accuracies are asked for at its end.
-        * A client that fails its profiling round is profiled again, up to five attempts. After the fifth it is in no
-          tier and is chosen only if the round cannot be filled otherwise. If it then completes, it has its profile.
-        * On the server's clock the first time of a client contains the start of its process. This time is no profile,
-          and the client is profiled in one more round.
-        * A spare that answered is profiled as any other client. If it has not answered, its profile is at least the
-          time that the server waited.
-        * The tiers have equal numbers of clients, by latency. The paper cuts a histogram.
-        * A_t is the mean accuracy of the tier's clients on their test data. It comes from a probe of all clients every
-          I rounds, whose time and energy are charged. The change of A_t is taken over the clients that answered both
-          times.
-        * The new chance of a tier is proportional to 1 - A_t. The paper leaves this function open. A tier without an
-          answer counts as an average one.
-        * A tier without available clients is not drawn. If a tier has fewer than m of them, random clients of the other
-          tiers fill the round. The paper's tiers are large enough.
+          interval count from the end of the warm-up. The first accuracies are requested at this point.
+        * A client that fails in its profiling round is profiled again, up to five attempts. After the fifth failure,
+          the client is in no tier, and is selected only if the round cannot be filled otherwise. If it then completes a
+          round, it gets a profile.
+        * On the server's clock, the first measured time of a client contains the start of its process. This time is not
+          used as a profile, and the client is profiled in one more round.
+        * A spare that has replied is profiled like any other client. If a spare has not replied, its profile is at
+          least the time that the server waited.
+        * The tiers have equal numbers of clients, sorted by latency. The paper splits a histogram of the latencies.
+        * A_t is the mean accuracy of the tier's clients on their test data. Every I rounds, a probe asks all clients
+          for this accuracy, and its time and energy are charged. The change of A_t is computed over the clients that
+          replied to both probes.
+        * The new chance of a tier is proportional to 1 - A_t. The paper does not specify this function. A tier without
+          a reply gets the average chance of the other tiers.
+        * A tier without available clients is not drawn. If a tier has fewer than m available clients, random clients of
+          the other tiers fill the round. In the paper, every tier has enough clients.
         * If no tier with credits is left, every tier gets its credits again. A credit is spent when the round is
-          observed. Without ``credits`` there is no limit.
+          observed. If ``credits`` is None, there is no limit.
 
     Args:
         clients_per_round: m.
         tiers: T.
-        interval: I, rounds.
+        interval: I, in rounds.
         credits: Credits of each tier: one number for all tiers, or one for each, the fastest first. None sets no limit.
         seed: Seed of the generator of tiers and clients.
 
