@@ -1,4 +1,4 @@
-"""Vectors by client, with the length of the first answer, and random projections of long vectors."""
+"""Vectors by client, with the length of the first vector received, and random projections of long vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 1 << 22
 
 
 class VectorSelector(Selector):
-    """A selector that keeps the latest vector of each client.
+    """A selector that stores the latest vector of each client.
 
     A subclass extends :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. The selector ignores vectors
     whose length differs from the stored ones, and vectors with NaN or infinities.
@@ -75,7 +75,7 @@ class VectorSelector(Selector):
 def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     """Project vectors on ``size`` random sign vectors, divided by sqrt(size).
 
-    The projection keeps the expected square of a distance. The same seed gives the same signs.
+    The projection preserves the expected square of a distance. The same seed gives the same signs.
 
     Args:
         vectors: Shape (n, d).

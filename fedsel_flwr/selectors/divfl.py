@@ -112,7 +112,7 @@ class DivFL(VectorSelector):
         self.max_clients = whole("max_clients", max_clients, 1)
         # Seed of the random signs.
         self._signs = int(self._generator.integers(1 << 62))
-        # A cache of distances at the last choice. It is not saved, because it follows from the vectors.
+        # A cache of distances at the last selection. It is not saved, because it follows from the vectors.
         self._between: FloatArray = np.zeros((0, 0))
         # Clients whose gradient is newer than the cache.
         self._changed: set[int] = set()
@@ -219,7 +219,7 @@ class _Coverage:
 
     Args:
         distances: Distances of all pairs, shape (K, K).
-        candidates: Clients that may be chosen, shape (n,). Earlier ones win ties.
+        candidates: Clients that may be selected, shape (n,). Earlier ones win ties.
         covered: Clients that the sum covers.
     """
 
@@ -244,7 +244,7 @@ class _Coverage:
         return int(places[np.argmax(sums <= smallest * (1.0 + TIE))])  # (5)
 
     def add(self, place: int) -> None:
-        """Choose the candidate at ``place``."""
+        """Select the candidate at ``place``."""
         nearer = self._distances[self._candidates[place], self._covered]
         self._nearest = np.minimum(self._nearest, nearer)
         self._uncovered = float(self._nearest.sum())
@@ -256,7 +256,7 @@ class _Coverage:
         return np.where(looked_at, self._uncovered - np.where(looked_at, most, 0.0), -np.inf)
 
     def _sums_with(self, places: IntArray) -> FloatArray:
-        """Return the sum that each candidate at ``places`` leaves together with the clients already chosen."""
+        """Return the sum that each candidate at ``places`` leaves together with the clients already selected."""
         rows = self._distances[np.ix_(self._candidates[places], self._covered)]
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
         if math.isfinite(self._uncovered):

@@ -191,7 +191,7 @@ class PCZFL(Selector):
         return member.T
 
     def _spread(self) -> FloatArray:
-        """Return u_B, infinite for a ball never chosen."""
+        """Return u_B, infinite for a ball never selected."""
         with np.errstate(divide="ignore"):
             return np.sqrt(2.0 * self.uncertainty / self._ball_plays)  # u_B, below (4)
 

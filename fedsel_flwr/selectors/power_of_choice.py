@@ -67,16 +67,17 @@ class PowerOfChoice(Candidates):
     ============  ======================  ==========================================================
 
     Deviations:
-        * The candidates' losses come by a probe before each round. Its time and energy are charged. The paper's
+        * A probe before each round asks the candidates for their losses. Its time and energy are charged. The paper's
           variants are :class:`CPowD`, with a mini-batch, and :class:`RPowD`, with former losses.
-        * Models are averaged without weights, as in the paper. The strategy's ``averaging="fedpdp"`` weighs them by
-          their examples.
+        * Models are averaged without weights, as in the paper. With the strategy's ``averaging="fedpdp"``, the numbers
+          of examples are the weights.
         * In a common warm-up of all selectors no client is asked for a loss.
-        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
-        * A candidate whose answer is NaN comes last. A candidate that does not answer keeps its former loss.
+        * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
+          average size.
+        * A candidate that replies NaN comes last. For a candidate that does not reply, its former loss counts.
         * If fewer than d clients are available, all are candidates.
-        * If fewer than m candidates are left at the choice, further candidates are drawn in the same way. This happens
-          if candidates leave after the probe, or if no probe was sent.
+        * If fewer than m candidates are left at the selection, further candidates are drawn in the same way. This
+          happens if candidates leave after the probe, or if no probe was sent.
 
     Args:
         clients_per_round: m.
@@ -112,7 +113,7 @@ class PowerOfChoice(Candidates):
     _asked_in: IntArray
 
     def _probe(self, available: IntArray) -> Probe:
-        # A second probe before the choice replaces the first one's candidates.
+        # A second probe before the selection replaces the first one's candidates.
         self._asked_in[self._asked_in == self.round + 1] = 0
         candidates = self._draw_candidates(available, self._num_candidates())  # A, step 1
         self._asked_in[candidates] = self.round + 1
@@ -146,8 +147,8 @@ class CPowD(PowerOfChoice):
 
     Deviations:
         * The client knows b. It is the batch size of its training, as in the authors' code (``args.bs``). A client with
-          fewer examples takes all of them. A probe is charged for this share of a pass, and for the whole download of
-          the model.
+          fewer examples uses all of them. A probe is charged for this share of a pass over the data, and for the whole
+          download of the model.
         * Everything else is as in :class:`PowerOfChoice`.
 
     Args:
@@ -193,17 +194,18 @@ class RPowD(Candidates):
     Deviations:
         * The loss is the column ``train_loss``, which clients report anyway. It is the mean over the local steps of the
           mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward pass.
-        * The paper has no failures. Here the first failure keeps the loss, which is infinite for a client never chosen.
-          After n >= 2 failures in a row the client comes last among the candidates for 2^n rounds, or until it
-          completes a round. A dead client is then asked less and less often, and two bad rounds exclude no client
-          permanently.
+        * The paper has no failures. Here, the first failure does not change the loss, which is infinite for a client
+          never selected. After n >= 2 failures in a row, the client comes last among the candidates for 2^n rounds, or
+          until it completes a round. A dead client is therefore asked less and less often. Two failures do not exclude
+          a client permanently.
         * A client that completes a round without a loss counts as failed.
-        * A spare keeps its loss, unless it reports a new one.
-        * Models are averaged without weights, as in the paper. The strategy's ``averaging="fedpdp"`` weighs them by
-          their examples.
+        * The loss of a spare changes only if the spare reports a new loss.
+        * Models are averaged without weights, as in the paper. With the strategy's ``averaging="fedpdp"``, the numbers
+          of examples are the weights.
         * In a common warm-up of all selectors clients report losses too.
-        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
-        * Ties, as among clients never chosen, are broken at random. If fewer than d clients are available, all are
+        * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
+          average size.
+        * Ties, as among clients never selected, are broken at random. If fewer than d clients are available, all are
           candidates.
 
     Args:

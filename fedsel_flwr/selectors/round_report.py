@@ -120,7 +120,7 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Request for columns before a selection; :meth:`Selector.inform` brings the answers of the clients.
+    """Request for columns before a selection; :meth:`Selector.inform` receives the clients' replies.
 
     Args:
         clients: Clients to ask, shape (n,).

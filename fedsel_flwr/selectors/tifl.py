@@ -14,7 +14,7 @@ from fedsel_flwr.selectors.citations import CHAI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
-"""Number of attempts to profile a client. After them it counts as a client that does not answer."""
+"""Number of attempts to profile a client. After these attempts, the client counts as a client that does not reply."""
 
 
 class TiFL(Selector):
@@ -119,7 +119,7 @@ class TiFL(Selector):
         upcoming = self.round + 1
         if self.own_round % self.interval:  # Algorithm 2, r % I
             return None
-        # A second probe before the same round must not take this round's answers for the previous ones.
+        # A second probe before the same round must not confuse this round's replies with the previous ones.
         if self._asked_in != upcoming:
             self._before[available], self._accuracy[available] = self._accuracy[available], -1.0
             self._asked_in = upcoming
