@@ -131,7 +131,7 @@ def test_the_table_of_selectors_says_that_no_network_is_here() -> None:
     (row,) = [
         line for line in (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line
     ]
-    assert "*not* its neural bandit" in row
+    assert "*not* the neural bandit of Pan et al." in row
 
 
 @pytest.mark.parametrize(("weight", "utility"), [(0.0, 0.6), (0.25, 0.65), (1.0, 0.8)])
