@@ -132,14 +132,16 @@ class Comparison:
         """Return a remark if the target cannot tell the selectors apart."""
         if len(self.selectors) < 2:
             return []
+        # Taken once: each call works the summaries out from the histories.
+        summaries = self.summaries
         goal = f"the target accuracy of {100 * self.scenario.target_accuracy:g} %"
-        if all(math.isinf(one.rounds_to_target) for one in self.summaries):
-            measured = max(one.target_window for one in self.summaries)
+        if all(math.isinf(one.rounds_to_target) for one in summaries):
+            measured = max(one.target_window for one in summaries)
             return [
                 f"no run reached {goal} as a mean of {measured} measured rounds. Raise rounds, or lower the target?"
             ]
         window, every = self.scenario.target_rounds, self.scenario.evaluation_every
-        if all(one.target_window == window and one.rounds_to_target <= every * window for one in self.summaries):
+        if all(one.target_window == window and one.rounds_to_target <= every * window for one in summaries):
             return [
                 f"every run reached {goal} in the first {window} measured rounds, so the selectors cannot differ in "
                 "rounds. Raise target_accuracy?"
