@@ -213,8 +213,8 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} names the folder of a run, which has its checkpoints. Leave out "
-            "--checkpoint-dir, or name the scenario and end with --resume"
+            f"--resume {args.resume} refers to the folder of a run, and this folder already sets where the "
+            "checkpoints are. Leave out --checkpoint-dir, or give the scenario and end the command with --resume"
         )
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":

@@ -398,7 +398,9 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, and each only once, got {given!r}")
+        raise ParameterError(
+            f"--selectors must contain at least one selector, and each selector only once, got {given!r}"
+        )
     seeds = arguments.seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
