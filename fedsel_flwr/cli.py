@@ -67,14 +67,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         help="let Ray use N GPUs, shared equally by the clients that train at the same time (default: the number that "
         "--client-gpus needs)",
     )  # fmt: skip
+    common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
     common.add_argument(
-        "--client-cpus", type=float, metavar="X", help="reserve X cores for each client on Ray (default: 1)"
-    )
-    common.add_argument(
-        "--client-gpus",
-        type=float,
-        metavar="X",
-        help="reserve X GPUs for each client on Ray, such as 0.25 (default: 0)",
+        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
@@ -82,13 +77,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         "local means to start Ray on this machine. Default: the value of $RAY_ADDRESS, otherwise local",
     )  # fmt: skip
     common.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)",
+        "--device", metavar="DEVICE", help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)"
     )
-    common.add_argument(
-        "--quiet", action="store_true", help="do not show the progress: print only the results and the folder"
-    )
+    common.add_argument("--quiet", action="store_true", help="print only the results and the folder, no progress")
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
     common.add_argument(
         "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
@@ -113,8 +104,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument(
         "--selector",
-        help="use this selector: a name, package.module:Class or ./file.py:Class (default: the selector in the "
-        "scenario)",
+        help="use this selector: a name, package.module:Class or ./file.py:Class (default: the scenario's selector)",
     )
     run.add_argument("--seed", type=int, help="set the seed (default: the seed in the scenario)")
     run.add_argument(
@@ -127,12 +117,10 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     _add_small_commands(commands, described)
     compare.add_argument(
-        "--selectors",
-        action="append",
-        metavar="A,B,C",
+        "--selectors", action="append", metavar="A,B,C",
         help="compare these selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all "
         f"(default: {DEFAULT_SELECTORS})",
-    )
+    )  # fmt: skip
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
         help="run each selector on N consecutive seeds, of which the first is the scenario's seed, or on the seeds "
@@ -159,13 +147,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
     report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
+    report.add_argument("--reference", metavar="NAME", help="compare each other selector with NAME, as in compare")
     report.add_argument(
-        "--reference", metavar="NAME", help="compare each other selector with the selector NAME, as in compare"
-    )
-    report.add_argument(
-        "--out",
-        metavar="DIR",
-        help="write the picture and the summaries to DIR (default: FOLDER, if you give only one)",
+        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
     )
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
@@ -193,11 +177,9 @@ def _add_small_commands(
     doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
     doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
     doctor.add_argument(
-        "--runs-dir",
-        default="runs",
-        metavar="DIR",
+        "--runs-dir", default="runs", metavar="DIR",
         help="check the free disk space for run folders in DIR (default: ./runs)",
-    )
+    )  # fmt: skip
     doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
     for each in (commands.choices["list"], show, doctor):
         each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
