@@ -2,12 +2,12 @@
 
     python benchmarks/selectors --data-dir DIR                             # everything: many core-hours
     python benchmarks/selectors --data-dir DIR --worlds shards --seeds 20  # one world
-    python benchmarks/selectors --data-dir DIR --parts frontier            # seconds against joules
-    python benchmarks/selectors --page-only                                # the page from the stored rows, without data
-    python benchmarks/selectors --smoke                                    # small test with handwritten digits
+    python benchmarks/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
+    python benchmarks/selectors --page-only                                # pages from the stored rows, without data
+    python benchmarks/selectors --smoke --page FILE                        # small test with handwritten digits
 
 Each finished run is a row of docs/results/selectors-runs.csv. The command simulates only the runs without a row, so an
-interrupted command continues. Then it writes the page.
+interrupted command continues. Then it writes docs/results/selectors.md and docs/results/joules.md from all rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from cells import Cell  # noqa: E402
+from effects import World  # noqa: E402
+from frontier import write_frontier  # noqa: E402
 from lineup import (  # noqa: E402
     CONTROL_SEEDS,
     FRONTIER_SEEDS,
@@ -39,13 +41,16 @@ from lineup import (  # noqa: E402
     table_entries,
     world_file,
 )
-from playing import play  # noqa: E402
+from page import write_page  # noqa: E402
+from playing import open_rows, play  # noqa: E402
+from runs import parse_row  # noqa: E402
 
 from fedsel_flwr.selectors import names  # noqa: E402
 from fedsel_flwr.simulations import load_scenario  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "results" / "selectors.md"
-PARTS = ("table", "controls", "frontier")
+FRONTIER = "frontier"
+PARTS = ("table", "controls", FRONTIER)
 WITH_CONTROLS = "shards"
 """The world of the controls and the frontier."""
 SMOKE = {
@@ -55,47 +60,79 @@ SMOKE = {
 
 
 def main() -> None:
-    """Simulate what is missing, then write the page."""
+    """Simulate what is missing, then write the pages from all rows."""
     args = _arguments()
     common = SMOKE if args.smoke else {"data.data_dir": args.data_dir} if args.data_dir else {}
-    plan = [cell for world in args.worlds for cell in cells(world, args, common)]
-    # The sort is stable: one seed of each world comes first, then the next seed.
-    plan.sort(key=lambda cell: cell.scenario.seed)
     start = time.monotonic()
-    if not args.page_only and not play(plan, args.rows, args.workers):
-        sys.exit("interrupted: run the same command again to continue")
-    print(f"{len(plan)} runs; {time.monotonic() - start:.0f} s")
+    if not args.page_only:
+        # The tables come before the frontier, and within them the first seed of each world before the next seed.
+        tables = [part for part in args.parts if part != FRONTIER]
+        for parts in (tables, [FRONTIER] * (FRONTIER in args.parts)):
+            plan = [cell for world in args.worlds for cell in cells(world, parts, args, common)]
+            plan.sort(key=lambda cell: cell.scenario.seed)
+            if plan and not play(plan, args.rows, args.workers):
+                sys.exit("interrupted: run the same command again to continue")
+    if not args.smoke:
+        # The pages always cover everything, even if the command simulated only a part.
+        args = argparse.Namespace(**vars(args) | {"worlds": list(WORLDS), "seeds": None, "selectors": []})
+    command = "python benchmarks/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
+    read = [
+        read_world(name, letter, ["table", "controls"], args, common)
+        for letter, name in zip("abc", WORLDS, strict=True)
+        if name in args.worlds
+    ]
+    write_page(args.page, read, args.rows.name, command)
+    if not args.smoke:
+        world = read_world(WITH_CONTROLS, "a", [FRONTIER], args, common)
+        command += f" --worlds {WITH_CONTROLS} --parts {FRONTIER}"
+        write_frontier(args.page.with_name("joules.md"), world, args.rows.name, command, FRONTIER_SEEDS)
+    print(f"{time.monotonic() - start:.0f} s; written: {args.page}")
 
 
-def cells(world: str, args: argparse.Namespace, common: Mapping[str, Any]) -> list[Cell]:
-    """Return every run of a world.
+def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Mapping[str, Any]) -> list[Cell]:
+    """Return the runs of a world.
 
     Args:
         world: Name of the world.
+        parts: Names of the parts.
         args: The command's arguments.
         common: Scenario keys that differ from the world's file in every run.
     """
     scenario = load_scenario(world_file(world), common)
-    entries: dict[str, Entry] = {}
-
-    def add(found: list[Entry]) -> None:
-        # An entry of two parts runs on the larger number of seeds.
-        for entry in found:
-            if entry.label not in entries or entries[entry.label].seeds < entry.seeds:
-                entries[entry.label] = entry
-
-    if "table" in args.parts:
-        add(table_entries(scenario, args.seeds or (2 if args.smoke else TABLE_SEEDS), args.selectors))
+    entries: list[Entry] = []
+    if "table" in parts:
+        entries += table_entries(scenario, args.seeds or (2 if args.smoke else TABLE_SEEDS), args.selectors)
     if world == WITH_CONTROLS and not args.smoke:
-        if "controls" in args.parts:
-            add(control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS)))
-        if "frontier" in args.parts:
-            add(frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS)))
+        if "controls" in parts:
+            entries += control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS))
+        if FRONTIER in parts:
+            entries += frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS))
     return [
         Cell(entry_scenario(world, entry, seed, common), entry.label)
-        for entry in entries.values()
+        for entry in entries
         for seed in range(1, entry.seeds + 1)
     ]
+
+
+def read_world(
+    name: str, letter: str, parts: Sequence[str], args: argparse.Namespace, common: Mapping[str, Any]
+) -> World:
+    """Read the rows of a world that belong to some parts.
+
+    Args:
+        name: Name of the world.
+        letter: Its letter on the page.
+        parts: Names of the parts.
+        args: The command's arguments.
+        common: Scenario keys that differ from the world's file in every run.
+    """
+    scenario, rows = load_scenario(world_file(name), common), open_rows(args.rows)
+    own = cells(name, parts, args, common)
+    found = [parse_row(row) for row in rows.select(cell.fingerprint for cell in own)]
+    missing = [cell.label for cell in own if not rows.done(cell.fingerprint)]
+    contenders = [entry.label for entry in table_entries(scenario, 1) if entry.selector]
+    controls = [entry.label for entry in control_entries(1)]
+    return World(scenario, letter, found, missing, contenders, controls)
 
 
 def _arguments() -> argparse.Namespace:
@@ -103,7 +140,7 @@ def _arguments() -> argparse.Namespace:
     folder = os.environ.get("FEDSEL_DATA", "")
     parser.add_argument("--data-dir", default=folder, help="folder of the data; default: FEDSEL_DATA")
     parser.add_argument("--worlds", nargs="*", default=list(WORLDS), choices=list(WORLDS))
-    parser.add_argument("--parts", nargs="*", default=["table", "controls"], choices=list(PARTS))
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--selectors", nargs="*", default=[], choices=list(names()))
     parser.add_argument("--seeds", type=int, help="number of seeds; default: 20, with --smoke 2")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
