@@ -32,7 +32,6 @@ from frontier import write_frontier  # noqa: E402
 from lineup import (  # noqa: E402
     CONTROL_SEEDS,
     FRONTIER_SEEDS,
-    TABLE_SEEDS,
     WORLDS,
     Entry,
     control_entries,
@@ -78,7 +77,7 @@ def main() -> None:
     command = "python benchmarks/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
     read = [
         read_world(name, letter, ["table", "controls"], args, common)
-        for letter, name in zip("abc", WORLDS, strict=True)
+        for letter, name in zip("abcd", WORLDS, strict=True)
         if name in args.worlds
     ]
     write_page(args.page, read, args.rows.name, command)
@@ -101,7 +100,7 @@ def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Ma
     scenario = load_scenario(world_file(world), common)
     entries: list[Entry] = []
     if "table" in parts:
-        entries += table_entries(scenario, args.seeds or (2 if args.smoke else TABLE_SEEDS), args.selectors)
+        entries += table_entries(scenario, args.seeds or (2 if args.smoke else WORLDS[world]), args.selectors)
     if world == WITH_CONTROLS and not args.smoke:
         if "controls" in parts:
             entries += control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS))

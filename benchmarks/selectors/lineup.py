@@ -13,7 +13,8 @@ from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import Scenario, load_scenario
 
 HERE = Path(__file__).resolve().parent
-WORLDS = ("shards", "cell", "trace")
+WORLDS = {"shards": 20, "cell": 20, "trace": 5, "cnn": 10}
+"""World -> number of seeds of its tables, in the order of the page."""
 REFERENCE = "random"
 REFERENCES = (GENIE, GROUPS, CHANCE)
 """Labels of rows that are no contenders."""
@@ -23,7 +24,9 @@ DEADLINES = (0, 40, 60, 90)
 """Deadlines of the controls in seconds; 0 for none."""
 MATCHED = ("fedcs", "oort", "bsfl", "cs-ucb", "fedcm-ts")
 """Selectors that the frontier compares with random at equal numbers of clients."""
-TABLE_SEEDS, CONTROL_SEEDS, FRONTIER_SEEDS = 20, 5, 10
+FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
+"""World -> its labels, if it does not have all."""
+CONTROL_SEEDS, FRONTIER_SEEDS = 5, 10
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ def table_entries(scenario: Scenario, seeds: int, chosen: Sequence[str] = ()) ->
         seeds: Number of seeds of each entry.
         chosen: Names of selectors. If empty: all.
     """
+    if scenario.name in FEW:
+        labels = [label for label in FEW[scenario.name] if label in REFERENCES or not chosen or label in chosen]
+        return [Entry(label, "" if label in REFERENCES else label, seeds) for label in labels]
     found = [Entry(name, name, seeds) for name in chosen or names()]
     if any(entry.selector == "fedcs" for entry in found):
         found.append(cohort_entry("fedcs", scenario.clients_per_round, seeds))

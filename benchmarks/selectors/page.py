@@ -7,7 +7,7 @@ from pathlib import Path
 from advice import advice
 from effects import World
 from formats import table
-from picture import draw
+from picture import draw, draw_curves
 from sections import core_hours, hand_set_values, missing_hours, section
 
 MACHINE = "x86-64 server, 2 cores shared with other programs, one thread per process, Python 3.11, torch on the CPU"
@@ -70,6 +70,7 @@ def write_page(path: Path, worlds: list[World], rows: str, command: str) -> None
         picture = path.with_name(f"{path.stem}-{world.scenario.name}.png")
         if world.complete and world.verdicts:
             draw(world, picture)
+            draw_curves(world, picture.with_stem(f"{picture.stem}-curves"))
         parts.append(section(world, picture.name))
     parts += ["\n## Which selector when\n\n", advice(worlds)]
     path.write_text("".join(parts), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Picture of a world: the time ratio of each selector, its two factors, and the ratio of joules."""
+"""Pictures of a world: the time ratio of each selector with its factors, and accuracy over simulated time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
-from lineup import REFERENCES
+from lineup import REFERENCE, REFERENCES
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from references import GROUPS
 from sections import ordered
 
 from fedsel_flwr.report.paired import PairedEffect
@@ -22,6 +24,8 @@ COLORS = {
 }  # fmt: skip
 LIMITS = (0.1, 10.0)
 """Smallest and largest ratio on the axes."""
+CURVES = 5
+"""Number of selectors among the curves, in addition to random selection, sorted groups and FedCS."""
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
@@ -84,3 +88,42 @@ def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) ->
     at = min(max(effect.estimate, LIMITS[0]), LIMITS[1])
     mark = "o" if at == effect.estimate else "<" if at == LIMITS[0] else ">"
     axis.plot(at, place, mark, color=color, markersize=4 if mark == "o" else 7, clip_on=False)
+
+
+def draw_curves(world: World, path: Path) -> Path:
+    """Draw the mean accuracy over the simulated seconds into a PNG file, and return its path.
+
+    The curves are those of random selection, sorted groups, FedCS, and the five selectors with the lowest time ratio.
+
+    Args:
+        world: The world.
+        path: The file.
+    """
+    finite = [one for one in world.contenders if math.isfinite(world.verdicts[one].time.estimate)]
+    best = sorted(finite, key=lambda one: world.verdicts[one].time.estimate)[:CURVES]
+    labels = list(dict.fromkeys([REFERENCE, GROUPS, *(["fedcs"] if "fedcs" in world.rows else []), *best]))
+    whole = world.mean(REFERENCE, lambda row: row.simulated_s)
+    until = world.mean(REFERENCE, lambda row: row.time_to_target_s)
+    end = min(whole, 2 * until) if math.isfinite(until) else whole
+    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
+    for i, label in enumerate(one for one in labels if one in world.rows):
+        last = min(end, *(row.curve_s[-1] for row in world.of(label)))
+        first = max(row.curve_s[0] for row in world.of(label))
+        grid = np.linspace(first, last, 200)
+        mean = np.mean([np.interp(grid, row.curve_s, row.curve_accuracy) for row in world.of(label)], axis=0)
+        known = label in (REFERENCE, GROUPS)
+        color = {REFERENCE: "black", GROUPS: COLORS["reference"]}.get(label, f"C{i}")
+        axis.plot(
+            grid, 100 * mean, "--" if known else "-", color=color, label=f"{label} ({world.asked(label):.3g} asked)"
+        )
+    axis.axhline(100 * world.scenario.target_accuracy, color="#999999", linewidth=0.8)
+    axis.set_xlabel("simulated seconds")
+    axis.set_ylabel(f"accuracy, %, mean of {world.scenario.target_rounds} measured rounds")
+    axis.set_title(f"({world.letter}) {world.scenario.description}", fontsize=9)
+    axis.set_xlim(0, end)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.grid(color="#eeeeee")
+    axis.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path

@@ -11,7 +11,7 @@ from formats import UNKNOWN, amount, interval, listed, table, time_ratio
 from lineup import REFERENCE, REFERENCES, world_file
 from references import GROUPS
 
-SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 23.0}
+SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 70.0, "cnn": 60.0}
 """World -> seconds of one core for a run, for the price of missing runs in a world without rows."""
 NUMBER = re.compile(r"-(\d+)(?:-\d+s)?$")
 """The number of clients at the end of a label, before a deadline."""
@@ -33,6 +33,8 @@ def section(world: World, picture: str) -> str:
         parts.append(missing_sentence(world) + "\n")
     parts += [f"### Time to {world.target}\n", time_table(world)]
     parts += [f"![Ratios to random selection in world ({world.letter})]({picture})\n"]
+    curves = picture.replace(".png", "-curves.png")
+    parts += [f"![Accuracy over simulated seconds in world ({world.letter})]({curves})\n"]
     parts += [f"### Energy, accuracy and server in world ({world.letter})\n", cost_table(world)]
     if world.controls:
         parts += ["### More clients a round, or a deadline\n", _controls_intro(world), controls_table(world)]
@@ -88,10 +90,15 @@ def missing_sentence(world: World, options: str = "") -> str:
 
 def _setup(world: World) -> str:
     s, t = world.scenario, world.scenario.training
+    trace = (
+        " The clock of the simulation is the time of the trace, so a slow round costs trace time. Rounds follow each "
+        "other without pauses."
+    )
     return (
         f"A round has {t.local_steps} steps of SGD per client, with batches of {t.batch_size}, a learning rate of "
         f"{t.learning_rate:g} and the model `{s.model.name}`. A run has {s.rounds} rounds. A client that takes "
-        f"{s.wireless.max_latency_s:g} s or longer has failed. `random` asks {s.clients_per_round} clients a round.\n"
+        f"{s.wireless.max_latency_s:g} s or longer has failed. `random` asks {s.clients_per_round} clients a round."
+        f"{trace if s.availability.kind == 'trace' else ''}\n"
     )
 
 

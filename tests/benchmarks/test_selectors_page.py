@@ -139,6 +139,7 @@ def test_missing_rows_and_their_price(written: Path) -> None:
     assert "**Missing: 20 runs, about 0.2 hours of one core.** 20 of `nccb`." in text
     assert "**Missing: 520 runs, about 1.8 hours of one core.** All runs are missing." in text
     assert "--worlds trace`." in text
+    assert "about 1.0 hours of one core.** All runs are missing. This command" in text[text.index("## (d)") :]
 
 
 def test_advice_compares_equal_cohorts(written: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_fingerprint_does_not_depend_on_other_selectors_or_texts(modules: Any)
 def test_every_value_set_by_hand_has_a_reason(modules: Any) -> None:
     worlds = [
         modules.effects.World(modules.lineup.load_scenario(modules.lineup.world_file(name), {}), letter, [])
-        for letter, name in zip("abc", modules.lineup.WORLDS, strict=True)
+        for letter, name in zip("abcd", modules.lineup.WORLDS, strict=True)
     ]
     lines = modules.sections.hand_set_values(worlds).splitlines()[2:]
     assert len(lines) >= 9
