@@ -32,6 +32,7 @@ from frontier import write_frontier  # noqa: E402
 from lineup import (  # noqa: E402
     CONTROL_SEEDS,
     FRONTIER_SEEDS,
+    WITH_CONTROLS,
     WORLDS,
     Entry,
     control_entries,
@@ -50,8 +51,6 @@ from fedsel_flwr.simulations import load_scenario  # noqa: E402
 PAGE = HERE.parents[1] / "docs" / "results" / "selectors.md"
 FRONTIER = "frontier"
 PARTS = ("table", "controls", FRONTIER)
-WITH_CONTROLS = "shards"
-"""The world of the controls and the frontier."""
 SMOKE = {
     "data.dataset": "digits", "num_clients": 20, "clients_per_round": 3, "rounds": 8, "target_accuracy": 0.4,
     "data.validation_fraction": 0.1, "training.local_steps": 5, "training.learning_rate": 0.2,

@@ -127,7 +127,7 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
         )
     ]  # fmt: skip
     if world.missing:
-        parts.append(missing_sentence(world, "--parts frontier") + "\n")
+        parts.append(missing_sentence(world, "frontier") + "\n")
     points = points_of(world) if world.complete else {}
     if points:
         picture = path.with_name(f"{path.stem}.png")

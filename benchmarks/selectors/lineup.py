@@ -26,6 +26,8 @@ MATCHED = ("fedcs", "oort", "bsfl", "cs-ucb", "fedcm-ts")
 """Selectors that the frontier compares with random at equal numbers of clients."""
 FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
 """World -> its labels, if it does not have all."""
+WITH_CONTROLS = "shards"
+"""The world of the controls and the frontier."""
 CONTROL_SEEDS, FRONTIER_SEEDS = 5, 10
 
 

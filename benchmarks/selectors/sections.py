@@ -8,7 +8,7 @@ from pathlib import Path
 
 from effects import World
 from formats import UNKNOWN, amount, interval, listed, table, time_ratio
-from lineup import REFERENCE, REFERENCES, world_file
+from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, world_file
 from references import GROUPS
 
 SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 70.0, "cnn": 60.0}
@@ -69,18 +69,19 @@ def missing_hours(world: World) -> float:
     return sum(price(label) for label in world.missing) / 3600
 
 
-def missing_sentence(world: World, options: str = "") -> str:
+def missing_sentence(world: World, parts: str = "table controls") -> str:
     """Say how many runs are missing, of which rows, and how many core-hours they need.
 
     Args:
         world: The world.
-        options: Further options of the command that adds them.
+        parts: Parts of the command that adds them. Only world (a) has several parts.
     """
     counts: dict[int, list[str]] = {}
     for label in dict.fromkeys(world.missing):
         counts.setdefault(world.missing.count(label), []).append(f"`{label}`")
     which = [f"{count} of {listed(labels)}" for count, labels in sorted(counts.items())]
-    command = f"python benchmarks/selectors --data-dir DIR --worlds {world.scenario.name} {options}".rstrip()
+    command = f"python benchmarks/selectors --data-dir DIR --worlds {world.scenario.name}"
+    command += f" --parts {parts}" if world.scenario.name == WITH_CONTROLS else ""
     return (
         f"**Missing: {len(world.missing):,} runs, about {missing_hours(world):.1f} hours of one core.** "
         f"{'All runs are missing' if not world.rows else '; '.join(which)}. "
@@ -96,8 +97,10 @@ def _setup(world: World) -> str:
     )
     return (
         f"A round has {t.local_steps} steps of SGD per client, with batches of {t.batch_size}, a learning rate of "
-        f"{t.learning_rate:g} and the model `{s.model.name}`. A run has {s.rounds} rounds. A client that takes "
-        f"{s.wireless.max_latency_s:g} s or longer has failed. `random` asks {s.clients_per_round} clients a round."
+        f"{t.learning_rate:g} and the model `{s.model.name}`. A run has {s.rounds:,} rounds. The target "
+        f"can be reached from round {s.target_rounds * s.evaluation_every} on, when the first window is full. "
+        f"A client that takes {s.wireless.max_latency_s:g} s or longer has failed. `random` asks "
+        f"{s.clients_per_round} clients a round."
         f"{trace if s.availability.kind == 'trace' else ''}\n"
     )
 

@@ -63,6 +63,9 @@ def test_rows_equal_an_independent_simulation(tmp_path: Path, capsys: pytest.Cap
     counts = np.array([1] * 18 + [2] * 2)
     assert float(rows["sorted-groups", "1"]["jain"]) == pytest.approx(counts.sum() ** 2 / (20 * (counts**2).sum()))
     assert float(rows["fedcs-3", "1"]["asked_per_round"]) == 3 < float(rows["fedcs", "1"]["asked_per_round"])
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert all(f"| `{label}` |" in page for label in (*CONTENDERS, "fedcs-3"))
+    assert all(f"| *{label}* |" in page for label in ("genie", "sorted-groups", "random-again"))
     assert float(rows["random-again", "1"]["simulated_s"]) != float(rows["random", "1"]["simulated_s"])
 
 
