@@ -73,6 +73,9 @@ def main() -> None:
     if not args.smoke:
         # The pages always cover everything, even if the command simulated only a part.
         args = argparse.Namespace(**vars(args) | {"worlds": list(WORLDS), "seeds": None, "selectors": []})
+    if args.rows.exists():
+        # After an interruption, the rows of the last run are at the end of the file.
+        open_rows(args.rows).sort()
     command = "python benchmarks/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
     read = [
         read_world(name, letter, ["table", "controls"], args, common)

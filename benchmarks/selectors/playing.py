@@ -43,8 +43,6 @@ def play(plan: Sequence[Cell], path: Path, workers: int) -> bool:
             _in_processes(groups, path, workers)
     except KeyboardInterrupt:
         return False
-    if missing:
-        open_rows(path).sort()
     return True
 
 
