@@ -42,6 +42,10 @@ class World:
         missing: Labels of the missing runs, one for each run.
         contenders: Labels that are compared with random selection, in one family of Holm's correction.
         controls: Labels of the controls.
+
+    Attributes:
+        run_seconds: Processor time of every run, in seconds, including runs on seeds without random selection.
+        rows: Label -> seed -> row, on the seeds of random selection.
     """
 
     def __init__(
@@ -54,9 +58,13 @@ class World:
         controls: Sequence[str] = (),
     ) -> None:
         self.scenario, self.letter, self.missing = scenario, letter, list(missing)
+        self.run_seconds = [row.run_s for row in rows]
+        # Means and ratios must be over the same seeds. A seed without random selection has no ratios.
+        seeds = {row.seed for row in rows if row.selector == REFERENCE}
         self.rows: dict[str, dict[int, RunRow]] = {}
         for row in rows:
-            self.rows.setdefault(row.selector, {})[row.seed] = row
+            if row.seed in seeds:
+                self.rows.setdefault(row.selector, {})[row.seed] = row
         self.contenders = [label for label in contenders if label in self.rows and label != REFERENCE]
         self.controls = [label for label in controls if label in self.rows]
 

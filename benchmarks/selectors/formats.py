@@ -41,6 +41,15 @@ def time_ratio(one: SelectorVerdict) -> str:
     return interval(one.time)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "seed"), counted(20, "seed")
+    ('1 seed', '20 seeds')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def probability(p: float) -> str:
     """Format a p-value, for example "p = 0.013"."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

@@ -33,7 +33,7 @@ Find out what a faster training costs in energy, and whether it is enough to ask
 Written by `{command}`.
 
 The rows are in [{rows}]({rows}). Every number on this page is computed from these rows. Machine: {machine}.
-The {runs} runs of this page took {hours:.1f} core-hours.
+The runs of this page ({runs}) took {hours:.1f} core-hours.
 
 The scenario is world (a) of [selectors.md](selectors.md): {description}. All runs are on seeds 1 to {seeds}. A row such
 as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a deadline of 60 s: the server then ignores
@@ -119,7 +119,7 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
         command: The command that writes the page.
         seeds: Number of seeds.
     """
-    runs = sum(map(len, world.rows.values()))
+    runs = len(world.run_seconds)
     parts = [
         HEAD.format(
             command=command, rows=rows, machine=MACHINE, runs=runs, hours=core_hours(world),

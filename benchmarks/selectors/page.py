@@ -80,7 +80,7 @@ def _status(worlds: list[World]) -> str:
     """Return the table of finished and missing runs."""
     lines = [
         [
-            f"({world.letter}) {world.scenario.description}", f"{sum(map(len, world.rows.values())):,}",
+            f"({world.letter}) {world.scenario.description}", f"{len(world.run_seconds):,}",
             f"{core_hours(world):.1f}", f"{len(world.missing):,}", f"{missing_hours(world):.1f}",
         ]
         for world in worlds

@@ -11,6 +11,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
+from formats import counted
 from lineup import REFERENCE, REFERENCES
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from references import GROUPS
@@ -66,7 +67,7 @@ def draw(world: World, path: Path) -> Path:
     axes[0].set_ylim(len(labels) - 0.5, -0.5)
     seeds = max(one.time.pairs for one in world.verdicts.values())
     figure.suptitle(
-        f"({world.letter}) {world.scenario.description}; {seeds} seeds, 95 % intervals\n"
+        f"({world.letter}) {world.scenario.description}; {counted(seeds, 'seed')}, 95 % intervals\n"
         "Colors show the verdict about the time. Blue: sooner; orange: later; dark grey: no difference; "
         "light grey: not settled; green: references",
         fontsize=9,

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from effects import World
-from formats import UNKNOWN, amount, interval, listed, table, time_ratio
+from formats import UNKNOWN, amount, counted, interval, listed, table, time_ratio
 from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, world_file
 from references import GROUPS
 
-SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 70.0, "cnn": 60.0}
+SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 60.0, "cnn": 350.0}
 """World -> seconds of one core for a run, for the price of missing runs in a world without rows."""
 NUMBER = re.compile(r"-(\d+)(?:-\d+s)?$")
 """The number of clients at the end of a label, before a deadline."""
@@ -43,7 +43,7 @@ def section(world: World, picture: str) -> str:
 
 def core_hours(world: World) -> float:
     """Return the measured hours of one core for the rows of a world."""
-    return sum(row.run_s for rows in world.rows.values() for row in rows.values()) / 3600
+    return sum(world.run_seconds) / 3600
 
 
 def missing_hours(world: World) -> float:
@@ -52,7 +52,7 @@ def missing_hours(world: World) -> float:
     A row without runs costs as much as the mean run. If its label has a number of clients, the price follows from the
     runs of random selection and of FedCS, on a straight line over the clients asked.
     """
-    ran = [row.run_s for rows in world.rows.values() for row in rows.values()]
+    ran = world.run_seconds
     usual = sum(ran) / len(ran) if ran else SECONDS_A_RUN[world.scenario.name]
     (few, cheap), (many, dear) = (
         (world.asked(label), world.mean(label, lambda row: row.run_s)) for label in (REFERENCE, "fedcs")
@@ -84,7 +84,7 @@ def missing_sentence(world: World, parts: str = "table controls") -> str:
     command += f" --parts {parts}" if world.scenario.name == WITH_CONTROLS else ""
     return (
         f"**Missing: {len(world.missing):,} runs, about {missing_hours(world):.1f} hours of one core.** "
-        f"{'All runs are missing' if not world.rows else '; '.join(which)}. "
+        f"{'All runs are missing' if not world.run_seconds else '; '.join(which)}. "
         f"This command adds the missing runs: `{command}`."
     )
 
@@ -212,7 +212,7 @@ def _controls_intro(world: World) -> str:
     seeds = max(world.reached(label)[1] for label in world.controls)
     return (
         f"These rows are `random` with more clients, and with a deadline at which the server stops waiting. "
-        f"They ran on {seeds} seeds. The last two columns compare `fedcs` with the row, on the same seeds. "
+        f"They ran on {counted(seeds, 'seed')}. The last two columns compare `fedcs` with the row, on the same seeds. "
         "A ratio below 1 means that `fedcs` needs less.\n"
     )
 

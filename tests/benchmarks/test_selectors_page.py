@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import math
 import re
 import sys
@@ -133,13 +134,22 @@ def test_a_jackknife_by_hand(modules: Any) -> None:
     assert (share.low, share.high) == pytest.approx((pseudo.mean() - half, pseudo.mean() + half))
 
 
+def test_a_seed_without_random_selection_does_not_count(modules: Any) -> None:
+    """Means and ratios are over the same seeds."""
+    scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {})
+    rows = [fabricated(modules, label, seed, scenario, "") for label in ("bsfl", "random") for seed in (1, 2, 3)]
+    world = modules.effects.World(scenario, "a", [row for row in rows if (row.selector, row.seed) != ("random", 3)])
+    assert world.reached("bsfl") == (2, 2)
+    assert len(world.run_seconds) == 5
+
+
 def test_missing_rows_and_their_price(written: Path) -> None:
     """20 runs of a row that has none cost as much as the mean of the others: 36 s each. The other worlds have none."""
     text = (written / "selectors.md").read_text("utf-8")
     assert "**Missing: 20 runs, about 0.2 hours of one core.** 20 of `nccb`." in text
     assert "**Missing: 520 runs, about 1.8 hours of one core.** All runs are missing." in text
     assert "--worlds trace`." in text
-    assert "about 1.0 hours of one core.** All runs are missing. This command" in text[text.index("## (d)") :]
+    assert "about 5.8 hours of one core.** All runs are missing. This command" in text[text.index("## (d)") :]
 
 
 def test_advice_compares_equal_cohorts(written: Path) -> None:
@@ -166,6 +176,14 @@ def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> N
     assert 2.25 < float(ratios[6].split()[0]) < 2.35
     assert (written / "joules.png").stat().st_size > 10_000
     assert (written / "selectors-shards.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["formats", "effects", "rows"])
+def test_examples_in_docstrings(modules: Any, name: str) -> None:
+    module = getattr(modules, name)
+    found = doctest.testmod(module, extraglobs={"math": math})
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 @pytest.mark.parametrize("name", ["selectors.md", "joules.md"])
