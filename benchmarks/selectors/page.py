@@ -81,7 +81,7 @@ def _status(worlds: list[World]) -> str:
     lines = [
         [
             f"({world.letter}) {world.scenario.description}", f"{len(world.run_seconds):,}",
-            f"{core_hours(world):.1f}", f"{len(world.missing):,}", f"{missing_hours(world):.1f}",
+            f"{core_hours(world):.1f}", f"{len(world.missing):,}", f"{sum(missing_hours(world).values()):.1f}",
         ]
         for world in worlds
     ]  # fmt: skip

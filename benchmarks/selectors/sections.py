@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from effects import World
-from formats import UNKNOWN, amount, counted, interval, listed, table, time_ratio
+from formats import UNKNOWN, amount, counted, interval, table, time_ratio
 from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, world_file
 from references import GROUPS
 
@@ -46,11 +46,14 @@ def core_hours(world: World) -> float:
     return sum(world.run_seconds) / 3600
 
 
-def missing_hours(world: World) -> float:
-    """Return the probable hours of one core for the missing runs of a world.
+def missing_hours(world: World) -> dict[str, float]:
+    """Return the probable hours of one core for the missing runs: label -> hours.
 
     A row without runs costs as much as the mean run. If its label has a number of clients, the price follows from the
     runs of random selection and of FedCS, on a straight line over the clients asked.
+
+    Args:
+        world: The world.
     """
     ran = world.run_seconds
     usual = sum(ran) / len(ran) if ran else SECONDS_A_RUN[world.scenario.name]
@@ -66,7 +69,7 @@ def missing_hours(world: World) -> float:
             return cheap + (int(number[1]) - few) / (many - few) * (dear - cheap)
         return usual
 
-    return sum(price(label) for label in world.missing) / 3600
+    return {label: world.missing.count(label) * price(label) / 3600 for label in dict.fromkeys(world.missing)}
 
 
 def missing_sentence(world: World, parts: str = "table controls") -> str:
@@ -76,15 +79,14 @@ def missing_sentence(world: World, parts: str = "table controls") -> str:
         world: The world.
         parts: Parts of the command that adds them. Only world (a) has several parts.
     """
-    counts: dict[int, list[str]] = {}
-    for label in dict.fromkeys(world.missing):
-        counts.setdefault(world.missing.count(label), []).append(f"`{label}`")
-    which = [f"{count} of {listed(labels)}" for count, labels in sorted(counts.items())]
+    hours = missing_hours(world)
+    rows = [f"`{label}` {world.missing.count(label)} ({hours[label]:.2f})" for label in hours]
+    which = f"Runs of each row, with core-hours: {', '.join(rows)}" if world.run_seconds else "All runs are missing"
     command = f"python benchmarks/selectors --data-dir DIR --worlds {world.scenario.name}"
     command += f" --parts {parts}" if world.scenario.name == WITH_CONTROLS else ""
     return (
-        f"**Missing: {len(world.missing):,} runs, about {missing_hours(world):.1f} hours of one core.** "
-        f"{'All runs are missing' if not world.run_seconds else '; '.join(which)}. "
+        f"**Missing: {len(world.missing):,} runs, about {sum(hours.values()):.1f} hours of one core.** "
+        f"{which}. "
         f"This command adds the missing runs: `{command}`."
     )
 

@@ -146,7 +146,10 @@ def test_a_seed_without_random_selection_does_not_count(modules: Any) -> None:
 def test_missing_rows_and_their_price(written: Path) -> None:
     """20 runs of a row that has none cost as much as the mean of the others: 36 s each. The other worlds have none."""
     text = (written / "selectors.md").read_text("utf-8")
-    assert "**Missing: 20 runs, about 0.2 hours of one core.** 20 of `nccb`." in text
+    assert (
+        "**Missing: 20 runs, about 0.2 hours of one core.** Runs of each row, with core-hours: `nccb` 20 (0.20)."
+        in text
+    )
     assert "**Missing: 520 runs, about 1.8 hours of one core.** All runs are missing." in text
     assert "--worlds trace`." in text
     assert "about 5.8 hours of one core.** All runs are missing. This command" in text[text.index("## (d)") :]
@@ -165,8 +168,13 @@ def test_advice_compares_equal_cohorts(written: Path) -> None:
 def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> None:
     """Random with more clients is faster and needs more joules. Oort needs less of both than BSFL with 5 clients."""
     text = (written / "joules.md").read_text("utf-8")
-    best = next(line for line in text.splitlines() if line.startswith("- No other row needs"))
+    best = next(line for line in text.splitlines() if line.startswith("- **No other row needs"))
     names = re.findall(r"`([a-z0-9-]+)`", best)
+    assert "`random-80` needs 0.4" in text
+    assert re.search(
+        r"\*\*The fastest row of a selector\*\* is `fedcs`. Compared with `random-80-[469]0s`, it needs 0\.[67]", text
+    )
+    assert "**The fastest selector with 5 clients** is `oort`." in text
     assert {"oort", "fedcs"} <= set(names)
     assert {"random", "bsfl", "random-80"}.isdisjoint(names)
     assert cells_of(text, "## All rows", "bsfl")[9] == "`oort`"
