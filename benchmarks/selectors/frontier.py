@@ -186,7 +186,7 @@ def _answer(world: World, points: dict[str, Point]) -> str:
         f"- **No other row needs clearly fewer seconds and clearly fewer joules** than these rows: "
         f"{listed([f'`{label}`' for label in best])}. Clearly means that the intervals of the two ratios are below 1.",
         f"- Rows of random selection among them: {listed(usual)}.",
-        "\nThe fastest rows were chosen with the same seeds that measure them, so their advantage is somewhat too large.",
+        "\nThe fastest rows were chosen on the seeds that measure them, so their advantage is somewhat too large.",
     ]
     return "\n".join(lines) + "\n"
 
