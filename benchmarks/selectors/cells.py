@@ -17,7 +17,7 @@ from references import CHANCE, GENIE, GROUPS, references
 from rows import fingerprint
 from runs import RunRow, run_row
 
-from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations import Scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import common_params, make_strategy
@@ -65,7 +65,7 @@ class Cell:
         """Simulate the run.
 
         Raises:
-            FedSelError: The data are missing, or they are not those of the other rows.
+            ParameterError: The data are missing, or they are not those of the other rows.
         """
         torch.set_num_threads(1)
         scenario, start = self.scenario, time.process_time()
@@ -154,7 +154,7 @@ def _check_data(data_dir: str, dataset: str, trace: str) -> None:
         for path in paths:
             found.update(path.read_bytes() if path.exists() else b"")
         if found.hexdigest() != digest:
-            raise FedSelError(
+            raise ParameterError(
                 f"the data in {str(folder)!r} are not those of the stored rows: the SHA-256 of "
                 f"{', '.join(path.name for path in paths) or 'FashionMNIST/raw'} differs. Give their folder to "
                 "--data-dir"

@@ -24,7 +24,7 @@ EQUAL_COHORT = 0.1
 class Share:
     """Share of the ceiling that a selector reaches, with a 95 % interval; NaN if it is unknown.
 
-    The ceiling is the reduction of the seconds per round by sorted groups, compared with random selection.
+    The ceiling is the saving of sorted groups: the share of random selection's seconds per round that they save.
     """
 
     estimate: float

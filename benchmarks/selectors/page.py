@@ -35,8 +35,8 @@ Machine: {machine}.
   family of the correction is all selectors of the world. The controls are a family of their own.
 - **Compare like with like.** A selector that asks more clients a round needs fewer rounds and more joules. The first
   rows of each table ask as many clients as `random`, within 10 %. The rows after them ask other numbers of clients.
-- The share of the ceiling is about the seconds a round of the whole run. The ceiling is the reduction that
-  `sorted-groups` reaches, which knows each client's mean latency and gives all clients equal shares. A selector that
+- The share of the ceiling is about the seconds a round of the whole run. The ceiling is the saving of
+  `sorted-groups`, which knows each client's mean latency and gives all clients equal shares. A selector that
   prefers fast clients may pass 100 %. Jain's index shows the shares: 1 means equal shares. The interval is a jackknife
   interval.
 - Rows in italics are no selectors that you can use. `genie` always selects the clients with the lowest mean latency.

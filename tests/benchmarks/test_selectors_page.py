@@ -215,6 +215,17 @@ def test_a_fingerprint_does_not_depend_on_other_selectors_or_texts(modules: Any)
     assert len(different) == 5
 
 
+def test_other_data_are_refused(modules: Any, tmp_path: Path) -> None:
+    """A row from other images or another trace would have the fingerprint of the right ones."""
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte"):
+        (raw / name).write_bytes(b"other")
+    scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {"data.data_dir": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"SHA-256 of t10k-images-idx3-ubyte, train-images-idx3-ubyte differs"):
+        modules.cells.Cell(scenario, "random").simulate()
+
+
 def test_every_value_set_by_hand_has_a_reason(modules: Any) -> None:
     worlds = [
         modules.effects.World(modules.lineup.load_scenario(modules.lineup.world_file(name), {}), letter, [])
