@@ -59,6 +59,12 @@ def _all_rows(grid: Grid, task: tuple[Fleet, int, list[Variant]]) -> list[dict[s
     return list(rows_of(grid, *task))
 
 
+def this_machine() -> str:
+    """Return the description of this machine."""
+    versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
+    return f"{platform.machine()}, {os.cpu_count()} cores shared with other programs, {versions}"
+
+
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,9 +80,7 @@ def main() -> None:
     rows = Rows(page.with_suffix(".csv"), columns(grid.plays), KEY)
     trained = Rows(page.with_name(f"{page.stem}-training.csv"), TRAINING_COLUMNS, TRAINING_KEY)
     worlds = Rows(page.with_name(f"{page.stem}-known.csv"), KNOWN_COLUMNS, KNOWN_KEY)
-    machine = machine_of(page)
     if not args.page_only:
-        machine = f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
         try:
             simulate(grid, rows, args.workers)
             if args.smoke:
@@ -86,9 +90,10 @@ def main() -> None:
                 known(worlds)
         except KeyboardInterrupt:
             sys.exit("Interrupted. Run the command again to resume.")
-        for file in (rows, trained, worlds):
-            if len(file):
-                file.sort()
+    for file in (rows, trained, worlds):
+        if len(file):
+            file.sort()
+    machine = machine_of(page) if args.page_only and page.exists() else this_machine()
     write_page(page, full, rows, trained, worlds, machine)
     print(f"written: {page}")
 

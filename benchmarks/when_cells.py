@@ -52,6 +52,16 @@ def ratio(above: FloatArray, below: FloatArray) -> Estimate:
     return Estimate(value, value - half, value + half, n)
 
 
+def fulfils(spread: float, noise: float) -> bool:
+    """Return whether the rule says that choosing pays.
+
+    Args:
+        spread: Standard deviation of the log of the clients' mean latencies.
+        noise: Coefficient of variation of one client's latency from round to round.
+    """
+    return spread >= max(SPREAD, RATIO * noise)
+
+
 class Results:
     """All rows of the grid, by fleet, selector and seed.
 
@@ -89,8 +99,7 @@ class Results:
 
     def pays(self, fleet: Fleet) -> bool:
         """Return whether the rule says that choosing pays in this fleet."""
-        spread, noise = self.latency(fleet)
-        return spread >= max(SPREAD, RATIO * noise)
+        return fulfils(*self.latency(fleet))
 
     def ceiling(self, fleet: Fleet) -> Estimate:
         """Return the saving of sorted groups, as a part of random's seconds."""

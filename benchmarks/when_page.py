@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from rows import Rows
-from when_cells import NEAR_ZERO, RATIO, SPREAD, Results, ratio
+from when_cells import NEAR_ZERO, RATIO, SPREAD, Results
+from when_check_tables import known_section, training_section
 from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
 from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
 from when_markdown import NOTHING, cohort, listed, percent, plays_of, points, range_of, table, wrapped
@@ -17,6 +18,8 @@ from when_picture import draw
 
 MAIN = ("bsfl", "bsfl auto 0.1", "cs-ucb", "cs-ucb auto 0.1", "oort", "tifl")
 """Selectors of the tables by fleet."""
+GREEDY = "bsfl auto 0.1"
+"""BSFL with the least exploration and the clock "auto"."""
 EXAMPLE = (0.78, 0.4)
 """Spread and noise of the fleet in the table of explorations: the measured phones."""
 MACHINE = "Machine: "
@@ -55,17 +58,17 @@ def page_text(
         "## The ceiling of each fleet\n\n" + _ceilings(results, fleets),
         "## Savings in each fleet\n\n" + _savings(results, cohorts, grid.plays),
         "## Exploration and clock\n\n" + _explorations(results, cohorts, grid.plays),
-        "## Compared with runs that train\n\n" + _training(trained),
+        "## Compared with runs that train\n\n" + training_section(trained),
     ]
     if worlds:
-        parts.append("## Worlds that were measured before\n\n" + _known(worlds))
+        parts.append("## Worlds that were measured before\n\n" + known_section(worlds))
     parts.append("## How this page was made\n\n" + _made(page, grid, rows, [*trained, *worlds], machine))
     return wrapped("\n".join(parts)), results, fleets
 
 
 def machine_of(page: Path) -> str:
     """Return the description of the machine on an existing page."""
-    for line in page.read_text(encoding="utf-8").splitlines() if page.exists() else ():
+    for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith(MACHINE):
             return line.removeprefix(MACHINE).removesuffix(".")
     return "unknown"
@@ -81,21 +84,24 @@ def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> st
     low = max((results.ceiling(fleet).value for fleet in others), default=math.nan)
     first, few, many = plays[0], plays[1], plays[-1]
     savings = {count: range_of(results.saving(fleet, "bsfl", count).value for fleet in paying) for count in plays}
+    greedy = [results.saving(fleet, GREEDY, many).value for fleet in paying]
+    jain = [results.jain(fleet, GREEDY, many) for fleet in paying]
     return f"""# When choosing clients pays
 
 **Choosing pays if the spread between the clients' latencies is at least {SPREAD:g} and at least {RATIO:g} times the
-noise within a client. BSFL with the paper's values saves {savings[first]} % of the seconds after {plays_of(first)} of
-each client, and {savings[few]} % after {plays_of(few)}.**
+noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds after
+{plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
 
 Spread is the standard deviation of the log of the clients' mean latencies. Noise is the coefficient of variation of
-one client's latency from round to round. {len(paying)} fleets of the grid fulfil the rule. Their ceiling is
-{ceilings} % of the seconds of random selection. {len(others)} fleets do not fulfil the rule. Their ceiling is at most
-{100 * low:.1f} %.
+one client's latency from round to round. `fedsel advise` estimates both from a history of latencies. {len(paying)}
+fleets of the grid fulfil the rule. Their ceiling is {ceilings} % of the seconds of random selection. {len(others)}
+fleets do not fulfil the rule. Their ceiling is at most {100 * low:.1f} %.
 
 With {plays_of(first)} of each client, BSFL and CS-UCB have only measured the clients, so that no saving is expected.
-After {plays_of(many)}, BSFL saves {savings[many]} %. A lower exploration saves more, because fast clients are then
-selected more often than slow ones. Shorter rounds alone do not make a better model: if slow clients have data that fast
-clients lack, the model may need more rounds. [selectors.md](selectors.md) compares the time to a target accuracy.
+After {plays_of(many)}, BSFL saves {savings[many]} %. With the clock `auto` and an exploration of 0.1, BSFL saves
+{range_of(greedy)} %, because it selects fast clients more often than slow ones. Jain's index is then {min(jain):.2f}
+to {max(jain):.2f}. Shorter rounds alone do not make a better model. If slow clients have data that fast clients lack,
+the model may need more rounds. [selectors.md](selectors.md) compares the time to a target accuracy.
 """
 
 
@@ -143,6 +149,14 @@ def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequenc
         head = ["selector", *(plays_of(count) for count in plays)]
         lines = [[label, *(cell(label, count) for count in plays)] for label in labels]
         parts.append(f"{cohort(own[0])}, {len(paying)} fleet{'s' * (len(paying) > 1)}:\n\n" + table(head, lines))
+        few, many = (
+            np.mean([one.value for fleet in paying if (one := results.share(fleet, "cs-ucb", count)) is not None])
+            for count in (plays[1], plays[-1])
+        )
+        parts.append(
+            f"The mean share of CS-UCB with the paper's exploration is {100 * few:.0f} % after {plays_of(plays[1])}, "
+            f"and {100 * many:.0f} % after {plays_of(plays[-1])}.\n"
+        )
     return "\n".join(parts)
 
 
@@ -159,21 +173,23 @@ def _ceilings(results: Results, fleets: Sequence[Fleet]) -> str:
             f"{noise:.2f}", f"{results.random_s(fleet):.1f}", percent(results.ceiling(fleet)),
             "pays" if results.pays(fleet) else NOTHING, str(len(results.seeds(fleet, GROUPS))),
         ])  # fmt: skip
-    said = "Spread and noise are those of the latencies. `fedsel advise` estimates them from a history.\n\n"
-    return said + table(head, lines)
+    return "Spread and noise are those of the latencies.\n\n" + table(head, lines)
 
 
 def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
     counts = [count for count in plays if count != plays[0]]
     equal = [fleet for own in cohorts for fleet in own if fleet.spread == 0]
-    seconds = [
-        results.random_s(fleet) * results.saving(fleet, label, plays[-1]).value for fleet in equal for label in MAIN
-    ]
+    seconds = {
+        label: [results.random_s(fleet) * results.saving(fleet, label, plays[-1]).value for fleet in equal]
+        for label in MAIN
+    }
+    tifl = seconds.pop("tifl")
+    others = [value for own in seconds.values() for value in own]
     parts = [
         f"A cell has the saving in percent after {listed(counts)} plays. The half widths of the 95 % intervals are "
         f"at most {_widest(results, cohorts, counts)} points. If `compute_log_sd` is 0, all phones are equal, and "
-        f"there is no share. In these fleets, the selectors save {min(seconds):.1f} to {max(seconds):.1f} s a round "
-        f"after {plays_of(plays[-1])}. A negative saving of TiFL is the time of its probes.\n"
+        f"there is no share. In these fleets, TiFL saves {_seconds(tifl)} s a round after {plays_of(plays[-1])}, "
+        f"because its probes take time. The other selectors save {_seconds(others)} s.\n"
     ]
     for own in cohorts:
         head = ["`compute_log_sd`", "`network_round_cv`", "ceiling", *MAIN]
@@ -206,71 +222,6 @@ def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: S
     return "\n".join(parts)
 
 
-# ---- the checks ----------------------------------------------------------------------------------------------------
-
-
-def _training(rows: Sequence[Row]) -> str:
-    head = [
-        "clients", "a round", "`compute_log_sd`", "`network_round_cv`", "selector", "seeds", "rounds",
-        "training, s a round", "choices only, s a round", "Jain, training", "Jain, choices only",
-    ]  # fmt: skip
-    names = ("clients", "per_round", "spread", "noise", "selector")
-    lines, largest = [], {}
-    for key, own in _grouped(rows, names).items():
-        means = [_mean(own, name) for name in ("training_s", "choices_s", "training_jain", "choices_jain")]
-        lines.append([*key, str(len(own)), own[0]["rounds"], *(f"{one:.2f}" for one in means)])
-        differences = [abs(float(row["training_s"]) / float(row["choices_s"]) - 1) for row in own]
-        largest[key[-1]] = max([largest.get(key[-1], 0.0), *differences])
-    same = [name for name, difference in largest.items() if difference < 1e-4]
-    said = (
-        "The same fleets with training: the vectorized engine, the handwritten digits in equal parts, and 30 steps on "
-        "one example each. The seconds are means over the seeds.\n"
-    )
-    remarks = [f"Without training, the seconds of {listed(same)} are the same on each seed."] if same else []
-    remarks += [
-        f"The seconds of {name} differ by up to {100 * difference:.0f} % on a seed, because {name} reads the losses of "
-        "the clients."
-        for name, difference in largest.items()
-        if name not in same
-    ]
-    return "\n".join([said, table(head, lines), " ".join(remarks), ""])
-
-
-def _known(rows: Sequence[Row]) -> str:
-    head = ["world", "clients", "a round", "rounds", "spread", "noise", "selector", "saving without training, %",
-            "saving with training, %"]  # fmt: skip
-    by_world: dict[str, dict[str, dict[int, Row]]] = {}
-    for row in rows:
-        by_world.setdefault(row["world"], {}).setdefault(row["selector"], {})[int(row["seed"])] = row
-    lines = []
-    for world, own in by_world.items():
-        for selector in (name for name in own if name != RANDOM):
-            first = own[selector][min(own[selector])]
-            columns = [_known_saving(own, selector, column) for column in ("choices_s", "trained_s")]
-            latency = [
-                f"{_mean(list(own[RANDOM].values()), name):.2f}" if first[name] else NOTHING
-                for name in ("latency_log_sd", "latency_cv")
-            ]
-            lines.append([
-                world, *(first[name] or NOTHING for name in ("clients", "per_round", "rounds")), *latency, selector,
-                *columns,
-            ])  # fmt: skip
-    said = (
-        "Worlds a, b and c are those of the page [selectors.md](selectors.md), whose runs trained. World c has absent "
-        "clients, which this page does not simulate. `fashion-500` is a scenario of the package. Without training, all "
-        "clients have equal parts of the data.\n"
-    )
-    return "\n".join([said, table(head, lines)])
-
-
-def _known_saving(own: Mapping[str, Mapping[int, Row]], selector: str, column: str) -> str:
-    seeds = [seed for seed in own[selector] if own[selector][seed][column] and own[RANDOM][seed][column]]
-    if not seeds:
-        return NOTHING
-    random, seconds = (np.array([float(own[name][seed][column]) for seed in seeds]) for name in (RANDOM, selector))
-    return percent(ratio(random - seconds, random))
-
-
 # ---- how it was made -----------------------------------------------------------------------------------------------
 
 
@@ -301,9 +252,9 @@ One core computed the {len(rows):,} rows of [{stem}.csv]({stem}.csv) in {hours:.
 {check_hours:.2f} hours. The grid has {len(wanted):,} rows: {len(grid.fleets)} fleets, {len(variants())} selectors and
 references, {grid.seeds} seeds. {state}
 
-A row is a run. Its columns `seconds_N`, `late_N` and `jain_N` are the mean seconds a round, the seconds a round of the
-last half, and Jain's index after N plays. Savings are ratios of sums over the seeds, with Student's interval of the
-linearized ratio.
+A row is a run. Its columns `seconds_N` and `late_N` are the mean seconds a round after N plays: of all rounds, and of
+the last half. The column `jain_N` is Jain's index. Savings are ratios of sums over the seeds, with Student's interval
+of the linearized ratio.
 """
 
 
@@ -312,13 +263,5 @@ def _widest(results: Results, cohorts: Sequence[Sequence[Fleet]], counts: Sequen
     return f"{100 * max(found):.1f}"
 
 
-def _grouped(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    read: Callable[[Row], float] = lambda row: float(row[name])  # noqa: E731
-    return float(np.mean([read(row) for row in rows]))
+def _seconds(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
