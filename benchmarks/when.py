@@ -1,4 +1,4 @@
-"""Measure when the choice of clients pays, and by how much: ``docs/results/when.md`` with its CSV files and picture.
+"""Measure when selection by latency pays, and by how much: ``docs/results/when.md`` with its CSV files and picture.
 
     python benchmarks/when.py                  # 30 fleets, 16 selectors, 20 seeds; about 40 minutes of one core
     python benchmarks/when.py --seeds 3        # fewer seeds; a later command with more seeds runs only the others

@@ -16,7 +16,7 @@ from fedsel_flwr.checks import FloatArray
 NEAR_ZERO = 0.03
 """A ceiling below this part of random's seconds has no shares."""
 SPREAD, RATIO = 0.1, 0.75
-"""Choosing pays in a fleet whose spread is at least SPREAD, and at least RATIO times its noise."""
+"""Selection pays in a fleet whose spread is at least SPREAD, and at least RATIO times its noise."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def ratio(above: FloatArray, below: FloatArray) -> Estimate:
 
 
 def fulfils(spread: float, noise: float) -> bool:
-    """Return whether the rule says that choosing pays.
+    """Return whether the rule says that selection by latency pays.
 
     Args:
         spread: Standard deviation of the log of the clients' mean latencies.
@@ -98,7 +98,7 @@ class Results:
         return self._mean(fleet, RANDOM, "latency_log_sd"), self._mean(fleet, RANDOM, "latency_cv")
 
     def pays(self, fleet: Fleet) -> bool:
-        """Return whether the rule says that choosing pays in this fleet."""
+        """Return whether the rule says that selection by latency pays in this fleet."""
         return fulfils(*self.latency(fleet))
 
     def ceiling(self, fleet: Fleet) -> Estimate:

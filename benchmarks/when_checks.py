@@ -3,9 +3,9 @@
 The first check runs three fleets of the grid with training, in the vectorized engine. The handwritten digits are
 divided evenly, and each client takes 30 steps on one example each, so that latencies equal those of the grid.
 
-The second check computes choices without training in worlds whose ceiling is known from runs with training: (a) and (b)
-of ``docs/results/selectors.md``, and the scenario ``fashion-500``. World (c) has absent clients, so only the measured
-values are copied.
+The second check computes selections without training in worlds whose ceiling is known from runs with training: (a) and
+(b) of ``docs/results/selectors.md``, and the scenario ``fashion-500``. World (c) has absent clients, so only the
+measured values are copied.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _trained(fleet: Fleet, rounds: int, name: str, params: Mapping[str, Any], se
 
 
 def known(rows: Rows) -> None:
-    """Run choices without training in the known worlds, and append a row for each run."""
+    """Run selections without training in the known worlds, and append a row for each run."""
     for world, (path, label, clocks) in WORLDS.items():
         for seed in range(1, WORLD_SEEDS.get(world, SEEDS) + 1):
             times = cache(lambda path=path, world=world, seed=seed: _times(path, seed, ROUNDS.get(world)))
@@ -155,13 +155,16 @@ def _times(path: str, seed: int, rounds: int | None) -> Times:
 def _measured(label: str, selector: str, seed: int) -> str:
     """Return the seconds a round of a run of the comparison page; empty if there is none."""
     for row in _runs() if label else ():
-        if (row.get("scenario"), row["selector"], row["seed"]) == (label, selector, str(seed)):
+        known = row.get("simulated_s") and row.get("rounds")
+        if known and (row.get("scenario"), row.get("selector"), row.get("seed")) == (label, selector, str(seed)):
             return f"{float(row['simulated_s']) / float(row['rounds']):.5g}"
     return ""
 
 
 @cache
 def _runs() -> list[dict[str, str]]:
+    if not MEASURED_RUNS.exists():
+        return []
     with MEASURED_RUNS.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

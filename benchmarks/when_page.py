@@ -86,11 +86,11 @@ def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> st
     savings = {count: range_of(results.saving(fleet, "bsfl", count).value for fleet in paying) for count in plays}
     greedy = [results.saving(fleet, GREEDY, many).value for fleet in paying]
     jain = [results.jain(fleet, GREEDY, many) for fleet in paying]
-    return f"""# When choosing clients pays
+    return f"""# When client selection pays
 
-**Choosing pays if the spread between the clients' latencies is at least {SPREAD:g} and at least {RATIO:g} times the
-noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds after
-{plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
+**Selection by latency pays if the spread between the clients' latencies is at least {SPREAD:g} and at least
+{RATIO:g} times the noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds
+after {plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
 
 Spread is the standard deviation of the log of the clients' mean latencies. Noise is the coefficient of variation of
 one client's latency from round to round. `fedsel advise` estimates both from a history of latencies. {len(paying)}

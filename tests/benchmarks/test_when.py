@@ -1,4 +1,4 @@
-"""When choosing pays: latencies, references, shares, resumption, and the page that its CSV files give."""
+"""When selection pays: latencies, references, shares, resumption, and the page that its CSV files give."""
 
 from __future__ import annotations
 
