@@ -1,6 +1,6 @@
 """Measure when selection by latency pays, and by how much: ``docs/results/when.md`` with its CSV files and picture.
 
-    python benchmarks/when.py                  # 30 fleets, 16 selectors, 20 seeds; about 40 minutes of one core
+    python benchmarks/when.py                  # 30 fleets, 16 selectors, 20 seeds; half an hour of one core
     python benchmarks/when.py --seeds 3        # fewer seeds; a later command with more seeds runs only the others
     python benchmarks/when.py --page-only      # write the page again from the CSV files
     python benchmarks/when.py --smoke          # two small fleets and two seeds, in the folder runs/when

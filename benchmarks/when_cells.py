@@ -56,8 +56,8 @@ def fulfils(spread: float, noise: float) -> bool:
     """Return whether the rule says that selection by latency pays.
 
     Args:
-        spread: Standard deviation of the log of the clients' mean latencies.
-        noise: Coefficient of variation of one client's latency from round to round.
+        spread: Standard deviation of the clients' mean log seconds.
+        noise: Standard deviation of one client's log seconds.
     """
     return spread >= max(SPREAD, RATIO * noise)
 
@@ -94,8 +94,8 @@ class Results:
         return float(self._mean(fleet, RANDOM, self._first))
 
     def latency(self, fleet: Fleet) -> tuple[float, float]:
-        """Return spread and noise of the latencies: standard deviation of the log, and coefficient of variation."""
-        return self._mean(fleet, RANDOM, "latency_log_sd"), self._mean(fleet, RANDOM, "latency_cv")
+        """Return spread and noise of the latencies."""
+        return self._mean(fleet, RANDOM, "latency_spread"), self._mean(fleet, RANDOM, "latency_noise")
 
     def pays(self, fleet: Fleet) -> bool:
         """Return whether the rule says that selection by latency pays in this fleet."""

@@ -61,8 +61,8 @@ def known_section(rows: Sequence[Row]) -> str:
     for world, own in by_world.items():
         first = next(iter(own[RANDOM].values()))
         said = [first[name] or NOTHING for name in ("clients", "per_round", "rounds")] + [NOTHING] * 3
-        if first["latency_log_sd"]:
-            spread, noise = (_mean(list(own[RANDOM].values()), name) for name in ("latency_log_sd", "latency_cv"))
+        if first["latency_spread"]:
+            spread, noise = (_mean(list(own[RANDOM].values()), name) for name in ("latency_spread", "latency_noise"))
             said[3:] = [f"{spread:.2f}", f"{noise:.2f}", "pays" if fulfils(spread, noise) else NOTHING]
             if not fulfils(spread, noise):
                 exceptions.append(f"{_whole(own, GROUPS, 'choices_s')} % in {world}")
@@ -77,9 +77,8 @@ def known_section(rows: Sequence[Row]) -> str:
     )
     m, rounds, clients = (int(by_world["fashion-500"][RANDOM][1][name]) for name in ("per_round", "rounds", "clients"))
     bonus = math.sqrt((m + 1) * math.log(rounds) / (rounds * m / clients))  # radius of BSFL, (12)
-    remarks = [
-        f"Worlds that do not fulfil the rule have ceilings of {listed(exceptions)}. Their latencies follow Xia's radio "
-        "cell, in which the noise has another distribution than in the grid.",
+    remarks = [f"Worlds that do not fulfil the rule have ceilings of {listed(exceptions)}."] if exceptions else []
+    remarks += [
         f"In `fashion-500`, BSFL's bonus sqrt((m + 1) ln t / n) is {bonus:.1f} after {rounds} rounds, and speeds are "
         "at most 1. BSFL therefore selects each client about equally often. It orders only clients with equal plays by "
         "speed.",

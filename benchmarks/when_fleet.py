@@ -122,14 +122,16 @@ class Times:
         groups = np.array(sorted_groups(self.mean, self.fleet.per_round))
         return float(self.capped[:, groups].max(axis=2).mean())
 
-    def spread_seen(self) -> float:
-        """Return the standard deviation of the log of the clients' mean latencies."""
-        return float(np.log(self.mean).std(ddof=1))
+    def components(self) -> tuple[float, float]:
+        """Return spread and noise as ``fedsel advise`` defines them.
 
-    def noise_seen(self) -> float:
-        """Return the median over the clients of the latency's coefficient of variation from round to round."""
-        capped = self.capped
-        return float(np.median(capped.std(axis=0, ddof=1) / capped.mean(axis=0)))
+        The spread is the standard deviation of the clients' mean log seconds, without the part that the noise adds. The
+        noise is the standard deviation of one client's log seconds.
+        """
+        logs = np.log(self.latency)
+        within = float(logs.var(axis=0, ddof=1).mean())
+        between = float(logs.mean(axis=0).var(ddof=1)) - within / len(logs)
+        return float(np.sqrt(max(0.0, between))), float(np.sqrt(within))
 
 
 def draw_times(fleet: Fleet, seed: int, rounds: int) -> Times:

@@ -92,10 +92,10 @@ def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> st
 {RATIO:g} times the noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds
 after {plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
 
-Spread is the standard deviation of the log of the clients' mean latencies. Noise is the coefficient of variation of
-one client's latency from round to round. `fedsel advise` estimates both from a history of latencies. {len(paying)}
-fleets of the grid fulfil the rule. Their ceiling is {ceilings} % of the seconds of random selection. {len(others)}
-fleets do not fulfil the rule. Their ceiling is at most {100 * low:.1f} %.
+Spread is the standard deviation of the clients' mean log seconds. Noise is the standard deviation of one client's log
+seconds. `fedsel advise` estimates both from a history of latencies. {len(paying)} fleets of the grid fulfil the rule.
+Their ceiling is {ceilings} % of the seconds of random selection. {len(others)} fleets do not fulfil the rule. Their
+ceiling is at most {100 * low:.1f} %.
 
 With {plays_of(first)} of each client, BSFL and CS-UCB have only measured the clients, so that no saving is expected.
 After {plays_of(many)}, BSFL saves {savings[many]} %. With the clock `auto` and an exploration of 0.1, BSFL saves

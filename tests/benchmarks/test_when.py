@@ -60,8 +60,14 @@ def test_spread_scales_all_speeds_and_the_measured_phones_are_the_defaults() -> 
     phones = FLEETS.Fleet(6, 2, 0.39, 0.4).phones(1)
     assert (phones.compute_log_sd, phones.download_log_sd, phones.upload_log_sd) == pytest.approx((0.39, 0.235, 0.34))
     equal = FLEETS.draw_times(FLEETS.Fleet(6, 2, 0.0, 0.4), 1, 3)
-    assert equal.spread_seen() == pytest.approx(0.0, abs=1e-12)
-    assert FLEETS.draw_times(FLEET, 1, 3).spread_seen() > 0.2
+    np.testing.assert_allclose(equal.mean, equal.mean[0], rtol=1e-12)
+
+
+def test_spread_and_noise_by_hand() -> None:
+    """Logs 0, 2 and 4, 6: means 1 and 5, variances 2 and 2; the noise adds 2 / 2 to the means' variance of 8."""
+    latency = np.exp([[0.0, 4.0], [2.0, 6.0]])
+    times = FLEETS.Times(FLEETS.Fleet(2, 1, 0.0, 0.0), latency, np.zeros(2), latency.mean(axis=0))
+    assert times.components() == pytest.approx((math.sqrt(7.0), math.sqrt(2.0)))
 
 
 def test_random_is_the_mean_over_all_cohorts() -> None:
@@ -118,7 +124,7 @@ def results(random: float, groups: float, bsfl: float, spread: float = 0.2, nois
     seconds = {"random": random, "sorted-groups": groups, "bsfl": bsfl}
     return CELLS.Results([
         base | {"selector": name, "seed": str(seed), "seconds_1": str(value * seed), "late_1": str(value),
-                "latency_log_sd": str(spread), "latency_cv": str(noise)}
+                "latency_spread": str(spread), "latency_noise": str(noise)}
         for name, value in seconds.items() for seed in (1, 2)
     ])  # fmt: skip
 
