@@ -54,7 +54,7 @@ def parse(
         value = getattr(args, name, None)
         values = value if isinstance(value, list) else [value]
         if any(isinstance(one, str) and not one.strip() for one in values):
-            option = name if name == "scenario" else f"--{name.replace('_', '-')}"
+            option = name if name in ("scenario", "source") else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
         raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")

@@ -35,6 +35,8 @@ CLIENT, SECONDS = "client", "seconds"
 """Columns of a CSV file."""
 SELECTORS = ("bsfl", "cs-ucb", "cs-ucb-q", "oort", "tifl", "fedcs")
 """Selectors that read latencies."""
+OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", "engine", "api"})
+"""Keys of a scenario in which the runs of a folder may differ."""
 SHARE = 0.05
 """Share of the clients of a CSV file that a round selects by default."""
 
@@ -183,6 +185,11 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
         raise ParameterError(
             f"{str(folder)!r} holds no finished round. Give a folder with {JOURNAL} or {ROUNDS} and {CLIENTS}, or the "
             "folder of a comparison."
+        )
+    kinds = [{key: value for key, value in one.items() if key not in OF_A_RUN} for one, _ in runs]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ParameterError(
+            f"{str(folder)!r} holds runs of different scenarios. Give the folder of one run, or of one comparison."
         )
     scenario, histories = runs[0][0], [history for _, history in runs]
     limit = _find_limit(scenario, histories) if max_latency is None else max_latency

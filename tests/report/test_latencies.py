@@ -79,6 +79,9 @@ def test_runs_on_the_same_seed_share_their_latencies(tmp_path: Path) -> None:
     assert found.client.tolist() == [0, 0, 1, 1]
     assert found.fleet.tolist() == [0, 1]
     assert found.num_clients == 4
+    write(tmp_path / "other", [row("a", 3.0)], "seed = 1\nnum_clients = 5\n")
+    with pytest.raises(ParameterError, match=r"holds runs of different scenarios. Give the folder of one run"):
+        read_latencies(tmp_path)
 
 
 def test_a_journal_that_is_being_written(tmp_path: Path) -> None:
