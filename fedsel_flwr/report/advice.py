@@ -43,6 +43,8 @@ SHORTER = (50, 100)
 """Numbers of rounds for which the saving is also stated, if they are smaller."""
 MARGIN = 0.05
 """A saving below this share counts as no gain."""
+SMALLEST_CEILING = 0.01
+"""Share above which the interval of the ceiling must lie, so that shares of the ceiling are stated."""
 EVEN = 0.9
 """Smallest ratio of a selector's Jain's index to that of random selection, if the shares count as equal."""
 
@@ -58,6 +60,7 @@ class SelectorAdvice:
         jain: Jain's index of the clients' selection counts after the last round.
         even: Whether the selector's shares count as equal (:data:`EVEN`).
         probes: Whether the selector probes clients. The time of probes is not counted.
+        reads_more: Whether the selector also reads losses. All clients have the same loss in the prediction.
         word: "gain" if the interval of the saving is above 0, "no gain" if it ends below :data:`MARGIN`, else "not
             settled". The saving is that after the last round.
     """
@@ -68,6 +71,7 @@ class SelectorAdvice:
     jain: float
     even: bool
     probes: bool
+    reads_more: bool
     word: Word
 
     @property
@@ -156,7 +160,7 @@ class Advice:
         head = ["saving after", *(f"{end} rounds" for end in ends), "of the ceiling", "Jain's index"]
         body = [
             [
-                one.selector + ("*" if one.probes else ""),
+                one.selector + ("*" if one.probes else "") + ("+" if one.reads_more else ""),
                 *(_percent(one.saving[end]) for end in ends),
                 "-" if math.isnan(one.ceiling_share) else f"{100 * one.ceiling_share:.0f} %",
                 f"{one.jain:.2f}",
@@ -167,7 +171,7 @@ class Advice:
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                 for row in (head, *body)]  # fmt: skip
-        told.append("All intervals contain 95 %. * without the time of its probes.")
+        told.append("Ranges are 95 % intervals. *: without the time of probes. +: as if all clients had the same loss.")
         return told
 
 
@@ -229,10 +233,11 @@ def advise(
             SelectorAdvice(
                 selector=name,
                 saving=saving,
-                ceiling_share=final.estimate / ceiling.estimate if ceiling.low > 0 else math.nan,
+                ceiling_share=final.estimate / ceiling.estimate if ceiling.low > SMALLEST_CEILING else math.nan,
                 jain=jain,
                 even=jain >= EVEN * random_jain,
                 probes=bool(selector_class(name).asks),
+                reads_more="rms_loss" in selector_class(name).needs,
                 word="no gain" if final.high < MARGIN else "gain" if final.low > 0 else "not settled",
             )
         )
@@ -275,8 +280,8 @@ def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None,
         text = f"Take {equal[0].selector}: it saves {told(equal[0])}, and the clients' shares stay about equal."
         if uneven and uneven[0].final.estimate > equal[0].final.estimate:
             text += (
-                f" {uneven[0].selector} saves more ({_percent(uneven[0].final)}), but it selects fast clients more "
-                f"often (Jain's index {uneven[0].jain:.2f}). Training may then need more rounds."
+                f" {uneven[0].selector} saves more, {_percent(uneven[0].final)}. However, it selects fast clients more "
+                f"often (Jain's index {uneven[0].jain:.2f}), so training may need more rounds."
             )
         return equal[0].selector, "gain", text
     if gaining:

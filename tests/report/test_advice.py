@@ -77,7 +77,7 @@ def of(name: str, low: float, high: float, even: bool = True, probes: bool = Fal
     word = "no gain" if high < 0.05 else "gain" if low > 0 else "not settled"
     saving = {9: Interval(estimate=(low + high) / 2, low=low, high=high)}
     return SelectorAdvice(
-        selector=name, saving=saving, ceiling_share=1.0, jain=0.5, even=even, probes=probes, word=word
+        selector=name, saving=saving, ceiling_share=1.0, jain=0.5, even=even, probes=probes, reads_more=False, word=word
     )  # type: ignore[arg-type]
 
 
