@@ -201,6 +201,17 @@ def advise(
     Raises:
         ParameterError: The file cannot be used. Or the history is too short, or a round selects all clients.
         RunError: SciPy or pyarrow is not installed.
+
+    Examples:
+        >>> clients, rng = np.tile(np.arange(20), 10), np.random.default_rng(1)
+        >>> seconds = np.where(clients % 2, 30.0, 10.0) * np.exp(0.2 * rng.standard_normal(200))
+        >>> history = Latencies(
+        ...     client=clients, seconds=seconds, censored=np.zeros(200, dtype=bool), fleet=np.zeros(20, dtype=int),
+        ...     num_clients=20, clients_per_round=4, num_examples=np.ones(20),
+        ... )
+        >>> advice = advise(history, rounds=20)
+        >>> print(f"ceiling {100 * advice.ceiling.estimate:.0f} %: {advice.word}")
+        ceiling 20 %: gain
     """
     if not isinstance(source, Latencies):
         source = read_latencies(source, clients_per_round=clients_per_round, max_latency=max_latency)
@@ -285,11 +296,15 @@ def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None,
             )
         return equal[0].selector, "gain", text
     if gaining:
-        text = (
-            f"The largest saving is that of {gaining[0].selector}: {told(gaining[0])}. No selector with about equal "
-            f"shares gains for certain. With unequal shares (Jain's index {gaining[0].jain:.2f}), training may need "
-            "more rounds. Compare the rounds to your target accuracy before you decide."
-        )
+        top = gaining[0]
+        text = f"The largest saving is that of {top.selector}: {told(top)}."
+        if top.probes:
+            text += " This saving does not contain the time of probes."
+        if not top.even:
+            text += (
+                f" It selects fast clients more often (Jain's index {top.jain:.2f}), so training may need more rounds."
+            )
+        text += " Compare the time to your target accuracy with fedsel compare before you decide."
         return None, "gain", text
     if all(one.word == "no gain" for one in found):
         return None, "no gain", (

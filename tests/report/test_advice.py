@@ -85,13 +85,19 @@ def of(name: str, low: float, high: float, even: bool = True, probes: bool = Fal
     ("found", "preferred", "word", "begins"),
     [
         ([of("a", 0.1, 0.2), of("b", 0.2, 0.3)], "b", "gain", "Take b: it saves 25 % (20 to 30 %) of random"),
-        ([of("a", 0.1, 0.2), of("b", 0.4, 0.5, even=False)], "a", "gain", "Take a: .* b saves more .* fast clients"),
+        ([of("a", 0.1, 0.2), of("b", 0.4, 0.5, even=False)], "a", "gain", "Take a: .* b saves more, 45 % .* fast clients"),
         ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, probes=True)], "a", "gain", "Take a"),
         ([of("a", -0.1, 0.04), of("b", 0.4, 0.5, even=False)], None, "gain", "The largest saving is that of b: 45 %"),
+        (
+            [of("a", 0.1, 0.2, probes=True)],
+            None,
+            "gain",
+            "The largest saving .* does not contain the time of probes. C",
+        ),
         ([of("a", -0.1, 0.04), of("b", 0.01, 0.04)], None, "no gain", "No gain: no selector saves 5 % or more"),
         ([of("a", -0.1, 0.04), of("b", -0.1, 0.2)], None, "not settled", "Not settled: b may save 5 %"),
     ],
-    ids=["largest", "uneven", "probes", "only uneven", "none", "wide"],
+    ids=["largest", "uneven", "probes", "only uneven", "only probes", "none", "wide"],
 )
 def test_words(found: list[SelectorAdvice], preferred: str | None, word: str, begins: str) -> None:
     name, told, sentence = _conclude(found, 9)
