@@ -269,7 +269,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _advise(args: argparse.Namespace) -> int:
     """Print the advice for a history of latencies."""
-    _require("scipy", "pyarrow")
+    _require("scipy")
     from fedsel_flwr.report.advice import advise
 
     advice = advise(

@@ -45,6 +45,10 @@ MARGIN = 0.05
 """A saving below this share counts as no gain."""
 SMALLEST_CEILING = 0.01
 """Share above which the interval of the ceiling must lie, so that shares of the ceiling are stated."""
+SCENARIOS_PARAMETERS = "Selectors have the parameters of the folder's scenario."
+DEPLOYMENTS_PARAMETERS = (
+    'Selectors have the defaults of a deployment: min_latency and max_latency "auto", exploration 1.'
+)
 EVEN = 0.9
 """Smallest ratio of a selector's Jain's index to that of random selection, if the shares count as equal."""
 
@@ -105,7 +109,7 @@ class Advice:
         preferred: The recommended selector; None if no selector is recommended.
         word: "gain" if any selector gains, "no gain" if no selector gains, else "not settled".
         sentence: The advice in words.
-        notes: Values that were chosen by default, as sentences.
+        notes: Values that were chosen by default, and the selectors' parameters, as sentences.
     """
 
     source: str
@@ -258,7 +262,8 @@ def advise(
         rounds=rounds, measured=int((~source.censored).sum()), censored=int(source.censored.sum()),
         failed=source.failed, left_out=source.left_out, median_s=fitted.median_s, spread=fitted.spread,
         noise=fitted.noise, random_s=_mean(expected), sorted_s=_mean(best), ceiling=ceiling, random_jain=random_jain,
-        selectors=tuple(found), preferred=preferred, word=word, sentence=sentence, notes=source.notes,
+        selectors=tuple(found), preferred=preferred, word=word, sentence=sentence,
+        notes=(*source.notes, SCENARIOS_PARAMETERS if source.parameters else DEPLOYMENTS_PARAMETERS),
     )  # fmt: skip
 
 
@@ -284,9 +289,13 @@ def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None,
     def told(one: SelectorAdvice) -> str:
         return f"{_percent(one.final)} of random selection's seconds per round over {rounds} rounds"
 
-    gaining = sorted((one for one in found if one.word == "gain"), key=lambda one: -one.final.estimate)
-    equal = [one for one in gaining if one.even and not one.probes]
-    uneven = [one for one in gaining if not one.even and not one.probes]
+    def limited(one: SelectorAdvice) -> bool:
+        return one.probes or one.reads_more
+
+    # Predictions that leave something out come last.
+    gaining = sorted((one for one in found if one.word == "gain"), key=lambda one: (limited(one), -one.final.estimate))
+    equal = [one for one in gaining if one.even and not limited(one)]
+    uneven = [one for one in gaining if not one.even and not limited(one)]
     if equal:
         text = f"Take {equal[0].selector}: it saves {told(equal[0])}, and the clients' shares stay about equal."
         if uneven and uneven[0].final.estimate > equal[0].final.estimate:
@@ -300,6 +309,8 @@ def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None,
         text = f"The largest saving is that of {top.selector}: {told(top)}."
         if top.probes:
             text += " This saving does not contain the time of probes."
+        if top.reads_more:
+            text += " This saving holds only if all clients have the same loss."
         if not top.even:
             text += (
                 f" It selects fast clients more often (Jain's index {top.jain:.2f}), so training may need more rounds."
@@ -311,9 +322,11 @@ def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None,
             f"No gain: no selector saves {100 * MARGIN:.0f} % or more of random selection's seconds per round over "
             f"{rounds} rounds. Take random."
         )  # fmt: skip
-    first = max((one for one in found if one.word == "not settled"), key=lambda one: one.final.estimate)
+    first = max((one for one in found if one.word == "not settled"), key=lambda one: one.final.high)
     return None, "not settled", (
-        f"Not settled: {first.selector} may save {told(first)}. A longer history narrows the interval."
+        f"Not settled: the saving of {first.selector} over {rounds} rounds is {100 * first.final.low:.0f} to "
+        f"{100 * first.final.high:.0f} % of random selection's seconds per round. A longer history narrows this "
+        "interval."
     )  # fmt: skip
 
 

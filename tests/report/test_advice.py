@@ -73,11 +73,20 @@ def test_a_short_history_gives_wide_intervals() -> None:
     assert width[0] > 2 * width[1]
 
 
-def of(name: str, low: float, high: float, even: bool = True, probes: bool = False) -> SelectorAdvice:
+def of(
+    name: str, low: float, high: float, even: bool = True, probes: bool = False, reads_more: bool = False
+) -> SelectorAdvice:
     word = "no gain" if high < 0.05 else "gain" if low > 0 else "not settled"
     saving = {9: Interval(estimate=(low + high) / 2, low=low, high=high)}
     return SelectorAdvice(
-        selector=name, saving=saving, ceiling_share=1.0, jain=0.5, even=even, probes=probes, reads_more=False, word=word
+        selector=name,
+        saving=saving,
+        ceiling_share=1.0,
+        jain=0.5,
+        even=even,
+        probes=probes,
+        reads_more=reads_more,
+        word=word,
     )  # type: ignore[arg-type]
 
 
@@ -85,7 +94,12 @@ def of(name: str, low: float, high: float, even: bool = True, probes: bool = Fal
     ("found", "preferred", "word", "begins"),
     [
         ([of("a", 0.1, 0.2), of("b", 0.2, 0.3)], "b", "gain", "Take b: it saves 25 % (20 to 30 %) of random"),
-        ([of("a", 0.1, 0.2), of("b", 0.4, 0.5, even=False)], "a", "gain", "Take a: .* b saves more, 45 % .* fast clients"),
+        (
+            [of("a", 0.1, 0.2), of("b", 0.4, 0.5, even=False)],
+            "a",
+            "gain",
+            "Take a: .* b saves more, 45 % .* fast clients",
+        ),
         ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, probes=True)], "a", "gain", "Take a"),
         ([of("a", -0.1, 0.04), of("b", 0.4, 0.5, even=False)], None, "gain", "The largest saving is that of b: 45 %"),
         (
@@ -94,10 +108,22 @@ def of(name: str, low: float, high: float, even: bool = True, probes: bool = Fal
             "gain",
             "The largest saving .* does not contain the time of probes. C",
         ),
+        ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, reads_more=True)], "a", "gain", "Take a: [^:]*$"),
+        (
+            [of("a", 0.1, 0.2, reads_more=True)],
+            None,
+            "gain",
+            "The largest saving .* only if all clients have the same loss",
+        ),
         ([of("a", -0.1, 0.04), of("b", 0.01, 0.04)], None, "no gain", "No gain: no selector saves 5 % or more"),
-        ([of("a", -0.1, 0.04), of("b", -0.1, 0.2)], None, "not settled", "Not settled: b may save 5 %"),
+        (
+            [of("a", -0.1, 0.04), of("b", -0.1, 0.2)],
+            None,
+            "not settled",
+            "Not settled: the saving of b over 9 rounds is -10 to 20 %",
+        ),
     ],
-    ids=["largest", "uneven", "probes", "only uneven", "only probes", "none", "wide"],
+    ids=["largest", "uneven", "probes", "only uneven", "only probes", "loss", "only loss", "none", "wide"],
 )
 def test_words(found: list[SelectorAdvice], preferred: str | None, word: str, begins: str) -> None:
     name, told, sentence = _conclude(found, 9)
@@ -135,6 +161,7 @@ def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "60 clients, 3 per round; 360 latencies measured, 0 cut off\n3 clients per round, which is 5 %" in text
     assert "No latency counts as cut off (set --max-latency)." in text
+    assert "Selectors have the defaults of a deployment: min_latency and max_latency " in text
     assert all(f"\n{name}" in text for name in (*SELECTORS, "random"))
     assert main(["advise", str(table), "--rounds", "60", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
