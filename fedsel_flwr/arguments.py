@@ -98,12 +98,12 @@ def add_tracking_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of trackers to a command's parser."""
     parser.add_argument(
         "--track", metavar="TRACKER[:ADDRESS]",
-        help="send parameters and metrics of each run to tensorboard[:LOGDIR], mlflow[:URI], wandb[:PROJECT], or a "
-        "class ./file.py:Class",
+        help="send the parameters and metrics of each run to a tracker: tensorboard[:LOGDIR], mlflow[:URI], "
+        "wandb[:PROJECT], or your class ./file.py:Class",
     )  # fmt: skip
     parser.add_argument(
         "--track-clients", metavar="N|A,B,C",
-        help="with --track: send per-client metrics of N clients, or of the clients with the ids A,B,C (default: 50)",
+        help="with --track: also send the metrics of N clients one by one, or of the clients A,B,C (default: 50)",
     )  # fmt: skip
 
 
@@ -267,8 +267,8 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} names the folder of a run, which has its checkpoints. Leave out "
-            "--checkpoint-dir, or name the scenario and end with --resume"
+            f"--resume {args.resume} refers to the folder of a run, and this folder already sets where the "
+            "checkpoints are. Leave out --checkpoint-dir, or give the scenario and end the command with --resume"
         )
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":

@@ -43,29 +43,29 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", allow_abbrev=False, help="list the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("scenario", nargs="?", help="choose the scenario: a name or a TOML file (default: digits)")
+    common.add_argument("scenario", nargs="?", help="use this scenario: a name or a TOML file (default: digits)")
     common.add_argument(
         "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
     )
-    common.add_argument("--rounds", type=int, help="set the number of rounds (default: the scenario's)")
+    common.add_argument("--rounds", type=int, help="set the number of rounds (default: the number in the scenario)")
     common.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="set scenario keys, such as --set training.learning_rate=0.05,rounds=5 (may be repeated)",
     )  # fmt: skip
     common.add_argument(
         "--engine", choices=("ray", "vectorized"),
-        help="train with Flower on Ray, or train all clients of a round together in this process (default: the "
-        "scenario's for run, vectorized for compare)",
+        help="train each client with Flower on Ray, or train all clients of a round together in one process. Default: "
+        "vectorized for compare, otherwise the scenario's engine",
     )  # fmt: skip
     # Arguments that describe the scenario, without the options for the machine.
     described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
-        "--num-cpus", type=int, metavar="N", help="give Ray N cores (default: all; not allowed on a cluster)"
+        "--num-cpus", type=int, metavar="N", help="let Ray use N cores (default: all cores; not allowed on a cluster)"
     )
     common.add_argument(
         "--num-gpus", type=int, metavar="N",
-        help="give Ray N GPUs, split equally between the clients that train at one time (default: what --client-gpus "
-        "needs)",
+        help="let Ray use N GPUs, shared equally by the clients that train at the same time (default: the number that "
+        "--client-gpus needs)",
     )  # fmt: skip
     common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
     common.add_argument(
@@ -73,25 +73,23 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
-        help="use the Ray cluster at HOST:PORT; auto: the cluster that this machine is part of, local: start Ray here "
-        "(default: $RAY_ADDRESS, else local)",
+        help="use the Ray cluster at HOST:PORT. The word auto means the cluster that this machine belongs to, and "
+        "local means to start Ray on this machine. Default: the value of $RAY_ADDRESS, otherwise local",
     )  # fmt: skip
     common.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)",
+        "--device", metavar="DEVICE", help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)"
     )
-    common.add_argument("--quiet", action="store_true", help="hide the progress: print only the results and the folder")
+    common.add_argument("--quiet", action="store_true", help="print only the results and the folder, no progress")
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
     common.add_argument(
         "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
-        help="resume the interrupted run or comparison in FOLDER with its original settings (default: the newest one "
-        "started with the same arguments)",
+        help="resume the interrupted run or comparison in FOLDER with its original settings (without FOLDER: the "
+        "newest one that was started with the same arguments)",
     )  # fmt: skip
     common.add_argument(
         "--trust", action="store_true",
-        help="with --resume FOLDER: load the code that FOLDER names, such as ./file.py:Class; it runs with your "
-        "rights",
+        help="with --resume FOLDER: load the code that FOLDER refers to, such as ./file.py:Class. This code runs with "
+        "your rights",
     )  # fmt: skip
     common.add_argument(
         "--replay", action="store_true",
@@ -106,43 +104,41 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument(
         "--selector",
-        help="choose the selector: a name, package.module:Class or ./file.py:Class (default: the scenario's)",
+        help="use this selector: a name, package.module:Class or ./file.py:Class (default: the scenario's selector)",
     )
-    run.add_argument("--seed", type=int, help="set the seed (default: the scenario's)")
+    run.add_argument("--seed", type=int, help="set the seed (default: the seed in the scenario)")
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
-        help="write checkpoints to DIR and keep them (default: to the run folder, until the run has finished); "
-        "with --resume: continue from the checkpoints in DIR",
+        help="write checkpoints to DIR, and do not delete them after the run. With --resume: continue from the "
+        "checkpoints in DIR. Default: write them to the run folder, and delete them after the run",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
     )
     arguments.add_small_commands(commands, described)
     compare.add_argument(
-        "--selectors",
-        action="append",
-        metavar="A,B,C",
-        help="choose selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all (default: "
-        f"{DEFAULT_SELECTORS})",
-    )
+        "--selectors", action="append", metavar="A,B,C",
+        help="compare these selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all "
+        f"(default: {DEFAULT_SELECTORS})",
+    )  # fmt: skip
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="run each selector on N consecutive seeds, starting at the scenario's seed, or on the seeds A,B,C "
-        "(default: 10 seeds)",
+        help="run each selector on N consecutive seeds, of which the first is the scenario's seed, or on the seeds "
+        "A,B,C (default: 10 seeds)",
     )  # fmt: skip
     compare.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=A,B,C",
-        help="try several values of a selector's parameter, each as a separate row, for example "
-        "selectors.bsfl.alpha=0.3,1,3 (may be repeated, to try every combination)",
+        help="compare several values of a selector's parameter, for example selectors.bsfl.alpha=0.3,1,3. The table "
+        "has a row for each value. If you repeat the option, it has a row for each combination of values",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
-        help="do N runs at a time, in processes that share the cores (default: 1; only for the vectorized engine on "
-        "the CPU)",
+        help="execute N runs at the same time, in processes that share the cores (default: 1; only for the vectorized "
+        "engine on the CPU)",
     )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
-        help="compare the other selectors with NAME, seed by seed (default: random, if it is among them)",
+        help="compare each other selector with the selector NAME, seed by seed (default: random, if it is compared)",
     )  # fmt: skip
     compare.add_argument(
         "--rounds-on-flower", type=int, default=0, metavar="N",
@@ -151,9 +147,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
     report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
-    report.add_argument("--reference", metavar="NAME", help="compare the other selectors with NAME, as in compare")
+    report.add_argument("--reference", metavar="NAME", help="compare each other selector with NAME, as in compare")
     report.add_argument(
-        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if there is only one)"
+        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
     )
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
@@ -372,7 +368,9 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, and each only once, got {given!r}")
+        raise ParameterError(
+            f"--selectors must contain at least one selector, and each selector only once, got {given!r}"
+        )
     seeds = arguments.seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:

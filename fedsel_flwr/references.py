@@ -69,7 +69,7 @@ def load_reference(text: str, what: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ParameterError(f"{what} {text!r}: {place} has no {name!r}; it has {_own_names(module) or 'nothing'}")
+            raise ParameterError(f"{what} {text!r}: {place} has no {name!r}. It has {_own_names(module) or 'nothing'}")
         found = getattr(found, part)
     if callable(found) and _is_of_python(_home(found)):
         raise _of_python(text, what)
@@ -82,8 +82,8 @@ def _is_of_python(module: str) -> bool:
 
 def _of_python(text: str, what: str) -> ParameterError:
     return ParameterError(
-        f"{what} {text!r} is in Python's standard library, which is refused. Name your own class or function, in a "
-        "package or as ./file.py:name"
+        f"{what} {text!r} is in Python's standard library, and the package refuses such code. Give your "
+        "own class or function, in a package or as ./file.py:name"
     )
 
 

@@ -29,7 +29,7 @@ def test_a_package_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mine.py:Missing", ["model 'mine.py:Missing'", "has no 'Missing'", "it has x"]),
+        ("mine.py:Missing", ["model 'mine.py:Missing'", "has no 'Missing'", "It has x"]),
         ("nofile.py:x", ["there is no file", "nofile.py"]),
         ("no.such.package:x", ["importing no.such.package failed", "No module named 'no'"]),
         ("broken.py:x", ["importing broken.py failed: ZeroDivisionError"]),

@@ -92,23 +92,26 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "no selectors": (_compared([]), ["at least one selector"]),
     "None as selectors": (_compared(None), ["selectors must be names", "NoneType"]),
-    "a selector object instead of a class": (_compared([Random(clients_per_round=3)]), ["every seed needs a new one"]),
+    "a selector object instead of a class": (
+        _compared([Random(clients_per_round=3)]),
+        ["every seed needs a new object"],
+    ),
     "a class that is no selector": (_compared([dict]), ["class dict must be a subclass of"]),
     "a callable without a name": (_compared([lambda seed: None]), ["needs a label", "{'label': callable}"]),
     "a label with a slash": (_compared({"a/b": Random}), ["'a/b'", "no slash"]),
     "a callable that returns no selector": (_compared({"a": lambda: 3}), ["'a' must be", "returned int"]),
-    "a callable that raises": (
+    "a callable that raises an exception": (
         _compared({"a": unplugged}),
         ["'a' cannot be created: KeyError: 'camera' (test_wrong_inputs_in"],
     ),
-    "a callable with another parameter": (
+    "a callable that needs another argument": (
         _compared({"a": lambda speed: None}),
         ["'a' cannot be created: TypeError", "'speed'"],
     ),
     "two selectors with one label": (_compared([Random, "random"]), ["two selectors", "'random'"]),
     "no seeds": (_compared(["random"], seeds=[]), ["at least one seed", "got []"]),
     "seeds = 0": (_compared(["random"], seeds=0), ["at least 1, got 0"]),
-    "a text as seeds": (_compared(["random"], seeds="5"), ["a list of seeds", "the text '5'"]),
+    "a text instead of a number of seeds": (_compared(["random"], seeds="5"), ["a list of seeds", "the text '5'"]),
     "a seed twice": (_compared(["random"], seeds=[1, 1]), ["without repeats", "[1, 1]"]),
     "seeds = 2.5": (_compared(["random"], seeds=2.5), ["whole number", "2.5"]),
     "an unknown engine": (_compared(["random"], engine="gpu"), ["ray, vectorized", "'gpu'"]),
@@ -116,38 +119,53 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         _compared(["random", "bsfl"], reference="x"),
         ["reference must be one of random, bsfl", "got 'x'"],
     ),
-    "a file as folder": (_compared(["random"], folder="taken"), ["'taken'", "File exists"]),
-    "a class as selector": (_simulated(selector=Random), ["clients_per_round=3", "got Random"]),
-    "a name as selector": (_simulated(selector="random"), ["selector must be", "got 'random'"]),
-    "a selector as strategy": (_simulated(strategy=Random(clients_per_round=3)), ["API 'legacy'", "got"]),
-    "a loss as objective": (_simulated(objective=nn.MSELoss()), ["Objective(loss=", "got MSELoss"]),
-    "a number as on_round": (_simulated(on_round=3), ["on_round must be a function", "got int"]),
-    "a module as model": (_model(nn.Flatten()), ["function or class that makes", "got Flatten itself"]),
-    "a name as model": (_model("mlp"), ["function or class that makes", "got str"]),
+    "a file instead of a folder": (_compared(["random"], folder="taken"), ["'taken'", "File exists"]),
+    "a class instead of a selector": (_simulated(selector=Random), ["clients_per_round=3", "got Random"]),
+    "a name instead of a selector": (_simulated(selector="random"), ["selector must be", "got 'random'"]),
+    "a selector instead of a strategy": (_simulated(strategy=Random(clients_per_round=3)), ["API 'legacy'", "got"]),
+    "a loss instead of an objective": (_simulated(objective=nn.MSELoss()), ["Objective(loss=", "got MSELoss"]),
+    "a number instead of a function as on_round": (_simulated(on_round=3), ["on_round must be a function", "got int"]),
+    "a module instead of a function as model": (
+        _model(nn.Flatten()),
+        ["function or class that makes", "got Flatten itself"],
+    ),
+    "a name instead of a function as model": (_model("mlp"), ["function or class that makes", "got str"]),
     "a model function that returns an array": (_model(lambda: np.eye(3)), ["torch module, got ndarray"]),
-    "a dict as model": (_model(dict), ["torch module, got dict"]),
-    "a model that raises": (_model(unplugged), ["cannot be created: KeyError: 'camera' (test_wrong_inputs_in"]),
-    "a model that needs more": (_model(lambda width: None), ["needs width", "functools.partial"]),
+    "a model function that returns a dict": (_model(dict), ["torch module, got dict"]),
+    "a model function that raises an exception": (
+        _model(unplugged),
+        ["cannot be created: KeyError: 'camera' (test_wrong_inputs_in"],
+    ),
+    "a model function that needs another argument": (_model(lambda width: None), ["needs width", "functools.partial"]),
     "a model with outputs of another shape": (
         _model(lambda: nn.Linear(8, 3)),
         ["(2, 10) for two examples and 10 classes", "got (2, 1, 8, 3)"],
     ),
-    "a model that fails": (_model(lambda: Deaf(8, 10)), ["cannot read examples of shape (1, 8, 8): KeyError"]),
+    "a model whose forward pass fails": (
+        _model(lambda: Deaf(8, 10)),
+        ["cannot read examples of shape (1, 8, 8): KeyError"],
+    ),
     "a model without parameters": (_model(nn.Flatten), ["parameters to train, but Flatten has none"]),
     "data without a test set": (_simulated(data=X), ["OwnData, or a pair (train, test)", "ndarray"]),
     "inputs and labels of different lengths": (_data(train=(X, Y[:9])), ["(100, 4) and (9,)"]),
     "inputs with NaN": (_data(train=(X * np.nan, Y)), ["train must hold finite numbers, got NaN"]),
-    "labels below 0": (_data(train=(X, Y - 1)), ["classes must be 0 … C - 1, got -1"]),
-    "labels out of range": (_data(train=(X, Y * 10**9)), ["0 … C - 1", "1000000000", "200 examples"]),
-    "labels from 1": (_data(train=(X, Y + 1), test=(X, Y + 1)), ["0 … 1 for 2 classes", "got 1 … 2. Subtract 1"]),
-    "labels one-hot": (_data(train=(X, np.eye(2)[Y])), ["labels of shape (n,)", "(100, 2)"]),
-    "examples of several lengths": (_data(train=([[1, 2], [3]], [0, 1])), ["two arrays", "differ in shape"]),
-    "a ragged Dataset": (_data(train=Ragged()), ["torch Dataset must have", "same shape"]),
-    "a streamed Dataset": (_data(train=Streamed()), ["of one shape, and a length", "no len()"]),
-    "test inputs of another shape": (_data(test=(X[:, :2], Y)), ["like train's, (4,)", "got (2,)"]),
+    "a label below 0": (_data(train=(X, Y - 1)), ["classes must be 0 … C - 1, got -1"]),
+    "a label above the number of examples": (_data(train=(X, Y * 10**9)), ["0 … C - 1", "1000000000", "200 examples"]),
+    "labels that are numbered from 1": (
+        _data(train=(X, Y + 1), test=(X, Y + 1)),
+        ["0 … 1 for 2 classes", "got 1 … 2. Subtract 1"],
+    ),
+    "one-hot labels": (_data(train=(X, np.eye(2)[Y])), ["labels of shape (n,)", "(100, 2)"]),
+    "examples of different lengths": (_data(train=([[1, 2], [3]], [0, 1])), ["two arrays", "differ in shape"]),
+    "a Dataset whose examples have different lengths": (
+        _data(train=Ragged()),
+        ["torch Dataset must have", "same shape"],
+    ),
+    "a Dataset without a length": (_data(train=Streamed()), ["of one shape, and a length", "no len()"]),
+    "test inputs of another shape": (_data(test=(X[:, :2], Y)), ["kind as train: (4,)", "got (2,)"]),
     "a partition with rows that do not exist": (_rows([5, 100]), ["client 9", "[0, 100)", "from 5 to 100"]),
-    "a partition with a row twice": (_rows([5, 7, 5]), ["client 9", "each once; row 5 occurs 2 times"]),
-    "a partition with an empty client": (_rows([]), ["client 9", "at least one row"]),
+    "a partition that contains a row twice": (_rows([5, 7, 5]), ["client 9", "each only once; row 5 occurs 2 times"]),
+    "a partition with a client without rows": (_rows([]), ["client 9", "at least one row"]),
     "a partition with fractions as rows": (_rows([1.5]), ["client 9", "float64"]),
     "a partition with too few clients": (_data(partition=ROWS[:9]), ["9 clients, but num_clients = 10"]),
     "a partition with names as clients": (
@@ -157,7 +175,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "an empty partition": (_data(partition={}), ["for each client", "got dict {}"]),
     "an array as partition": (_data(partition=np.arange(100)), ["for each client", "got ndarray"]),
     "resume without a folder": (_simulated(resume=True), ["resume = True needs the folder", "checkpoint_dir"]),
-    "a text as resume": (_simulated(resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
+    "a text instead of True or False as resume": (_simulated(resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
     "resume='must' without a checkpoint": (
         _simulated(checkpoint_dir="new", resume="must"),
         ["'new' holds no checkpoint"],
@@ -173,25 +191,31 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["checkpoint_every = 0"],
     ),
     "keep_checkpoints=0": (_simulated(checkpoint_dir="new", keep_checkpoints=0), ["keep_checkpoints", "0"]),
-    "checkpoint_dir with strategy=": (
+    "checkpoint_dir together with strategy=": (
         _own_strategy(checkpoint_dir="new"),
         ["checkpoint_dir cannot be", "to the strategy"],
     ),
-    "resume with strategy=": (_own_strategy(resume=True), ["resume cannot be", "to the strategy"]),
-    "a file as checkpoint_dir": (_simulated(checkpoint_dir="taken"), ["'taken'", "File exists"]),
-    "checkpoint_dir of another scenario": (_again("checkpoint_dir", seed=2), ["scenario.seed is 1 there and 2 here"]),
-    "folder of another run": (_again("folder", seed=2), ["holds another run", "seed is 1 there and 2 here"]),
-    "more rounds of a finished run": (_again("folder", rounds=9), ["finished after 2 rounds", "run with rounds = 9"]),
-    "fewer rounds than the run has done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "at least 2"]),
-    "checkpoint_dir of another run, without resume": (
+    "resume together with strategy=": (_own_strategy(resume=True), ["resume cannot be", "to the strategy"]),
+    "a file instead of a folder as checkpoint_dir": (_simulated(checkpoint_dir="taken"), ["'taken'", "File exists"]),
+    "the checkpoint_dir of another scenario": (
+        _again("checkpoint_dir", seed=2),
+        ["scenario.seed is 1 there and 2 here"],
+    ),
+    "the folder of another run": (_again("folder", seed=2), ["holds another run", "seed is 1 there and 2 here"]),
+    "more rounds for a finished run": (_again("folder", rounds=9), ["finished after 2 rounds", "run with rounds = 9"]),
+    "fewer rounds than the run has finished": (
+        _again("checkpoint_dir", rounds=1),
+        ["has finished 2 rounds", "at least 2"],
+    ),
+    "the checkpoint_dir of another run, without resume": (
         _again("checkpoint_dir", resume=False),
         ["of another run", "resume=True"],
     ),
     "Comparison.load without a folder": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that does not exist": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a number as scenario": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore
-    "overrides as a list": (lambda: load_scenario("smoke", ["a=1"]), ["map keys to values", "got list"]),  # type: ignore
-    "a text as a selector's seed": (
+    "overrides that are a list": (lambda: load_scenario("smoke", ["a=1"]), ["map keys to values", "got list"]),  # type: ignore
+    "a text instead of a number as a selector's seed": (
         lambda: create("random", clients_per_round=3, seed="x"),
         ["seed", "whole number", "'x'"],
     ),
@@ -199,8 +223,11 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: create("random", clients_per_round=3, seed=-1),
         ["seed", "at least 0, got -1"],
     ),
-    "a missing parameter of a selector": (lambda: create("bsfl", clients_per_round=3), ["'bsfl' needs min_latency"]),
-    "a text as a selector's parameter": (
+    "a missing parameter of a selector": (
+        lambda: create("bsfl", clients_per_round=3),
+        ["'bsfl' needs the parameter min_latency"],
+    ),
+    "a text instead of a number as a selector's parameter": (
         lambda: create("random", clients_per_round="3"),
         ["'random': clients_per_round", "'3'"],
     ),

@@ -32,7 +32,7 @@ class RunSummary:
         energy_to_target_j: Energy until the target was reached, in joules; infinity if never.
         energy_j: Energy of the whole run, in joules.
         jain: Jain index of the clients' selection counts; NaN if no client was selected.
-        failed_clients: Selections without a usable update.
+        failed_clients: Selections without a usable update in time. Spares of over-selection have not failed.
         simulated_s: Simulated length of the whole run, in seconds.
         loss: Last measured test loss; NaN if it was never measured.
         accuracy_last10: Mean test accuracy of the last ten measured rounds (GPFL's Table II).
@@ -254,7 +254,7 @@ def summarize(
         energy_to_target_j=reached.total_energy_j if reached else math.inf,
         energy_j=last.total_energy_j if last else 0.0,
         jain=jain_index(history.selection_counts(num_clients)),
-        failed_clients=sum(r.num_selected - r.num_completed for r in history.rounds),
+        failed_clients=sum(r.num_failed for r in history.rounds),
         simulated_s=last.simulated_s if last else 0.0,
         loss=measured[-1].loss if measured else math.nan,
         accuracy_last10=float(last10.mean()) if last10.size else math.nan,

@@ -276,7 +276,7 @@ def _profile_table(verdict: Verdict, before_count: str) -> Table:
 def _describe_target(target_accuracy: float, target_rounds: int, target_window: int) -> str:
     """Describe when the target counts as reached."""
     text = (
-        f"{100 * target_accuracy:g} % is reached when the mean of {target_rounds} measured rounds in a row reaches it."
+        f"{100 * target_accuracy:g} % is reached when the mean of {target_rounds} evaluated rounds in a row reaches it."
     )
     if target_window < target_rounds:
         text += f" A run with fewer is judged by the mean of all it has (here {target_window})."

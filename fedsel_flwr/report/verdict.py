@@ -242,18 +242,19 @@ def _describe(
     seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
     reached, mean = own.time_to_target_s, own.time_to_target_s.mean
     if reached.count == seeds:
-        opening = f"{reference} reaches {goal} after {mean:.{decimals_of(mean)}f} simulated seconds"
+        opening = f"{reference} reaches {goal} after {mean:,.{decimals_of(mean)}f} simulated seconds"
         opening += " on average." if seeds > 1 else "."
     else:
         opening = f"{reference} reaches {goal} on {reached.count} of {seeds} seeds."
     basis = f"on the same {seeds} seeds{shared}" if seeds > 1 else "on one seed, which gives no interval"
-    lines = [f"{opening} Compared with it, {basis}:", *(f"- {_clause(one, seeds, margin)}" for one in found)]
+    lines = [f"{opening} Compared with {reference}, {basis}:", *(f"- {_clause(one, seeds, margin)}" for one in found)]
     if seeds > 1:
         over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
         lines.append(
-            f'The verdict is about the time only. "Sooner" or "later": p at most {LEVEL:g}{over}, even if the '
-            f'difference is small. "No difference": the whole interval is within {100 * (margin - 1):.0f} %. All other '
-            "numbers are secondary: their 95 % intervals are not corrected, and about one in 20 misses the truth."
+            f'The verdict is about the time only. "Sooner" or "later" means that p is at most {LEVEL:g}{over}, even if '
+            'the difference is small. "No difference" means that the whole interval is within '
+            f"{100 * (margin - 1):.0f} %. All other numbers are secondary: their 95 % intervals (in parentheses) are "
+            "not corrected, and about one in 20 intervals does not contain the true value."
         )
     if caution := describe_optimism([reference, *(one.selector for one in found)]):
         lines.append(caution)
@@ -284,10 +285,11 @@ def _clause(one: SelectorVerdict, seeds: int, margin: float) -> str:
     elif time.estimate >= 2:
         head = f"{name} takes {time.estimate:.1f} times as long ({_range(time)}): {one.word}"
     else:
-        head = f"{name} reaches it {_change(time)} {one.word} ({_ends(time)})"
-    split = f"{_part(one.seconds_per_round, 'seconds a round', margin)}, {_part(one.rounds, 'rounds', margin)}"
-    energy = "" if math.isnan(one.energy.estimate) else f", {_part(one.energy, 'joules', margin)}"
-    return f"{head}: {split}{energy}.{_sides(one)}"
+        head = f"{name} reaches this accuracy {_change(time)} {one.word} ({_ends(time)})"
+    parts = [("Seconds per round", one.seconds_per_round), ("Rounds", one.rounds)]
+    if not math.isnan(one.energy.estimate):
+        parts.append(("Joules", one.energy))
+    return " ".join([f"{head}.", *(f"{what}: {_part(effect, margin)}." for what, effect in parts)]) + _sides(one)
 
 
 def _change(effect: PairedEffect) -> str:
@@ -313,13 +315,13 @@ def _ratio(effect: PairedEffect) -> str:
     return f"{effect.estimate:.2f}, {_range(effect)}"
 
 
-def _part(effect: PairedEffect, what: str, margin: float) -> str:
-    """Describe one factor of the time, for example "27 % fewer seconds a round (24 to 30 %)"."""
+def _part(effect: PairedEffect, margin: float) -> str:
+    """Describe one factor of the time, for example "27 % fewer (24 to 30 %)"."""
     if effect.is_within(margin):
-        return f"as many {what} within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
+        return f"equal within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
     if not effect.differs:
-        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, no clear change)"
-    return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} {what} ({_ends(effect)})"
+        return f"{effect.estimate:.2f} times as many ({_range(effect)}, no clear change)"
+    return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} ({_ends(effect)})"
 
 
 def _seeds(one: SelectorVerdict) -> str:
@@ -338,22 +340,21 @@ def _sides(one: SelectorVerdict) -> str:
         if math.isnan(effect.estimate):
             continue
         if effect.figure == "accuracy":
-            told.append(f"accuracy at the end {_points(effect)} points")
+            told.append(f"Accuracy at the end: {_points(effect)}.")
         elif effect.differs and effect.figure == "worst_tenth":
-            told.append(f"worst tenth of the clients {_points(effect)} points")
+            told.append(f"Accuracy of the worst tenth of the clients: {_points(effect)}.")
         elif effect.differs and effect.figure == "jain" and f"{own:.2f}" != f"{other:.2f}":
-            told.append(f"Jain's index of participation {own:.2f} against {other:.2f}")
+            told.append(f"Jain's index of participation: {own:.2f} ({one.time.reference}: {other:.2f}).")
         elif effect.differs and effect.figure == "asked_per_round" and f"{own:.1f}" != f"{other:.1f}":
-            told.append(f"clients asked a round {own:.1f} against {other:.1f}")
-    text = "; ".join(told)
-    return f" {text[0].upper()}{text[1:]}." if told else ""
+            told.append(f"Clients asked per round: {own:.1f} ({one.time.reference}: {other:.1f}).")
+    return "".join(f" {sentence}" for sentence in told)
 
 
 def _points(effect: PairedEffect) -> str:
-    """Format a difference in percentage points with its interval, for example "-0.4 (-1.0 to +0.2)"."""
+    """Format a difference in percentage points with its interval, for example "-0.4 points (-1.0 to +0.2)"."""
     ends = "" if math.isnan(effect.low) else f" ({100 * effect.low:+.1f} to {100 * effect.high:+.1f})"
-    return f"{100 * effect.estimate:+.1f}{ends}"
+    return f"{100 * effect.estimate:+.1f} points{ends}"
 
 
 def _p(value: float) -> str:
-    return "p < .001" if value < 0.001 else f"p = {f'{value:.3f}'.lstrip('0')}"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

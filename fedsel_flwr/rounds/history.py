@@ -120,6 +120,7 @@ class History(state_dicts.NotByClient):
             num_completed=sum(row.completed for row in clients),
             num_kept=sum(row.kept for row in clients),
             num_timeouts=sum(row.timed_out for row in clients),
+            num_spares=sum(row.spare and not row.completed for row in clients),
             round_s=round_s,
             simulated_s=round_s + (last.simulated_s if last else 0.0),
             energy_j=energy,

@@ -32,6 +32,7 @@ from fedsel_flwr.rounds.records import (
     from_columns,
     to_columns,
 )
+from fedsel_flwr.rounds.storage import WRITING
 
 LAST_ROUNDS = 100
 """Number of last rounds that stay in memory."""
@@ -171,18 +172,19 @@ class Journal:
         start, written = self._index.ends[-1], 0
         refused = f"{what} cannot be written to {str(self.path)!r}"
         try:
-            descriptor = self._opened()
-            found = os.fstat(descriptor).st_size
-            if found < start:
-                raise self._failed(
-                    f"{refused}: another program has truncated it from {start} to {found} bytes. Earlier rounds "
-                    "are lost"
-                )
-            if found > start:
-                os.ftruncate(descriptor, start)
-            # A system call may write less than the given data.
-            while written < len(data):
-                written += os.pwrite(descriptor, data[written:], start + written)
+            with WRITING:
+                descriptor = self._opened()
+                found = os.fstat(descriptor).st_size
+                if found < start:
+                    raise self._failed(
+                        f"{refused}: another program has truncated it from {start} to {found} bytes. Earlier rounds "
+                        "are lost"
+                    )
+                if found > start:
+                    os.ftruncate(descriptor, start)
+                # A system call may write less than the given data.
+                while written < len(data):
+                    written += os.pwrite(descriptor, data[written:], start + written)
         except OSError as error:
             raise self._failed(f"{refused}: {error.strerror}. The earlier rounds are safe") from error
 

@@ -21,7 +21,7 @@ from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 LINE_START = '{"round": '
 """The first bytes of a line. The record of the round follows."""
 ROUND_BYTES = 2**11
-"""Number of bytes at the start of a line that always include the record of the round: 14 numbers with their names."""
+"""Number of bytes at the start of a line that always include the record of the round: 15 numbers with their names."""
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors from decoding a damaged line."""
 _decoder = json.JSONDecoder()
@@ -57,6 +57,7 @@ class ClientRecord:
         train_loss: Reported training loss.
         num_examples: Number of examples behind the update; 0 if unknown.
         timed_out: Whether no answer came before the timeout or the round's deadline.
+        spare: Whether the round ended without this client because enough others were earlier (over-selection).
     """
 
     round: int
@@ -76,6 +77,7 @@ class ClientRecord:
     energy_score: float = float("nan")
     timed_out: bool = False
     first_s: float = math.nan
+    spare: bool = False
 
     @property
     def transfer_s(self) -> float:
@@ -109,6 +111,7 @@ class RoundRecord:
         probe_j: Joules of the probes, part of ``energy_j``.
         num_timeouts: Number of clients without an answer before the timeout or the round's deadline.
         num_probed: Number of clients probed before the choice, counted once per probe.
+        num_spares: Number of clients that the round did not wait for, because enough others were earlier.
     """
 
     round: int
@@ -126,6 +129,12 @@ class RoundRecord:
     num_kept: int = 0
     num_timeouts: int = 0
     num_probed: int = 0
+    num_spares: int = 0
+
+    @property
+    def num_failed(self) -> int:
+        """Number of chosen clients without a usable update in time; a spare has not failed."""
+        return self.num_selected - self.num_completed - self.num_spares
 
 
 Record = TypeVar("Record", ClientRecord, RoundRecord)

@@ -87,7 +87,7 @@ def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Pa
     """
     if resume == "must" and not rounds:
         raise RunError(
-            f"{str(folder)!r} holds no checkpoint to resume from. Check checkpoint_dir, or begin a new run with "
+            f"{str(folder)!r} holds no checkpoint to resume from. Check checkpoint_dir, or start a new run with "
             "resume=True"
         )
     if not resume and (rounds or (journal.is_file() and journal.stat().st_size > 0)):
@@ -165,8 +165,8 @@ def check_length(folder: Path, done: int, rounds: int) -> None:
     """
     if done > rounds:
         raise RunError(
-            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Set rounds to at least "
-            f"{done}, or begin a new run in another folder"
+            f"the run in {str(folder)!r} has finished {done} rounds, more than rounds = {rounds}. Set rounds to at "
+            f"least {done}, or begin a new run in another folder"
         )
 
 

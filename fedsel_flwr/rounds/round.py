@@ -181,6 +181,7 @@ class Reporter(state_dicts.NotByClient):
                 num_examples=result.num_examples,
                 timed_out=result.timed_out,
                 first_s=result.first_s,
+                spare=result.spare,
             )
             for row, node, result in answers
         ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -33,6 +34,9 @@ TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
 LOCK = ".lock"
 """Name of the file that a process locks in the folder to which it writes."""
+WRITING = threading.RLock()
+"""Held during each write of a round or a checkpoint. A shutdown acquires this lock and never releases it, so that no
+round is written after the shutdown has killed the clients."""
 
 
 def make_folder(folder: Path) -> None:
@@ -64,6 +68,11 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
         OSError: The disk is full, or the write fails for another reason; the temporary file is removed.
     """
     temporary = path.with_name(path.name + TEMPORARY)
+    with WRITING:
+        _write(temporary, path, content)
+
+
+def _write(temporary: Path, path: Path, content: tuple[bytes | memoryview, ...]) -> None:
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:

@@ -209,7 +209,7 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = 
 
 
 def log_simulated_faults(history: History, spares: bool = False) -> None:
-    """Log one warning after a simulation, with the number of stragglers and lost answers.
+    """Log one warning after a simulation, with the number of stragglers and lost replies.
 
     Args:
         history: The run's history.
@@ -219,9 +219,9 @@ def log_simulated_faults(history: History, spares: bool = False) -> None:
     told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
     if told:
         asked = sum(record.num_selected for record in history.rounds)
-        more = ", including answers that no round waited for" if spares else ""
-        logger.warning("%s of %s answers in %s rounds%s. The history names the clients", ", ".join(told), f"{asked:,}",
-                       f"{len(history.rounds):,}", more)  # fmt: skip
+        more = ", including replies that no round waited for" if spares else ""
+        logger.warning("%s of %s expected replies in %s rounds%s. The history lists the clients", ", ".join(told),
+                       f"{asked:,}", f"{len(history.rounds):,}", more)  # fmt: skip
 
 
 def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:

@@ -148,7 +148,7 @@ def _choice_faults(ordered: IntArray, available: IntArray) -> str:
     values, counts = np.unique(ordered, return_counts=True)
     absent = values[~np.isin(values, available)]
     faults = [f"{value} is not available" for value in absent[:3].tolist()]
-    faults += [f"{value} is chosen {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
+    faults += [f"{value} is selected {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
     return ", ".join(faults[:6])
 
 

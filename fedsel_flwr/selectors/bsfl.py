@@ -56,26 +56,27 @@ class BSFL(Selector):
     ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
 
     Deviations:
-        * The paper calls (13) exponential and uses annealing. The default,
-          :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K). The same file has the
+        * The paper states that solving (13) takes exponential time, and uses annealing. The default solver,
+          :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves (13) exactly in O(K log K). The same file has the
           paper's two solvers.
         * A failure counts as a play at the speed tau_min / tau_max. A failed client has no latency, and the report then
           contains tau_max.
         * Speeds above 1 are replaced by 1, because measured latencies may be below ``min_latency``.
-        * ``min_latency="auto"`` sets tau_min to the lower tenth percentile of the clients' mean latencies, over the
+        * ``min_latency="auto"`` sets tau_min to the tenth percentile of the clients' mean latencies, over the
           completed plays. This tau_min includes the training of fast clients and the server's polling. The selector
           stores the mean of 1 / tau_k, and multiplies this mean by the current tau_min at each selection.
         * With "auto", a latency below the tau_min of its round counts as this tau_min. Each client's shortest latency
           counts as at least the current tau_min. One implausibly short latency therefore has no permanent effect.
-        * ``exploration`` is a factor of the radius in (12); the paper's is 1. With m = 25 of 500 clients the radius is
-          4.5 after six plays of every client, and speeds are below 1. A smaller factor ends exploration earlier.
+        * ``exploration`` is a factor of the radius in (12); 1 gives the paper's radius. With m = 25 of 500 clients, the
+          radius is 4.5 after six plays of every client, although no speed exceeds 1. A smaller factor ends exploration
+          earlier.
         * Delta_max (14), the largest difference between the values of two sets, needs the true means. In the annealing
           solvers, the range of the finite bounds plus alpha times the range of g replaces it. One finite bound above
           all others replaces the infinite bounds.
-        * (4) sums d over the registered clients, and (3) counts the same clients.
+        * The targets (3) and (4) depend only on the clients that have joined so far.
         * With ``data_weights``, the first selections are not random. Clients without a play all have infinite bounds,
-          so the clients with the largest weights come first. The generator only breaks ties between equal bounds and
-          equal g.
+          so the clients with the largest weights come first. The generator breaks ties only between clients with equal
+          bounds and equal g.
         * The rounds of a common warm-up count as plays, in the bounds and in g. Clients that missed the warm-up come
           first.
         * In (17) the paper has the sum inside the minimum, and we have the sum outside. The results are equal.

@@ -104,14 +104,16 @@ class CSUCB(LatencyRewards):
     ===========  ======================  ====================================================
 
     Deviations:
-        * (16) has r_k(t - 1) in the paper; here the reward of round t enters the mean.
-        * A failed client counts as a play with reward 0, because a failed client of section V-B has latency tau_max.
-          Otherwise a dead client would be selected in every round.
+        * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.
+        * A failure counts as a play with reward 0, because a failed client of section V-B has latency tau_max. If
+          failures were not plays, a client that never replies would be selected in every round.
         * ``max_latency="auto"`` sets tau_max to the next float above the slowest completed play so far. All rewards,
           old ones included, use the current tau_max. A play that exceeds the strategy's longest wait counts as that
-          wait. A failure has reward -1: with 0 it would equal the slowest play, and that client is only slow.
-        * ``exploration`` is a factor of the radius in (18); the paper's is 1. With m = 25 of 500 clients the radius is
-          4.5 after six plays of every client, and rewards are below 1. A smaller factor ends exploration earlier.
+          wait. A failure has reward -1. With reward 0, a failed client would look like the slowest client, which is
+          more useful because it replies.
+        * ``exploration`` is a factor of the radius in (18); 1 gives the paper's radius. With m = 25 of 500 clients, the
+          radius is 4.5 after six plays of every client, although no reward exceeds 1. A smaller factor ends exploration
+          earlier.
         * If clients are absent or new ("modified CS-UCB" of section V-C), available clients without a play come first,
           then (18). The last opening round is filled up at random only if every registered client has been available
           in every round.

@@ -36,16 +36,17 @@ class CSUCBQ(LatencyRewards):
     ===========  ======================  ==============================================================
 
     Deviations:
-        * (16) has r_k(t - 1) in the paper; here the reward of round t enters the mean.
-        * A failed client counts as a play with reward 0, and as served (b_k = 1).
+        * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.
+        * A failure counts as a play with reward 0, and the failed client counts as selected (b_k = 1).
         * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
-        * ``exploration`` is a factor of the radius in (26); the paper's is 1.
-        * The queue of a new client starts at 0 in its first round. A selection that is never observed serves no client.
+        * ``exploration`` is a factor of the radius in (26); 1 gives the paper's radius.
+        * In the first round of a new client, its queue is 0. If the selector receives no report on a round, no client
+          counts as selected in this round (b_k = 0).
         * The fairness from data sizes is phi m s_k / sum(s), capped below 1 (section II-C with c_min at its lower
           limit, and V-C).
         * If new data sizes change c_k, (27) uses the value at the beginning of the round.
         * c_k = 1 and phi = 1 are allowed; the paper has [0, 1).
-        * In a common warm-up every round is a play of all selected clients, and serves them (b_k = 1).
+        * In a common warm-up, every round is a play of all selected clients, and they count as selected (b_k = 1).
 
     Args:
         clients_per_round: m, the paper's N.

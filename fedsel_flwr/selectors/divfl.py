@@ -59,7 +59,7 @@ class DivFL(VectorSelector):
         * Ties among sums, to one in a million, are broken at random.
         * The gradient of a failed client does not change. The selector alone would then repeat the same selection, and
           select a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The
-          paper does not.
+          paper does not exclude clients.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
 
     Args:

@@ -24,14 +24,16 @@ class FedCMUCB(Selector):
     ============  ======================  ================================================
 
     Deviations:
-        * Algorithm 2 computes new bounds only for the clients of the last round; here, all bounds are computed again.
-        * Rounds count from 1, so the first bound contains ln 1, and the second bound ln 2. In Algorithm 1, t counts
-          from 0, so the first bound contains ln 0, and the second bound ln 1 = 0.
-        * Line 4 excludes all clients whose value equals the m-th largest, possibly all clients in round 1. Here,
-          exactly m available clients are selected, and ties are broken at random.
-        * "The random binomial distribution" of the first means (Appendix C) is a fair coin here.
-        * A failed client is not in S_opt, so its reward is 0.
-        * The rounds of a common warm-up are plays, because every model goes through the filter.
+        * Algorithm 2 computes new bounds only for the clients of the last round. Here, all bounds are computed in every
+          round.
+        * Rounds count from t = 1, so the first bound contains ln 1, and the second bound contains ln 2. In Algorithm 1,
+          t starts at 0, so the first bound contains ln 0, and the second bound contains ln 1 = 0.
+        * Line 4 excludes all clients whose value equals the m-th largest value. In round 1, this may exclude all
+          clients. Here, exactly m available clients are selected, and ties are broken at random.
+        * The first value of mu-hat_k is 0 or 1, each with probability 1/2. Appendix C only says "the random binomial
+          distribution".
+        * If a selected client fails, its reward is 0, because its model is not in S_opt.
+        * The rounds of a common warm-up are plays, because the filter scores every model of these rounds.
         * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:

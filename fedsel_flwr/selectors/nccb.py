@@ -201,7 +201,7 @@ class LSH(GroupBandit):
           which nearly every client is a separate arm. The first ``bits`` bits of a hash count. Any other bits would
           serve as well, because all planes are drawn in the same way.
         * The default of 8 bits gives about sqrt(K) arms of 100 clients that share scikit-learn's digits. These are 10.1
-          arms with two shards each and 9.2 with a Dirichlet partition (table in ``docs/papers/diversity.md``).
+          arms with two shards per client, and 9.2 with a Dirichlet partition (table in ``docs/papers/diversity.md``).
         * A probe asks each client for its hash when the client is first seen. The cost of the probe is charged. A
           client that sends no hash is asked three times and is a separate arm.
         * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after the warm-up.

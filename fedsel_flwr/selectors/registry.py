@@ -48,9 +48,7 @@ def selector_class(name: str) -> type[Selector]:
     if name in installed:
         return _checked_class(load_reference(installed[name], f"installed selector {name!r},"), name)
     if str(name).endswith(".py"):
-        raise ParameterError(
-            f"selector {name!r} names a file without a class. Add the class, as in {f'{name}:MyClass'!r}"
-        )
+        raise ParameterError(f"selector {name!r} lacks the name of a class. Add it, as in {f'{name}:MyClass'!r}")
     close = difflib.get_close_matches(str(name), names(), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ParameterError(
@@ -86,8 +84,8 @@ def create(name: str, **params: Any) -> Selector:
     unknown = sorted(params.keys() - accepted.keys())
     missing = [key for key, p in accepted.items() if p.default is p.empty and key not in params]
     if unknown or missing:
-        problem = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        raise ParameterError(f"selector {name!r} {problem}. Its parameters are {', '.join(accepted)}")
+        problem = f"does not know {', '.join(unknown)}" if unknown else f"needs the parameter {', '.join(missing)}"
+        raise ParameterError(f"selector {name!r} {problem}. All its parameters are {', '.join(accepted)}")
     try:
         return cls(**params)
     except ParameterError as error:

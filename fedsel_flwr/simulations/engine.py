@@ -176,7 +176,7 @@ def simulate(
         given = {"folder": folder, "checkpoint_dir": checkpoint_dir, "resume": resume or None, "track": track}
         for name, value in given.items():
             if value is not None:
-                cure = cures.get(name, "Pass it to the strategy when you create it")
+                cure = cures.get(name, f"Pass {name} to the strategy when you create the strategy")
                 raise ParameterError(f"{name} cannot be combined with strategy=. {cure}")
     if track is not None and not isinstance(track, Tracking):
         track = Tracking.of(track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients)

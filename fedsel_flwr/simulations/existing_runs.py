@@ -97,7 +97,7 @@ def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunRes
         if (wanted := getattr(mine, key)) != (there := getattr(theirs, key)):
             raise RunError(
                 f"the run in {str(folder)!r} finished after {done} rounds with {key} = {there}, and its checkpoints "
-                f"are gone. Begin a new run with {key} = {wanted}"
+                f"were deleted. Start a new run with {key} = {wanted}"
             )
     return result
 

@@ -123,8 +123,8 @@ class Scenario(Table):
         warmup_rounds = self.aggregation.options()["warmup_rounds"]
         if warmup_rounds >= self.rounds:
             raise ValueError(
-                f"aggregation.warmup_rounds = {warmup_rounds} leaves nothing to choose in rounds = "
-                f"{self.rounds}. Lower it, or raise rounds"
+                f"aggregation.warmup_rounds = {warmup_rounds} leaves no round for the selector, because "
+                f"rounds = {self.rounds}. Lower warmup_rounds, or increase rounds"
             )
         return self
 

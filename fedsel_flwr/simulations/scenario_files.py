@@ -31,8 +31,8 @@ COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds",
 hold ``clients_per_round``, as a cap.
 """
 EXPECTED = {
-    "model_type": "expected a table; set its keys one by one",
-    "dict_type": "expected a table; set its keys one by one",
+    "model_type": "expected a table. Set its keys one by one",
+    "dict_type": "expected a table. Set its keys one by one",
     "tuple_type": "expected a list of numbers, such as 3, 4, 5",
 }
 """Replacements for pydantic's messages about Python types: type of the error -> what the TOML file should hold."""
@@ -69,7 +69,9 @@ def load_scenario(
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ParameterError(f"scenario {source!r} is not valid TOML: {error}. Correct the file there") from error
+        raise ParameterError(
+            f"scenario {source!r} is not valid TOML: {error}. Correct the file at this place"
+        ) from error
     if not tables:
         raise ParameterError(f"scenario file {source!r} is empty. Set at least one key, such as rounds = 10")
     # Done before overrides are set, because paths in overrides are relative to another folder.
@@ -200,7 +202,7 @@ def _explain(error: ValidationError) -> str:
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
             same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
-            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known)}")
+            lines.append(f"unknown key {key!r}{meant}. The allowed keys are {', '.join(known)}")
         elif key:
             expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
             lines.append(f"{key} = {fault['input']!r}: {expected}")
@@ -238,5 +240,5 @@ def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[s
             if key not in allowed:
                 raise ParameterError(
                     f"scenario {source!r}: unknown key 'selectors.{name}.{key}'. "
-                    f"Allowed are {', '.join(allowed) or 'none'}"
+                    f"The allowed keys are {', '.join(allowed) or 'none'}"
                 )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsel_flwr.rounds.storage import TEMPORARY
+from fedsel_flwr.rounds.storage import TEMPORARY, WRITING
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAIN_THREAD_S = 1.5
@@ -26,6 +26,8 @@ SHUTDOWN_LIMIT_S = 7.0
 """Longest shutdown, in seconds. After that, every process is killed without the caller's message."""
 KILL_LIMIT_S = 2.0
 """Longest wait for killed processes to end, in seconds."""
+WRITE_LIMIT_S = 1.0
+"""Longest wait for a write that has begun, in seconds."""
 POLL_S = 0.05
 """Seconds between two checks of processes that are ending."""
 RESTORE_S = 0.01
@@ -175,6 +177,9 @@ def end_process(
     """
     if not _ENDING.acquire(blocking=False):
         return
+    # From here on no thread writes a round. Otherwise Flower's server thread could write one that the message does not
+    # count, or one whose clients are killed below.
+    WRITING.acquire(timeout=WRITE_LIMIT_S)
     # Nothing may prevent the end of this process, not even a broken progress display.
     with contextlib.suppress(Exception):
         first()

@@ -55,12 +55,12 @@ def check_input_order(make: SelectorFactory) -> None:
 
 
 def check_determinism(make: SelectorFactory) -> None:
-    """Check that the same seed gives the same choices, for any state of NumPy's global generator."""
+    """Check that the same seed gives the same selections, for any state of NumPy's global generator."""
     # The two plays start from different global states, so a selector that draws from them is detected.
     np.random.seed(0)  # noqa: NPY002
     first = play(make(seed=4), range(40))
     np.random.seed(1)  # noqa: NPY002
-    promise(first == play(make(seed=4), range(40)), "the same seed gives the same choices")
+    promise(first == play(make(seed=4), range(40)), "the same seed gives the same selections")
 
 
 def check_growth(make: SelectorFactory) -> None:

@@ -149,7 +149,7 @@ CHILD = "FEDSEL_TESTING_CHILD"
 
 
 def check_spawned_process(make: SelectorFactory) -> None:
-    """Check that the same seed gives the same choices in a new process, where sets have another order.
+    """Check that the same seed gives the same selections in a new process, where sets have another order.
 
     The factory is pickled. The check is left out with a warning if the other process cannot import the factory. This
     holds for a lambda, and for a factory defined in a notebook, in a session or in the script that is run.
@@ -181,7 +181,7 @@ def check_spawned_process(make: SelectorFactory) -> None:
     if cause:
         return _left_out(f"the other process cannot import the factory ({cause})")
     here = play(make(seed=SEED), range(SPAWNED_ROUNDS))
-    promise(choices == here, "the same seed gives the same choices in another process")
+    promise(choices == here, "the same seed gives the same selections in another process")
 
 
 def play_in_child() -> None:

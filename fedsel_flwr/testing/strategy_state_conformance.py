@@ -126,7 +126,7 @@ def check_selector_observes(harness: StrategyHarness) -> None:
 
 
 def check_same_seed(harness: StrategyHarness) -> None:
-    """Check that the same seed gives the same choices, for any node ids and any order of replies."""
+    """Check that the same seed gives the same selections, for any node ids and any order of replies."""
     if not harness.clock_is_virtual:
         _left_out("check_same_seed")
         return
@@ -134,8 +134,8 @@ def check_same_seed(harness: StrategyHarness) -> None:
     number = next((i for i, pair in enumerate(zip(first, second, strict=False), 1) if pair[0] != pair[1]), None)
     promise(
         number is None and len(first) == len(second),
-        f"the same seed gives the same choices; from round {number} on they differ. Give the selector a seed in "
-        "make_strategy. Choices must not depend on node ids, on the order of answers or on a global generator",
+        f"the same seed gives the same selections; from round {number} on they differ. Give the selector a seed in "
+        "make_strategy. Selections must not depend on node ids, on the order of replies or on a global generator",
     )
 
 

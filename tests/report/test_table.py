@@ -57,7 +57,7 @@ def test_the_table_at_80_columns() -> None:
     second = lines[10:]
     assert words(second[1]) == "selector index clients"
     assert words(second[3]) == "bsfl 0.500 3.0"
-    assert words(lines[-1]).startswith("80 % is reached when the mean of 15 measured rounds in a row reaches it.")
+    assert words(lines[-1]).startswith("80 % is reached when the mean of 15 evaluated rounds in a row reaches it.")
 
 
 def test_one_table_where_there_is_room() -> None:

@@ -117,18 +117,20 @@ def test_the_sentence_of_a_gain() -> None:
     said = verdict(runs_of(0.8), "random", 0.9).sentence
     first, second, third = said.splitlines()
     assert first == (
-        "random reaches 90 % accuracy after 105.5 simulated seconds on average. Compared with it, on the same 12 "
+        "random reaches 90 % accuracy after 105.5 simulated seconds on average. Compared with random, on the same 12 "
         "seeds and partitions:"
     )
-    assert second.startswith("- fast reaches it 20 % sooner (19 to 21 %): as many seconds a round within 5 %")
-    assert second.endswith("Accuracy at the end +0.0 (+0.0 to +0.0) points.")  # said in any case
+    assert second.startswith(
+        "- fast reaches this accuracy 20 % sooner (19 to 21 %). Seconds per round: equal within 5 %"
+    )
+    assert second.endswith("Accuracy at the end: +0.0 points (+0.0 to +0.0).")  # said in any case
     assert "Holm" not in third  # one selector needs no correction
 
 
 @pytest.mark.parametrize(
     ("ratio", "starts"),
     [
-        (1.25, "- fast reaches it 25 % later (24 to 26 %)"),
+        (1.25, "- fast reaches this accuracy 25 % later (24 to 26 %)"),
         (2.5, "- fast takes 2.5 times as long (2.47 to 2.52): later"),
         (1.0, "- fast: no difference beyond 5 % in time (1.00, 0.99 to 1.01)"),
     ],
@@ -142,10 +144,10 @@ def test_the_sentence_never_praises_speed_alone() -> None:
     runs = runs_of(0.8, accuracy=0.785, jain=0.4, asked_per_round=15.0, worst_tenth=0.3)
     said = verdict(runs, "random", 0.7).sentence
     for words in (
-        "Accuracy at the end -11.5 (-11.5 to -11.5) points",
-        "worst tenth of the clients -40.0 (-40.0 to -40.0) points",
-        "Jain's index of participation 0.40 against 1.00",
-        "clients asked a round 15.0 against 10.0",
+        "Accuracy at the end: -11.5 points (-11.5 to -11.5).",
+        "Accuracy of the worst tenth of the clients: -40.0 points (-40.0 to -40.0).",
+        "Jain's index of participation: 0.40 (random: 1.00).",
+        "Clients asked per round: 15.0 (random: 10.0).",
     ):
         assert words in said
 
@@ -154,8 +156,8 @@ def test_the_sentence_counts_runs_without_the_target() -> None:
     runs = [make_run("random", seed, NEVER if seed else 10.0) for seed in range(8)]
     runs += [make_run("fast", seed, 9.0) for seed in range(8)]
     said = verdict(runs, "random", 0.85).sentence
-    assert said.startswith("random reaches 85 % accuracy on 1 of 8 seeds. Compared with it, on the same 8 seeds")
-    counts = "sooner on 8, later on 0, undecided on 0; sign test, p = .008"
+    assert said.startswith("random reaches 85 % accuracy on 1 of 8 seeds. Compared with random, on the same 8 seeds")
+    counts = "sooner on 8, later on 0, undecided on 0; sign test, p = 0.008"
     assert f"fast reaches the target on 8 of 8 seeds, random on 1 ({counts}): sooner." in said
 
 
@@ -177,15 +179,15 @@ def test_pairs_within_the_margin_are_ties_of_the_sign_test() -> None:
 
 def test_a_selector_with_fewer_seeds_says_so() -> None:
     said = verdict([run for run in runs_of(0.8) if run.selector == "random" or run.seed < 9], "random", 0.9).sentence
-    assert "- fast (on 9 of these seeds) reaches it" in said
+    assert "- fast (on 9 of these seeds) reaches this accuracy" in said
 
 
 def test_one_seed_gives_no_interval() -> None:
     said = verdict([make_run("a", 0, 8.0), make_run("random", 0, 10.0)], "random", 0.9).sentence
     assert said.splitlines() == [
-        "random reaches 90 % accuracy after 10.0 simulated seconds. Compared with it, on one seed, which gives no "
-        "interval:",
-        "- a needs 0.80 times the time: not settled by one seed. Accuracy at the end +0.0 points.",
+        "random reaches 90 % accuracy after 10.0 simulated seconds. Compared with random, on one seed, which gives "
+        "no interval:",
+        "- a needs 0.80 times the time: not settled by one seed. Accuracy at the end: +0.0 points.",
     ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.collecting import end_round
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
@@ -200,7 +201,11 @@ def test_beyond_the_deadline_is_a_failure_and_named_in_the_log_a_spare_is_neithe
     Federation(strategy, proxies).play(1)
     ((results, failed),) = base.given
     assert (len(results), len(failed)) == (2, failures)
-    assert strategy.history.rounds[0].round_s == round_s
+    record = strategy.history.rounds[0]
+    assert (record.round_s, record.num_failed, record.num_spares) == (round_s, failures, 1 - failures)
+    assert [row.spare for row in strategy.history.clients] == [False, False, not failures]
+    summary = summarize(strategy.history, selector="random", seed=0, num_clients=3, target_accuracy=0.9)
+    assert summary.failed_clients == failures
     assert len([message for message in caplog.messages if "client 2: late" in message]) == failures
     assert sum("energy" in message for message in caplog.messages) == 3
 

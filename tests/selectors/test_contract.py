@@ -170,7 +170,7 @@ class Says(Selector):
         (["1", "2"], r"got \['1', '2'\]"),
         ([1, 1000], "1000 is not available"),
         ([0, 1], "0 is not available"),
-        ([2, 2], "2 is chosen 2 times"),
+        ([2, 2], "2 is selected 2 times"),
         ([1, 2, 3], "chose 3 clients, but may choose at most 2"),
     ],
     ids=str,

@@ -55,7 +55,7 @@ def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Pat
     assert parts(result) == parts(simulate(smoke()))
     assert parts(simulate(smoke(), folder=tmp_path / "run", resume=True)) == parts(result)
     for longer in ({"rounds": 7}, {"simulated_s": 9.0}):
-        with pytest.raises(RunError, match=r"finished after 6 rounds with .* = .*checkpoints are gone"):
+        with pytest.raises(RunError, match=r"finished after 6 rounds with .* = .*checkpoints were deleted"):
             simulate(smoke(**longer), folder=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 
@@ -85,7 +85,7 @@ ANOTHER: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"selector": "random"}, ["scenario.selector is 'cs-ucb' there and 'random' here"]),
         ({"aggregation__base": "fedadam"}, ["scenario.aggregation.base is 'fedavg' there and 'fedadam' here"]),
         ({"api": "message", "engine": "ray"}, ["scenario.api is 'legacy'", "scenario.engine is 'vectorized'"]),
-        ({"rounds": 2}, ["has done 3 rounds, more than rounds = 2", "at least 3"]),
+        ({"rounds": 2}, ["has finished 3 rounds, more than rounds = 2", "at least 3"]),
         ({"evaluation_every": 2}, ["scenario.evaluation_every is 1 there and 2 here"]),
     ],
     "folder": [

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from fedsel_flwr.report.run_folder import read_journal
 from fedsel_flwr.simulations.shutdown import UNFINISHED, remove_unfinished
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import content
@@ -154,6 +155,44 @@ def test_a_signal_ends_the_children_and_passes_no_exception(busy: str, tmp_path:
 def test_a_signal_during_an_import_is_acted_on(tmp_path: Path) -> None:
     done = program(HALF_IMPORTED, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1].split(" (")[0]) == (130, "fedsel: interrupted"), done.stderr
+
+
+WRITING = """
+import sys, threading, time
+from pathlib import Path
+from fedsel_flwr.report.run_folder import JOURNAL, read_journal
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.journal import Journal
+from fedsel_flwr.rounds.storage import write_atomically
+from fedsel_flwr.simulations.shutdown import end_process
+folder = Path(sys.argv[1])
+def write():
+    history = History()
+    history.write_to(Journal(folder / JOURNAL))
+    for number in range(1, 10**6):
+        history.append(round=number, num_available=1, round_s=1.0, clients=[])
+        history.close_round()
+        write_atomically(folder / "checkpoint", str(number).encode())
+        time.sleep(0.001)
+threading.Thread(target=write, daemon=True).start()
+while not (folder / "checkpoint").exists():
+    time.sleep(0.01)
+def message():
+    said = f"{len(read_journal(folder).rounds)} {(folder / 'checkpoint').read_text()}"
+    time.sleep(0.3)
+    return said
+end_process(message, 7)
+"""
+
+
+def test_no_round_is_written_after_the_last_message(tmp_path: Path) -> None:
+    """Flower's server thread continues until the process ends, and its clients have been killed."""
+    done = program(WRITING, str(tmp_path))
+    assert done.returncode == 7, done.stderr
+    rounds, checkpoint = map(int, done.stderr.split())
+    assert len(read_journal(tmp_path).rounds) == rounds
+    assert int((tmp_path / "checkpoint").read_text()) == checkpoint
+    assert rounds - checkpoint in (0, 1)
 
 
 def test_ray_leaves_the_callers_handler_as_it_is() -> None:

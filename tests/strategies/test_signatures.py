@@ -71,7 +71,7 @@ def test_unknown_and_missing_parameters_are_named_with_those_that_exist(cls: Any
     with pytest.raises(ParameterError, match=rf"{cls.__name__}.*max_latancy.*max_latency"):
         cls(**required, max_latancy=3.0)
     del required["clients_per_round"]
-    with pytest.raises(ParameterError, match=rf"{cls.__name__} needs clients_per_round"):
+    with pytest.raises(ParameterError, match=rf"{cls.__name__} needs the parameter clients_per_round"):
         cls(**required)
 
 

@@ -299,7 +299,7 @@ def test_a_good_selector_passes(check: Any) -> None:
     [
         (check_choice, Greedy, "every chosen client is available"),
         (check_input_order, GlobalState, "the order of `available` does not matter"),
-        (check_determinism, GlobalState, "the same seed gives the same choices"),
+        (check_determinism, GlobalState, "the same seed gives the same selections"),
         (check_save_and_load, Forgetful, "save, load, continue"),
         (check_needs, Unread, "columns in needs are read .* leave out energy"),
         (check_needs, OnlyRemembered, "remembers keeps loss of the roll call and of probes only. Read report.loss"),

@@ -90,7 +90,7 @@ def test_a_module_is_checked_in_another_process_and_may_call_the_suite_when_it_i
     call = "import mine; print('begin'); mine.check_spawned_process(mine.partial(mine.ByHash, clients_per_round=3))"
     status, out, err = run("-W", "error", "-c", call, PYTHONHASHSEED="0")
     assert (status, out.split()) == (1, ["begin"])
-    assert "the same seed gives the same choices in another process" in err
+    assert "the same seed gives the same selections in another process" in err
     # Once here, and once for each of the two calls.
     assert (in_folder / "read.txt").read_text().split() == ["once"] * 3
 

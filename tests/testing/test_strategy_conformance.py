@@ -161,7 +161,7 @@ def test_it_is_named_in_the_other_api_as_well() -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_choices_without_a_seed_are_found_out(api: str) -> None:
-    with pytest.raises(AssertionError, match=r"the same seed gives the same choices; from round \d+ on they differ"):
+    with pytest.raises(AssertionError, match=r"the same seed gives the same selections; from round \d+ on they differ"):
         check_strategy(partial(wrapped, api, "random", "FedAvg", {"seed": None}), ARRAYS)
 
 

@@ -347,7 +347,9 @@ def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
         return "random" if "random" in labels and len(labels) > 1 else None
     if len(labels) < 2:
-        raise ParameterError(f"reference {given!r} needs a selector to compare with. Name at least two selectors")
+        raise ParameterError(
+            f"reference {given!r} needs another selector to compare with it. Give at least two selectors"
+        )
     if given not in labels:
         raise ParameterError(f"reference must be one of {', '.join(labels)}, got {given!r}")
     return given
@@ -367,7 +369,10 @@ def _run_folders(folder: Path) -> list[Path]:
         what = "is a file" if folder.exists() else "does not exist"
         raise ParameterError(f"{str(folder)!r} {what}. Give the folder of a run, or of a comparison")
     if not inside:
-        raise ParameterError(f"{str(folder)!r} holds no run. Give a folder with scenario.toml, or one of such folders")
+        raise ParameterError(
+            f"{str(folder)!r} holds no run. Give the folder of a run, which contains scenario.toml, or a "
+            "folder that contains such folders"
+        )
     for place in inside:
         check_links(place)
     return inside

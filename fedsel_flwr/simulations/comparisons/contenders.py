@@ -117,7 +117,7 @@ def read_contenders(
     else:
         read = [_contender(given) for given in selectors]
     if not read:
-        raise ParameterError("selectors must hold at least one selector to compare, got none. Name one")
+        raise ParameterError("selectors must contain at least one selector to compare, got none. Give one")
     for one in read:
         if sum(one.label == other.label for other in read) > 1:
             raise ParameterError(
@@ -140,8 +140,8 @@ def _contender(given: SelectorLike | Contender, label: str | None = None) -> Con
         return Contender(label or label_of(given), name=given)
     if isinstance(given, Selector):
         raise ParameterError(
-            f"selector {given.name!r} is one object, but every seed needs a new one. Give the class, or a function "
-            "that makes it"
+            f"selector {given.name!r} is one object, but every seed needs a new object. Give the class, or a "
+            "function that makes such an object"
         )
     if not callable(given):
         raise ParameterError(

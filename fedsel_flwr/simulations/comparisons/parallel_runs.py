@@ -153,7 +153,7 @@ def report_progress(
 
     def on_round(record: RoundRecord) -> None:
         nonlocal failed
-        failed += record.num_selected - record.num_completed
+        failed += record.num_failed
         if update:
             update(record, failed)
 
@@ -165,4 +165,4 @@ def report_progress(
 def report_last_round(history: History, update: Update) -> None:
     """Report the last round of a finished run."""
     if history.rounds:
-        update(history.rounds[-1], sum(record.num_selected - record.num_completed for record in history.rounds))
+        update(history.rounds[-1], sum(record.num_failed for record in history.rounds))

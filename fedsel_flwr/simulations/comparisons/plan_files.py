@@ -165,8 +165,8 @@ def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str) -> No
         return
     named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
     raise ParameterError(
-        f"{str(folder)!r} names code that would run with your rights: {named}. Read that code. If you trust it, "
-        f"enter: {command}"
+        f"the files in {str(folder)!r} refer to code that would run with your rights: {named}. Read that code. If you "
+        f"trust it, enter: {command}"
     )
 
 

@@ -121,7 +121,7 @@ def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Pa
     if len(rows) != scenario.num_clients:
         raise ParameterError(
             f"the partition of data {given.name!r} has {len(rows)} clients, but num_clients = {scenario.num_clients}. "
-            "Make them equal."
+            "Make the two numbers equal."
         )
     return dataset, rows
 
@@ -155,7 +155,7 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     if isinstance(make, nn.Module) or not callable(make):
         raise ParameterError(
             "model must be a function or class that makes a torch module, got "
-            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Pass one that makes it, "
+            f"{type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}. Pass a function or class, "
             "because each seed starts from new parameters."
         )
     shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
@@ -178,8 +178,8 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
     ]
     if lacking:
         raise ParameterError(
-            f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. "
-            "Pass functools.partial of it."
+            f"model may need no arguments except {' and '.join(shapes)}, but it needs {', '.join(lacking)}. Pass a "
+            "functools.partial of it that sets the other arguments."
         )
     with refusing_faults("the model cannot be created"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})

@@ -142,13 +142,13 @@ class OwnData:
             rows = np.sort(rows.astype(np.int64))
             if (twice := rows[1:][np.diff(rows) == 0]).size:
                 raise ParameterError(
-                    f"partition: client {client} must have rows of train in [0, {count}), each once; row {twice[0]} "
-                    f"occurs {np.count_nonzero(rows == twice[0])} times"
+                    f"partition: client {client} must have rows of train in [0, {count}), each only once; row "
+                    f"{twice[0]} occurs {np.count_nonzero(rows == twice[0])} times"
                 )
             if rows[0] < 0 or rows[-1] >= count:
                 raise ParameterError(
-                    f"partition: client {client} must have rows of train in [0, {count}), each once; got rows from "
-                    f"{rows[0]} to {rows[-1]}"
+                    f"partition: client {client} must have rows of train in [0, {count}), each only once; got rows "
+                    f"from {rows[0]} to {rows[-1]}"
                 )
             found.append(rows)
         return tuple(found)
@@ -277,8 +277,8 @@ def _check_alike(train: Split, other: Split, name: str) -> None:
     """Refuse examples whose shape or labels do not match the training examples."""
     if other.inputs.shape[1:] != train.inputs.shape[1:] or (len(other) and other.labels.dtype != train.labels.dtype):
         raise ParameterError(
-            f"{name} must have examples like train's, {train.inputs.shape[1:]} with {_kind(train)}, got "
-            f"{other.inputs.shape[1:]} with {_kind(other)}"
+            f"{name} must have examples of the same shape and kind as train: {train.inputs.shape[1:]} with "
+            f"{_kind(train)}, got {other.inputs.shape[1:]} with {_kind(other)}"
         )
 
 

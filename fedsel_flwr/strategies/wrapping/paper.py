@@ -56,8 +56,8 @@ class PaperStrategy(Adapter):
         unknown = sorted(params.keys() - accepted.keys())
         missing = sorted(k for k, p in accepted.items() if p.default is p.empty and k not in params)
         if unknown or missing:
-            problem = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-            raise ParameterError(f"{type(self).__name__} {problem}. Its parameters are {', '.join(accepted)}.")
+            problem = f"does not know {', '.join(unknown)}" if unknown else f"needs the parameter {', '.join(missing)}"
+            raise ParameterError(f"{type(self).__name__} {problem}. All its parameters are {', '.join(accepted)}.")
         params = params | self._observed(params)
         roster = Roster()
         own = inspect.signature(self.selector_class).parameters

@@ -264,5 +264,5 @@ def test_wrong_selector_parameters_are_found_before_anything_starts(parameter: s
 
 
 def test_a_selector_without_its_parameter_says_so() -> None:
-    with pytest.raises(ParameterError, match=r"selector 'bsfl' needs min_latency"):
+    with pytest.raises(ParameterError, match=r"selector 'bsfl' needs the parameter min_latency"):
         check_selectors(Scenario(name="bare", selector="bsfl"), ["bsfl"])

@@ -187,5 +187,5 @@ def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, model: Any,
 
 
 def test_a_name_that_is_not_in_the_file_is_told_what_is(mine: Any) -> None:
-    with pytest.raises(ParameterError, match=r"has no 'Nets'; it has Net"):
+    with pytest.raises(ParameterError, match=r"has no 'Nets'. It has Net"):
         simulate(smoke(**{"model.name": "mine.py:Nets"}))

@@ -84,13 +84,22 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"train": (INPUTS * np.inf, LABELS)}, "train must hold finite numbers"),
         ({"train": (INPUTS, LABELS - 1)}, "classes must be 0 … C - 1, got -1"),
         ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3. Subtract 1 from every label"),
-        ({"test": (INPUTS[:, :3], LABELS)}, "test must have examples like train's, (4,) with classes, got (3,)"),
+        (
+            {"test": (INPUTS[:, :3], LABELS)},
+            "test must have examples of the same shape and kind as train: (4,) with classes, got (3,)",
+        ),
         ({"test": (INPUTS, LABELS / 1)}, "got (4,) with numbers to predict"),
         ({"test": TensorDataset(torch.zeros(3, 4))}, "the torch Dataset must have pairs"),
         ({"partition": {0: [1], 2: [2]}}, "partition must hold the clients 0 … 1"),
         ({"partition": [[1], []]}, "client 1 must have a list of at least one row"),
-        ({"partition": [[1], [60]]}, "client 1 must have rows of train in [0, 60), each once; got rows from 60 to 60"),
-        ({"partition": [[4], [3, 8, 8, 1, 8]]}, "client 1 must have rows of train in [0, 60), each once; row 8 occurs"),
+        (
+            {"partition": [[1], [60]]},
+            "client 1 must have rows of train in [0, 60), each only once; got rows from 60 to 60",
+        ),
+        (
+            {"partition": [[4], [3, 8, 8, 1, 8]]},
+            "client 1 must have rows of train in [0, 60), each only once; row 8 occurs",
+        ),
         ({"partition": [[0.5]]}, "got float64"),
     ],
 )
