@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray, whole
+from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.choices import Fleet, run_selectors
+from fedsel_flwr.report.choices import Fleet, draw_available, run_selectors
 from fedsel_flwr.report.components import Interval, VarianceComponents, fit_components
 from fedsel_flwr.report.latencies import SELECTORS, Latencies, read_latencies
 from fedsel_flwr.report.run_folder import load_optional
@@ -235,10 +236,16 @@ def advise(
     ratios = {name: np.zeros((FLEETS, len(ends))) for name in SELECTORS}
     jains = {name: np.zeros(FLEETS) for name in ("random", *SELECTORS)}
     for i, fleet in enumerate(fleets):
-        for name, (seconds, counts) in run_selectors(fleet, m, rounds, seed + i, source.parameters).items():
+        selections = _of_fleet(source, source.selections, i, 0)
+        available = draw_available(source.num_available, selections, rounds, np.random.default_rng([seed, 3, i]))
+        found_rounds = run_selectors(fleet, m, seed + i, source.parameters, available)
+        # If clients are absent, random selection does not select all cohorts equally often.
+        absent = any(len(each) < source.num_clients for each in available)
+        usual = [found_rounds["random"][0][:end].mean() if absent else expected[i] for end in ends]
+        for name, (seconds, counts) in found_rounds.items():
             jains[name][i] = jain_index(counts[-1])
             if name in ratios:
-                ratios[name][i] = [math.log(seconds[:end].mean() / expected[i]) for end in ends]
+                ratios[name][i] = [math.log(seconds[:end].mean() / one) for end, one in zip(ends, usual, strict=True)]
     random_jain = float(jains["random"].mean())
     found = []
     for name in SELECTORS:
@@ -269,18 +276,27 @@ def advise(
 
 def _draw_fleet(source: Latencies, fitted: VarianceComponents, number: int, seed: int) -> Fleet:
     """Draw a fleet like one of the history's fleets, in turn."""
-    generator = np.random.default_rng([seed, 2, number])
-    fleets = np.unique(source.fleet)
-    clients = np.flatnonzero(source.fleet == fleets[number % len(fleets)])
-    log_means, noise = fitted.draw_fleet(clients, source.num_clients, generator)
+    clients = _clients_of_fleet(source, number)
+    log_means, noise = fitted.draw_fleet(clients, source.num_clients, np.random.default_rng([seed, 2, number]))
     sizes = source.num_examples[clients]
     usual = float(np.nanmedian(sizes)) if np.isfinite(sizes).any() else 1.0
-    examples = np.full(source.num_clients, usual)
-    examples[: len(clients)] = np.where(np.isnan(sizes), usual, sizes)
+    examples = _of_fleet(source, np.where(np.isnan(source.num_examples), usual, source.num_examples), number, usual)
     return Fleet(
         log_means=log_means, noise=noise, shape=fitted.shape, max_latency=source.max_latency,
         failure_rate=source.failure_rate, num_examples=examples,
     )  # fmt: skip
+
+
+def _clients_of_fleet(source: Latencies, number: int) -> IntArray:
+    """Return the numbers of a fleet's clients; the fleets take turns."""
+    fleets = np.unique(source.fleet)
+    return np.flatnonzero(source.fleet == fleets[number % len(fleets)])
+
+
+def _of_fleet(source: Latencies, values: npt.NDArray[Any], number: int, usual: float) -> npt.NDArray[Any]:
+    """Return the values of a fleet's clients, shape (num_clients,), with ``usual`` for clients without a row."""
+    own = values[_clients_of_fleet(source, number)]
+    return np.concatenate([own, np.full(source.num_clients - len(own), usual, dtype=own.dtype)])
 
 
 def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None, Word, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,8 @@ from fedsel_flwr.theory import sorted_groups
 
 TIMES = 256
 """Number of times at which the integral is evaluated."""
+TINY = 1e-300
+"""Smallest rate of availability, so that it has a logarithm."""
 NEUTRAL = {"local_accuracy": 0.5, "rms_loss": 1.0, "num_examples": 1.0}
 """Column -> its value for every client, because only latencies are modelled."""
 
@@ -141,15 +143,51 @@ def selector_parameters(
     return {key: value for key, value in params.items() if key in accepted}
 
 
+def draw_available(
+    counts: IntArray, selections: IntArray, rounds: int, generator: np.random.Generator
+) -> list[IntArray]:
+    """Draw the available clients of each round.
+
+    If clients are absent, some of them are absent more often. Suppose that random selection selected client i n_i
+    times, with the mean n and the variance v over the clients. The rates of the clients then have the gamma
+    distribution with the shape r = n² / (v - n) and the mean 1. The rate of client i is drawn from its distribution
+    given n_i, which is Gamma(r + n_i, r + n). If v is at most n, all rates are equal.
+
+    Args:
+        counts: Number of available clients in the rounds of the history, in order, shape (n,). They are repeated if the
+            prediction has more rounds. If there are none, every client is available in every round.
+        selections: Number of rounds in which each client was selected, shape (num_clients,).
+        rounds: Number of rounds.
+        generator: Generator of the draws.
+
+    Returns:
+        The available clients of each round, ascending.
+    """
+    num_clients = len(selections)
+    if not len(counts) or counts.min() >= num_clients:
+        return [np.arange(num_clients)] * rounds
+    mean, excess = float(selections.mean()), float(selections.var() - selections.mean())
+    rates = np.ones(num_clients)
+    if excess > 0:
+        shape = mean**2 / excess
+        rates = generator.gamma(shape + selections) / (shape + mean)
+    # The clients with the largest values of log rate plus Gumbel noise are a draw without replacement.
+    logs = np.log(np.maximum(rates, TINY))
+    return [
+        np.sort(np.argsort(-(logs + generator.gumbel(size=num_clients)), kind="stable")[:size])
+        for size in np.resize(counts, rounds).tolist()
+    ]
+
+
 def select_rounds(
-    selector: Selector, fleet: Fleet, seconds: FloatArray, completed: BoolArray
+    selector: Selector, fleet: Fleet, seconds: FloatArray, completed: BoolArray, available: Sequence[IntArray]
 ) -> tuple[FloatArray, IntArray]:
     """Run a selector on drawn latencies.
 
     The selector learns from the drawn latencies. The duration of a round is the mean for its cohort, so that chance
     in the drawn latencies affects the result only through the selections.
 
-    Every client is available in every round. Columns other than the latency have the same value for every client
+    Columns other than the latency have the same value for every client
     (:data:`NEUTRAL`), and probes cost no time.
 
     Args:
@@ -157,21 +195,21 @@ def select_rounds(
         fleet: The fleet.
         seconds: Seconds of every client in every round, shape (rounds, num_clients).
         completed: Whether the client completes, same shape.
+        available: The available clients of each round.
 
     Returns:
         Mean seconds of each round's cohort, shape (rounds,). And the clients' number of selections after each round,
         shape (rounds, num_clients).
     """
     rounds, num_clients = seconds.shape
-    available = np.arange(num_clients)
-    selector.inform(available)
+    selector.inform(np.arange(num_clients))
     taken, counts = np.zeros(rounds), np.zeros((rounds, num_clients), dtype=np.int64)
     for t in range(rounds):
-        request = selector.probe(available)
+        request = selector.probe(available[t])
         if request is not None:
             replies = {name: np.full(len(request.clients), NEUTRAL[name]) for name in request.columns}
             selector.inform(request.clients, **replies)
-        chosen = selector.select(available)
+        chosen = selector.select(available[t])
         columns = {name: np.full(len(chosen), value) for name, value in NEUTRAL.items() if name in selector.needs}
         selector.observe(
             RoundReport(clients=chosen, completed=completed[t, chosen], latency=seconds[t, chosen], **columns)  # type: ignore[arg-type]
@@ -182,24 +220,28 @@ def select_rounds(
 
 
 def run_selectors(
-    fleet: Fleet, clients_per_round: int, rounds: int, seed: int, parameters: Mapping[str, Mapping[str, Any]]
+    fleet: Fleet,
+    clients_per_round: int,
+    seed: int,
+    parameters: Mapping[str, Mapping[str, Any]],
+    available: Sequence[IntArray],
 ) -> dict[str, tuple[FloatArray, IntArray]]:
     """Run random selection and all selectors of :data:`SELECTORS` on the same drawn latencies.
 
     Args:
         fleet: The fleet.
         clients_per_round: Number of clients of a round.
-        rounds: Number of rounds.
         seed: Seed of the latencies and of the selectors.
         parameters: Selector -> its parameters in the scenario.
+        available: The available clients of each round.
 
     Returns:
         Selector -> seconds of each round and numbers of selections, as in :func:`select_rounds`.
     """
-    drawn = fleet.draw(rounds, np.random.default_rng([seed, 1]))
+    drawn = fleet.draw(len(available), np.random.default_rng([seed, 1]))
     deadline = fleet.random_seconds(clients_per_round)
     found = {}
     for name in ("random", *SELECTORS):
         params = selector_parameters(name, fleet, clients_per_round, parameters.get(name, {}), deadline)
-        found[name] = select_rounds(create(name, **params, seed=seed), fleet, *drawn)
+        found[name] = select_rounds(create(name, **params, seed=seed), fleet, *drawn, available)
     return found

@@ -56,6 +56,7 @@ class Latencies:
         failed: Number of rows that failed for a reason other than time.
         left_out: Number of completed rows without a measured time.
         rounds: Number of rounds of the run; None if it is unknown.
+        num_available: Number of available clients in each round, in order; empty if every client is always available.
         num_examples: Number of examples of each client, shape (clients,); NaN if it is unknown.
         parameters: Selector -> its parameters in the scenario.
         source: The folder or file.
@@ -72,10 +73,16 @@ class Latencies:
     failed: int = 0
     left_out: int = 0
     rounds: int | None = None
+    num_available: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     num_examples: FloatArray
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def selections(self) -> IntArray:
+        """Number of measured and censored rows of each client, shape (clients,)."""
+        return np.bincount(self.client, minlength=len(self.fleet))
 
     @property
     def failure_rate(self) -> float:
@@ -230,6 +237,7 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
         num_clients=max(int(scenario.get("num_clients", largest)), max(_clients_of(number))),
         clients_per_round=clients_per_round or int(scenario.get("clients_per_round", typical)),
         max_latency=limit, failed=failed, left_out=left_out, rounds=scenario.get("rounds"),
+        num_available=np.array([one.num_available for one in histories[0].rounds]),
         num_examples=sizes, parameters=_parameters(scenario, limit), source=str(folder),
     )  # fmt: skip
 

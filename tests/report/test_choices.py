@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsel_flwr.report.choices import Fleet, run_selectors, select_rounds, selector_parameters
+from fedsel_flwr.report.choices import Fleet, draw_available, run_selectors, select_rounds, selector_parameters
 from fedsel_flwr.report.latencies import SELECTORS
 from fedsel_flwr.selectors import create
 from fedsel_flwr.theory import sorted_groups
@@ -61,7 +61,7 @@ def test_every_selector_prefers_the_fast_half(name: str) -> None:
     own = fleet(40, 0.8, 0.1, 60.0)
     params = selector_parameters(name, own, 4, {}, own.random_seconds(4))
     seconds, counts = select_rounds(
-        create(name, **params, seed=1), own, *own.draw(200, np.random.default_rng(1))
+        create(name, **params, seed=1), own, *own.draw(200, np.random.default_rng(1)), [np.arange(40)] * 200
     )  # fmt: skip
     assert (counts[-1].sum(), seconds.shape) == (800, (200,))
     assert (np.diff(counts.sum(axis=1)) == 4).all()
@@ -80,9 +80,36 @@ def test_parameters_are_the_scenarios_or_those_of_a_deployment() -> None:
     assert selector_parameters("cs-ucb", own, 2, {}, 9.0)["max_latency"] == "auto"
 
 
+def test_absent_clients() -> None:
+    """Client 0 was selected 30 times as often as clients 5 to 9, which were never selected."""
+    generator = np.random.default_rng(0)
+    everyone = draw_available(np.zeros(0, dtype=int), np.ones(4, dtype=int), 3, generator)
+    assert [each.tolist() for each in everyone] == [[0, 1, 2, 3]] * 3
+    counts = np.array([3, 5])
+    equal = draw_available(counts, np.full(10, 7), 4000, generator)
+    assert [len(each) for each in equal[:4]] == [3, 5, 3, 5]
+    assert all((np.diff(each) > 0).all() for each in equal[:9])
+    often = np.bincount(np.concatenate(equal), minlength=10) / 4000
+    assert often == pytest.approx(np.full(10, 0.4), abs=0.03)
+    unequal = draw_available(counts, np.array([30, 9, 9, 9, 9, 0, 0, 0, 0, 0]), 4000, generator)
+    often = np.bincount(np.concatenate(unequal), minlength=10) / 4000
+    assert often[0] > often[1:5].max()
+    assert often[1:5].min() > often[5:].max()
+
+
+def test_a_selector_selects_only_available_clients() -> None:
+    own = fleet(10, 0.5, 0.1)
+    available = [np.array([1, 3, 5]), np.array([2, 8])] * 5
+    _, counts = select_rounds(
+        create("random", clients_per_round=2, seed=1), own, *own.draw(10, np.random.default_rng(1)), available
+    )
+    assert counts[-1].sum() == 20
+    assert np.flatnonzero(counts[-1]).tolist() == [1, 2, 3, 5, 8]
+
+
 def test_the_same_seed_gives_the_same_rounds() -> None:
     own = fleet(20, 0.5, 0.3, 60.0)
-    first, again, other = (run_selectors(own, 3, 20, seed, {}) for seed in (1, 1, 2))
+    first, again, other = (run_selectors(own, 3, seed, {}, [np.arange(20)] * 20) for seed in (1, 1, 2))
     assert list(first) == ["random", *SELECTORS]
     assert all(np.array_equal(first[name][0], again[name][0]) for name in first)
     assert not np.array_equal(first["bsfl"][0], other["bsfl"][0])

@@ -56,6 +56,7 @@ def test_each_kind_of_row(tmp_path: Path) -> None:
     assert found.failure_rate == pytest.approx(1 / 7)
     assert (found.max_latency, found.num_clients, found.clients_per_round) == (20.0, 7, 2)
     assert (found.rounds, found.parameters) == (None, {})
+    assert (found.num_available.tolist(), found.selections.tolist()) == ([6], [1, 1, 1, 0, 0, 0, 1])
 
 
 def test_a_run_has_its_scenarios_values(tmp_path: Path) -> None:
