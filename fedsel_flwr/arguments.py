@@ -103,7 +103,7 @@ def add_tracking_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--track-clients", metavar="N|A,B,C",
-        help="with --track: also send the metrics of N clients one by one, or of the clients A,B,C (default: 50)",
+        help="with --track: also send separate metrics of N clients, or of the clients A,B,C (default: 50)",
     )  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     common.add_argument(
         "--num-gpus", type=int, metavar="N",
-        help="let Ray use N GPUs, shared equally by the clients that train at the same time (default: the number that "
-        "--client-gpus needs)",
+        help="let Ray use N GPUs, shared equally by the clients that train at the same time. Default: all GPUs if "
+        "--client-gpus is above 0, otherwise none",
     )  # fmt: skip
     common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
     common.add_argument(
@@ -73,8 +73,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     common.add_argument(
         "--ray-address", metavar="HOST:PORT",
-        help="use the Ray cluster at HOST:PORT. The word auto means the cluster that this machine belongs to, and "
-        "local means to start Ray on this machine. Default: the value of $RAY_ADDRESS, otherwise local",
+        help="use the Ray cluster at HOST:PORT. The word auto means the cluster that this machine belongs to. The "
+        "word local means a new Ray on this machine. Default: the value of $RAY_ADDRESS, otherwise local",
     )  # fmt: skip
     common.add_argument(
         "--device", metavar="DEVICE", help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)"
@@ -123,8 +123,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="run each selector on N consecutive seeds, of which the first is the scenario's seed, or on the seeds "
-        "A,B,C (default: 10 seeds)",
+        help="run each selector on N consecutive seeds, beginning with the scenario's seed, or on the seeds A,B,C "
+        "(default: 10 seeds)",
     )  # fmt: skip
     compare.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=A,B,C",
@@ -138,7 +138,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
-        help="compare each other selector with the selector NAME, seed by seed (default: random, if it is compared)",
+        help="compare all other selectors with the selector NAME, seed by seed (default: random, if it is compared)",
     )  # fmt: skip
     compare.add_argument(
         "--rounds-on-flower", type=int, default=0, metavar="N",
@@ -147,7 +147,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
     report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
-    report.add_argument("--reference", metavar="NAME", help="compare each other selector with NAME, as in compare")
+    report.add_argument("--reference", metavar="NAME", help="compare all other selectors with NAME, as in compare")
     report.add_argument(
         "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
     )

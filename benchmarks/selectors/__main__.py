@@ -1,40 +1,56 @@
-"""Every selector in three worlds: Fashion-MNIST, 5 seeds, 300 rounds each, as page, CSV files and pictures.
+"""Comparison of all selectors in three worlds, as page, CSV files and pictures.
 
-    python benchmarks/selectors --data-dir DIR       # Fashion-MNIST, and FLASH's trace for the third world
-    python benchmarks/selectors --smoke              # the handwritten digits, 20 clients, 8 rounds: does it run?
+    python benchmarks/selectors --data-dir DIR                             # everything: many core-hours
+    python benchmarks/selectors --data-dir DIR --worlds shards --seeds 20  # one world
+    python benchmarks/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
+    python benchmarks/selectors --page-only                                # pages from the stored rows, without data
+    python benchmarks/selectors --smoke --page FILE                        # small test with handwritten digits
 
-Runs are kept in runs/selectors, each under a digest of its scenario: what was played is not played again, and a command
-that was cut off goes on with the run that it was in; the page is written when all are there. Two processes of one
-thread each, unless --workers says otherwise.
+Each finished run is a row of docs/results/selectors-runs.csv. The command simulates only the runs without a row, so an
+interrupted command continues. Then it writes docs/results/selectors.md and docs/results/joules.md from all rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch come
-
-import torch
-from cells import Cell
-from figures import KNOWING
-from page import write_page
-from playing import play
-
-from fedsel_flwr.errors import FedSelError
-from fedsel_flwr.selectors import names
-from fedsel_flwr.simulations import Scenario, load_scenario
-from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
-from fedsel_flwr.simulations.worlds.availability import find_trace
-
+# Set before NumPy and torch are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
-WORLDS = ("shards", "cell", "trace")
+# Last, so that no file of this folder hides a module of another package.
+sys.path.append(str(HERE.parent))
+
+from cells import Cell  # noqa: E402
+from effects import World  # noqa: E402
+from frontier import write_frontier  # noqa: E402
+from lineup import (  # noqa: E402
+    CONTROL_SEEDS,
+    FRONTIER_SEEDS,
+    WITH_CONTROLS,
+    WORLDS,
+    Entry,
+    control_entries,
+    entry_scenario,
+    frontier_entries,
+    table_entries,
+    world_file,
+)
+from page import write_page  # noqa: E402
+from playing import open_rows, play  # noqa: E402
+from runs import parse_row  # noqa: E402
+
+from fedsel_flwr.selectors import names  # noqa: E402
+from fedsel_flwr.simulations import load_scenario  # noqa: E402
+
 PAGE = HERE.parents[1] / "docs" / "results" / "selectors.md"
+FRONTIER = "frontier"
+PARTS = ("table", "controls", FRONTIER)
 SMOKE = {
     "data.dataset": "digits", "num_clients": 20, "clients_per_round": 3, "rounds": 8, "target_accuracy": 0.4,
     "data.validation_fraction": 0.1, "training.local_steps": 5, "training.learning_rate": 0.2,
@@ -42,70 +58,102 @@ SMOKE = {
 
 
 def main() -> None:
-    """Play what is missing, then write the page."""
+    """Simulate what is missing, then write the pages from all rows."""
     args = _arguments()
-    given = {"data.data_dir": args.data_dir} if args.data_dir and not args.smoke else {}
-    worlds, missing = [], {}
-    for name in args.worlds:
-        scenario = load_scenario(HERE / f"{name}.toml", given | (SMOKE if args.smoke else {}))
-        try:
-            if scenario.availability.kind == "trace":
-                find_trace(scenario.availability.trace, scenario.data.data_dir or None)
-        except FedSelError as error:
-            missing[name] = str(error)
-            print(f"{name} is left out: {error}", flush=True)
-        else:
-            worlds.append(scenario)
-    left_out = {}
-    plan: list[Cell] = []
-    for scenario in worlds:
-        able, left_out[scenario.name] = runnable_selectors(scenario)
-        able = [name for name in able if name in args.selectors]
-        plan += cells(scenario, [*able, *KNOWING], args.seeds, args.runs_dir)
-    plan.sort(key=lambda cell: cell.scenario.seed)  # stable: a seed of each world, then the next seed
-
-    def write() -> None:
-        machine = (
-            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-            f"{torch.__version__}, {args.workers} processes{args.note and '; '}{args.note}"
-        )
-        command = "python benchmarks/selectors" + (" --smoke" if args.smoke else " --data-dir DIR")
-        write_page(args.page, worlds, plan, missing, left_out, machine, command)
-
+    common = SMOKE if args.smoke else {"data.data_dir": args.data_dir} if args.data_dir else {}
     start = time.monotonic()
-    if not play(plan, args.workers):
-        sys.exit("cut off: the same command goes on")
-    write()
-    print(f"{len(plan)} runs; {time.monotonic() - start:.0f} s; written: {args.page}")
-
-
-def cells(scenario: Scenario, labels: Sequence[str], seeds: int, runs: Path) -> list[Cell]:
-    """Every run of a world."""
-    return [
-        Cell(
-            scenario.model_copy(update={"seed": seed, **({} if label in KNOWING else {"selector": label})}), label, runs
-        )
-        for seed in range(1, seeds + 1)
-        for label in labels
+    if not args.page_only:
+        # The tables come before the frontier, and within them the first seed of each world before the next seed.
+        tables = [part for part in args.parts if part != FRONTIER]
+        for parts in (tables, [FRONTIER] * (FRONTIER in args.parts)):
+            plan = [cell for world in args.worlds for cell in cells(world, parts, args, common)]
+            plan.sort(key=lambda cell: cell.scenario.seed)
+            if plan and not play(plan, args.rows, args.workers):
+                sys.exit("interrupted: run the same command again to continue")
+    if not args.smoke:
+        # The pages always cover everything, even if the command simulated only a part.
+        args = argparse.Namespace(**vars(args) | {"worlds": list(WORLDS), "seeds": None, "selectors": []})
+    if args.rows.exists():
+        # After an interruption, the rows of the last run are at the end of the file.
+        open_rows(args.rows).sort()
+    command = "python benchmarks/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
+    read = [
+        read_world(name, letter, ["table", "controls"], args, common)
+        for letter, name in zip("abcd", WORLDS, strict=True)
+        if name in args.worlds
     ]
+    write_page(args.page, read, args.rows.name, command)
+    if not args.smoke:
+        world = read_world(WITH_CONTROLS, "a", [FRONTIER], args, common)
+        command += f" --worlds {WITH_CONTROLS} --parts {FRONTIER}"
+        write_frontier(args.page.with_name("joules.md"), world, args.rows.name, command, FRONTIER_SEEDS)
+    print(f"{time.monotonic() - start:.0f} s; written: {args.page}")
+
+
+def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Mapping[str, Any]) -> list[Cell]:
+    """Return the runs of a world.
+
+    Args:
+        world: Name of the world.
+        parts: Names of the parts.
+        args: The command's arguments.
+        common: Scenario keys that differ from the world's file in every run.
+    """
+    scenario = load_scenario(world_file(world), common)
+    entries: list[Entry] = []
+    if "table" in parts:
+        entries += table_entries(scenario, args.seeds or (2 if args.smoke else WORLDS[world]), args.selectors)
+    if world == WITH_CONTROLS and not args.smoke:
+        if "controls" in parts:
+            entries += control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS))
+        if FRONTIER in parts:
+            entries += frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS))
+    return [
+        Cell(entry_scenario(world, entry, seed, common), entry.label)
+        for entry in entries
+        for seed in range(1, entry.seeds + 1)
+    ]
+
+
+def read_world(
+    name: str, letter: str, parts: Sequence[str], args: argparse.Namespace, common: Mapping[str, Any]
+) -> World:
+    """Read the rows of a world that belong to some parts.
+
+    Args:
+        name: Name of the world.
+        letter: Its letter on the page.
+        parts: Names of the parts.
+        args: The command's arguments.
+        common: Scenario keys that differ from the world's file in every run.
+    """
+    scenario, rows = load_scenario(world_file(name), common), open_rows(args.rows)
+    own = cells(name, parts, args, common)
+    found = [parse_row(row) for row in rows.select(cell.fingerprint for cell in own)]
+    missing = [cell.label for cell in own if not rows.done(cell.fingerprint)]
+    contenders = [entry.label for entry in table_entries(scenario, 1) if entry.selector]
+    controls = [entry.label for entry in control_entries(1)]
+    return World(scenario, letter, found, missing, contenders, controls)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data-dir", default=os.environ.get("FEDSEL_DATA", ""), help="holds the data; else FEDSEL_DATA"
-    )
+    folder = os.environ.get("FEDSEL_DATA", "")
+    parser.add_argument("--data-dir", default=folder, help="folder of the data; default: FEDSEL_DATA")
     parser.add_argument("--worlds", nargs="*", default=list(WORLDS), choices=list(WORLDS))
-    parser.add_argument("--selectors", nargs="*", default=list(names()), choices=list(names()))
-    parser.add_argument("--seeds", type=int, help="how many; default 5, with --smoke 2")
-    parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/selectors"))
-    parser.add_argument("--page", type=Path, help="default docs/results/selectors.md, with --smoke in the runs' folder")
-    parser.add_argument("--smoke", action="store_true", help="digits, 20 clients, 8 rounds, 2 seeds")
-    parser.add_argument("--note", default="", help="what the page is to say of the machine")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--selectors", nargs="*", default=[], choices=list(names()))
+    parser.add_argument("--seeds", type=int, help="number of seeds; default: 20, with --smoke 2")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
+    parser.add_argument("--rows", type=Path, help="CSV file of the runs; default: docs/results/selectors-runs.csv")
+    parser.add_argument("--page", type=Path, help="default: docs/results/selectors.md")
+    parser.add_argument("--page-only", action="store_true", help="simulate nothing")
+    parser.add_argument("--smoke", action="store_true", help="digits, 20 clients, 8 rounds; needs --page")
     args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.smoke else 5)
-    args.page = args.page or (args.runs_dir / "smoke.md" if args.smoke else PAGE)
+    if args.smoke and not args.page:
+        parser.error("--smoke needs --page FILE, because its page must not replace the real one")
+    args.page = args.page or PAGE
+    args.rows = args.rows or args.page.with_name(f"{args.page.stem}-runs.csv")
     return args
 
 

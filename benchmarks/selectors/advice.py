@@ -1,152 +1,144 @@
-"""Which selector when: sentences made of the rows, so that none stands without one."""
+"""Advice: sentences that follow from the rows, for selectors with equal numbers of clients a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable
 
-from figures import KNOWING, REFERENCE, SelectorFigures
+from effects import World
+from formats import interval, listed, probability, time_ratio
+from lineup import REFERENCE
+from references import CHANCE, GENIE, GROUPS
 
-from fedsel_flwr.simulations import Scenario
+from fedsel_flwr.report.paired import PairedEffect
 
-Figures = Mapping[str, SelectorFigures]
 FAIR = 0.95
-"""From this Jain index on clients count as chosen equally often."""
+"""Jain's index from which shares count as equal."""
 
 
-def advice(worlds: Mapping[str, Figures], scenarios: Mapping[str, Scenario]) -> str:
-    """A list of needs, each with what the rows of every world say.
+def advice(worlds: list[World]) -> str:
+    """Return the advice of all worlds that have rows.
 
     Args:
-        worlds: World -> label -> figures.
-        scenarios: World -> scenario.
+        worlds: The worlds.
     """
-    letters = dict(zip(worlds, "abc", strict=False))
-    soon, joules = "time_to_target_s", "energy_to_target_j"
-    asked: list[tuple[str, str, Callable[[SelectorFigures], bool], Callable[..., SelectorFigures]]] = [
-        ("The target soon", soon, _any, min),
-        (f"The target soon, every client equally often (Jain index of at least {FAIR:g})", soon, _fair, min),
-        ("Few joules to the target", joules, _any, min),
-        ("A good model after so many rounds, whatever they last", "accuracy_last10", _any, max),
-        ("A good model at a fixed time", "accuracy_at_s", _any, max),
-    ]
-    lines = []
-    for need, figure, fits, best in asked:
-        said = [f"({letters[name]}) {_best(own, figure, fits, best)}" for name, own in worlds.items()]
-        lines.append(f"- **{need}**: {'; '.join(said)}.")
-    told = [f"({letters[name]}) {_listed(_alike(own))}" for name, own in worlds.items()]
+    told = [world for world in worlds if world.complete and world.contenders]
+    if not told:
+        return "No world has rows yet.\n"
+    parts = [_of_world(world) for world in told]
+    if len(told) > 1:
+        parts.append(_in_all(told))
+    return "\n".join(parts)
+
+
+def _of_world(world: World) -> str:
+    few = f"{world.scenario.clients_per_round} clients a round"
+    equal = [label for label in world.contenders if world.equal_cohort(label)]
+    lines = [f"### World ({world.letter}): selectors that ask {few}, as `random` does\n"]
+    for word in ("sooner", "no difference", "later", "not settled"):
+        labels = sorted((one for one in equal if world.verdicts[one].word == word), key=lambda one: _size(world, one))
+        ratios = [f"`{one}` {time_ratio(world.verdicts[one])}" for one in labels]
+        shown = ratios if word in ("sooner", "later") else [f"`{one}`" for one in labels]
+        lines.append(f"- **{word.capitalize()}** ({len(labels)}): {listed(shown)}.")
+    fair = [one for one in _winners(world, equal) if world.mean(one, lambda row: row.jain) >= FAIR]
     lines.append(
-        f"- **At the target on every seed, but told apart from random in none of the columns**: {'; '.join(told)}."
+        f"- **Sooner, with nearly equal shares** (Jain's index of at least {FAIR:g}): "
+        f"{listed([f'`{one}`' for one in fair])}."
     )
-    told = [f"({letters[name]}) {_listed(_short_of_it(own))}" for name, own in worlds.items()]
-    lines.append(f"- **Not at the target on every seed**: {'; '.join(told)}.")
-    told = [f"({letters[name]}) {_listed(_worse(own))}" for name, own in worlds.items()]
-    lines.append(f"- **Worse than random in a column and better in none**: {'; '.join(told)}.")
-    always = [label for label in _contenders(worlds) if _sooner_everywhere(worlds, label)]
-    lines.append(f"- **Sooner at the target than random in every world that they run in**: {_listed(always)}.")
-    return "\n".join([*lines, _room(worlds, letters), _noise(worlds, letters), ""])
+    lines += [*_joules(world, equal), *_rounds(world, equal), *_bounds(world), *_more(world), *_noise(world)]
+    return "\n".join(lines) + "\n"
 
 
-def _best(
-    own: Figures, figure: str, fits: Callable[[SelectorFigures], bool], best: Callable[..., SelectorFigures]
-) -> str:
-    able = [one for one in own.values() if one.label not in KNOWING and one.always(figure) and fits(one)]
-    if not able:
-        return "nobody on every seed"
-    found = best(able, key=lambda one: one.mean(figure))
-    told = _told(found, figure)
-    if found.label != REFERENCE and not found.better(figure):
-        certain = [one for one in able if one.better(figure)]
-        if certain:
-            return f"{told}; of those that differ, {_told(best(certain, key=lambda one: one.mean(figure)), figure)}"
-    return told
+def _size(world: World, label: str) -> float:
+    estimate = world.verdicts[label].time.estimate
+    return estimate if math.isfinite(estimate) else math.inf
 
 
-def _told(one: SelectorFigures, figure: str) -> str:
-    scale, unit = {"time_to_target_s": (1.0, "s"), "energy_to_target_j": (1.0, "J")}.get(figure, (100.0, "%"))
-    mean = scale * one.mean(figure)
-    size = f"{mean:.{1 if scale > 1 else 0 if mean >= 100 else 1}f} {unit}"
-    if one.label == REFERENCE:
-        return f"{one.label} itself, {size}"
-    found = one.against[figure]
-    if found.mean != found.mean:
-        return f"{one.label}, {size} (random not on every seed)"
-    theirs = scale * found.effect.reference_mean
-    return (
-        f"{one.label}, {size} (random {theirs:.{1 if scale > 1 else 0 if theirs >= 100 else 1}f}"
-        f"{'' if found.differs else ', no difference that can be told from chance'})"
-    )
+def _winners(world: World, labels: list[str]) -> list[str]:
+    return sorted((one for one in labels if world.verdicts[one].word == "sooner"), key=lambda one: _size(world, one))
 
 
-def _any(one: SelectorFigures) -> bool:
-    return True
+def _joules(world: World, labels: list[str]) -> list[str]:
+    effects = {one: world.verdicts[one].energy for one in labels}
+    less = sorted((one for one in labels if effects[one].high < 1), key=lambda one: effects[one].estimate)
+    shown = [f"`{one}` {interval(effects[one])}" for one in less]
+    return [f"- **Fewer joules to the target** (the interval, not corrected, is below 1): {listed(shown)}."]
 
 
-def _fair(one: SelectorFigures) -> bool:
-    return one.mean("jain") >= FAIR
+def _rounds(world: World, labels: list[str]) -> list[str]:
+    """Say which selectors gain by shorter rounds, and which ones by fewer rounds."""
+
+    def below(part: Callable[[str], PairedEffect]) -> str:
+        return listed([f"`{one}`" for one in labels if part(one).high < 1])
+
+    shorter = below(lambda one: world.verdicts[one].seconds_per_round)
+    fewer = below(lambda one: world.verdicts[one].rounds)
+    return [f"- **Shorter rounds**: {shorter}.", f"- **Fewer rounds**: {fewer}."]
 
 
-def _contenders(worlds: Mapping[str, Figures]) -> list[str]:
-    return list(dict.fromkeys(label for own in worlds.values() for label in own if label not in (*KNOWING, REFERENCE)))
+def _bounds(world: World) -> list[str]:
+    ceiling = world.ceiling
+    if ceiling is None:
+        return []
+    found = {one: world.share(one) for one in world.contenders if world.equal_cohort(one)}
+    fair = {one: s for one, s in found.items() if world.mean(one, lambda row: row.jain) >= FAIR}
+    lines = []
+    if fair:
+        best = max(fair, key=lambda one: fair[one].estimate)
+        lines.append(
+            f"- **Share of the ceiling**: of the selectors with nearly equal shares, `{best}` reaches most of it, "
+            f"{interval(fair[best], 100, 0)} %. The ceiling is {100 * (1 - ceiling.estimate):.0f} %."
+        )
+    if (groups := world.verdicts.get(GROUPS)) is not None:
+        lines.append(
+            f"- **`{GROUPS}` knows the latencies**, and its time ratio is {time_ratio(groups)}. "
+            f"Its ratio of rounds is {interval(groups.rounds)}."
+        )
+    if (genie := world.verdicts.get(GENIE)) is not None:
+        lines.append(f"- **`{GENIE}` always asks the fastest clients.** Its time ratio is: {time_ratio(genie)}.")
+    return lines
 
 
-def _sooner_everywhere(worlds: Mapping[str, Figures], label: str) -> bool:
-    return all(own[label].better("time_to_target_s") for own in worlds.values() if label in own)
+def _more(world: World) -> list[str]:
+    """Compare FedCS with itself at the others' cohort, and with random selection of more clients."""
+    limited = f"fedcs-{world.scenario.clients_per_round}"
+    if "fedcs" not in world.verdicts or world.equal_cohort("fedcs"):
+        return []
+    lines = [
+        f"- **`fedcs` asks {world.asked('fedcs'):.3g} clients a round**, and `{REFERENCE}` "
+        f"{world.asked(REFERENCE):.3g}. Its time ratio is {time_ratio(world.verdicts['fedcs'])}, and its ratio of "
+        f"joules is {interval(world.verdicts['fedcs'].energy)}."
+    ]
+    if limited in world.verdicts:
+        one = world.verdicts[limited]
+        lines.append(
+            f"- **With at most {world.scenario.clients_per_round} clients a round**, `{limited}`: "
+            f"{time_ratio(one)}, {one.word} (Jain's index {world.mean(limited, lambda row: row.jain):.2f})."
+        )
+    for label in world.controls:
+        rival, joules = (world.against("fedcs", label, one) for one in ("time_to_target_s", "energy_to_target_j"))
+        if rival and joules and not rival.censored and rival.pairs > 1 and rival.low <= 1 <= rival.high:
+            lines.append(
+                f"- **No clear difference in time to `{label}`**: `fedcs` needs {interval(rival)} times its time and "
+                f"{interval(joules)} times its joules."
+            )
+    return lines
 
 
-def _alike(own: Figures) -> list[str]:
+def _noise(world: World) -> list[str]:
+    if (again := world.verdicts.get(CHANCE)) is None:
+        return []
     return [
-        label
-        for label, one in own.items()
-        if _plain(label) and one.always("time_to_target_s") and not any(d.differs for d in one.against.values())
+        f"- **Chance alone**: `{CHANCE}` is random selection with other draws. Its time ratio to `{REFERENCE}` is "
+        f"{time_ratio(again)} ({probability(again.p)})."
     ]
 
 
-def _short_of_it(own: Figures) -> list[str]:
-    return [label for label, one in own.items() if _plain(label) and not one.always("time_to_target_s")]
-
-
-def _worse(own: Figures) -> list[str]:
-    return [
-        label
-        for label, one in own.items()
-        if _plain(label) and any(map(one.worse, one.against)) and not any(map(one.better, one.against))
-    ]
-
-
-def _plain(label: str) -> bool:
-    return label not in (*KNOWING, REFERENCE)
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(labels) if labels else "nobody"
-
-
-def _room(worlds: Mapping[str, Figures], letters: Mapping[str, str]) -> str:
-    """What the rows that know the truth leave to gain."""
-    said = []
-    for name, own in worlds.items():
-        seconds = {
-            label: sum(row.simulated_s for row in own[label].rows) / sum(row.rounds for row in own[label].rows)
-            for label in own
-        }
-        fair = [label for label in own if _plain(label) and _fair(own[label])]
-        best = min(fair, key=seconds.__getitem__, default="")
-        equal = f", the fastest selector with equal shares ({best}) {seconds[best]:.3g}" if best else ""
-        said.append(
-            f"({letters[name]}) random {seconds[REFERENCE]:.3g}, sorted-groups {seconds['sorted-groups']:.3g}{equal}, "
-            f"genie {seconds['genie']:.3g}"
-        )
-    return f"- **What is left to gain, seconds a round**: {'; '.join(said)}."
-
-
-def _noise(worlds: Mapping[str, Figures], letters: Mapping[str, str]) -> str:
-    """How far two randoms lie apart."""
-    said = []
-    for name, own in worlds.items():
-        found = own["random-again"].against
-        accuracy, seconds = found["accuracy_at_s"], found["time_to_target_s"]
-        said.append(
-            f"({letters[name]}) {100 * accuracy.mean:+.1f} points at equal time, {seconds.mean:+.0f} % of the time to "
-            "the target"
-        )
-    return f"- **What chance makes (random-again to random)**: {'; '.join(said)}."
+def _in_all(worlds: list[World]) -> str:
+    common = [one for one in worlds[0].contenders if all(one in world.contenders for world in worlds)]
+    letters = listed([f"({world.letter})" for world in worlds])
+    lines = [f"### Worlds {letters} together\n"]
+    for word in ("sooner", "later"):
+        labels = [f"`{one}`" for one in common if all(world.verdicts[one].word == word for world in worlds)]
+        lines.append(f"- **{word.capitalize()} in each of them**: {listed(labels)}.")
+    return "\n".join(lines) + "\n"

@@ -1,89 +1,95 @@
-"""One run of the comparison: played once, kept under a name made of all that it depends on."""
+"""One run of the comparison: its fingerprint, and its simulation."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from references import references
+from references import CHANCE, GENIE, GROUPS, references
+from rows import fingerprint
+from runs import RunRow, run_row
 
-from fedsel_flwr import __version__
-from fedsel_flwr.report.run_folder import read_history
-from fedsel_flwr.rounds.history import History
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations import Scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import common_params, make_strategy
-from fedsel_flwr.simulations.results import write_run
-from fedsel_flwr.simulations.worlds.availability import find_trace
 from fedsel_flwr.simulations.worlds.world import world_of
 
-COST = "cost.json"
+REVISIONS: dict[str, int] = {}
+"""Selector or reference -> revision, 1 if it has no entry. Raise it when a change of the code changes the results."""
+SIMULATION = 1
+"""Revision of everything else. Raise it when a change of data, devices, training or rounds changes the results."""
+IMAGES = "71f30403b19a558acc1ed561522a427eb8214d5f61bb11f897a94b04de4da7a3"
+TRACE = "00bd257b0a659fba9a8a3df6970b4da90cbfe22bdb53758287ff67c32ca79f27"
+"""SHA-256 of Fashion-MNIST's four files, one after the other by name, and of the trace of FLASH."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A selector, or a reference, on one seed of a scenario.
+    """A selector or a reference on one seed of a scenario.
 
     Args:
-        scenario: With its seed, and the selector's name if it is one of the package's.
-        label: What tables call it.
-        runs: Where runs are kept.
+        scenario: The scenario with its seed, and with the selector's name if there is a selector.
+        label: The name in the tables.
     """
 
     scenario: Scenario
     label: str
-    runs: Path
 
     @property
-    def folder(self) -> Path:
-        """Where it is kept; another scenario, package or trace is another folder."""
+    def fingerprint(self) -> str:
+        """Digest of everything that the run depends on, the same on every machine and without the data.
+
+        A new option of the package changes nothing, because values that equal the defaults do not count.
+        """
         s = self.scenario
-        own = s.model_dump(exclude={"data": {"data_dir"}}, exclude_defaults=True)  # a new option changes nothing
-        said = own | {"label": self.label, "package": __version__}
-        if s.availability.kind == "trace":
-            said["trace"] = find_trace(s.availability.trace, s.data.data_dir or None).stat().st_size
-        digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
-        return self.runs / f"{s.name}-{self.label}-seed{s.seed}-{digest[:12]}"
+        own = s.model_dump(exclude={"data": {"data_dir"}}, exclude_defaults=True)
+        for key in ("description", "engine"):
+            own.pop(key, None)
+        subject = self.label if self.label in (GENIE, GROUPS, CHANCE) else s.selector
+        own["selectors"] = {name: table for name, table in s.selectors.items() if name == subject}
+        data = {"images": IMAGES} if s.data.dataset == "fashion-mnist" else {}
+        data |= {"trace": TRACE} if s.availability.kind == "trace" else {}
+        revisions = [SIMULATION, REVISIONS.get(subject, 1)]
+        return fingerprint(scenario=own, label=self.label, data=data, revisions=revisions)
 
-    @property
-    def done(self) -> bool:
-        """Whether it was played already."""
-        return (self.folder / COST).exists()
+    def simulate(self) -> RunRow:
+        """Simulate the run.
 
-    def play(self) -> float:
-        """Run it and keep what comes out; returns the seconds of the processor that it took."""
+        Raises:
+            ParameterError: The data are missing, or they are not those of the other rows.
+        """
         torch.set_num_threads(1)
         scenario, start = self.scenario, time.process_time()
+        _check_data(scenario.data.data_dir, scenario.data.dataset, scenario.availability.trace)
         world = world_of(scenario)
         make = references(world).get(self.label)
         selector: Selector | None = make(**_accepted(scenario)) if make else None
         strategy = make_strategy(world, None, selector)
         watch = Watch(strategy.core)
         result = simulate(scenario, engine="vectorized", strategy=strategy, quiet=True)
-        took = time.process_time() - start
-        write_run(self.folder, scenario, result, self.label)
-        rounds = max(1, len(result.history.rounds))
-        cost = {"server_ms": 1000 * watch.seconds / rounds, "run_s": took}
-        partial = self.folder / f"{COST}.part"
-        partial.write_text(json.dumps(cost), encoding="utf-8")
-        os.replace(partial, self.folder / COST)  # last: what has it is whole
-        return took
-
-    def read(self) -> tuple[History, Mapping[str, float]]:
-        """What happened, and what it cost the server."""
-        return read_history(self.folder), json.loads((self.folder / COST).read_text("utf-8"))
+        return run_row(
+            scenario,
+            result.history,
+            label=self.label,
+            fingerprint=self.fingerprint,
+            model_bytes=sum(array.nbytes for array in result.arrays),
+            client_accuracies=result.client_accuracies,
+            server_s=watch.seconds,
+            run_s=time.process_time() - start,
+        )
 
 
 class Watch:
-    """Seconds of the processor that a core takes to choose, to read replies and to learn; clients' work is outside."""
+    """Processor time of the server's part of a run: selection, reading replies and learning, without the clients."""
 
     def __init__(self, core: Any) -> None:
         self.seconds, self._core = 0.0, core
@@ -112,12 +118,12 @@ class Watch:
             self.seconds += sign * (time.process_time() - start)
 
     def paused(self) -> Any:
-        """What happens within does not count."""
+        """Return a context whose time does not count."""
         return self._running(-1)
 
 
 class _Paused:
-    """A transport whose work is the clients', not the server's."""
+    """A transport whose time counts for the clients, not for the server."""
 
     def __init__(self, watch: Watch, transport: Any) -> None:
         self._watch, self._transport = watch, transport
@@ -135,3 +141,21 @@ def _accepted(scenario: Scenario) -> dict[str, Any]:
     def everything(*, clients_per_round: int, seed: int) -> Any: ...
 
     return common_params(scenario, everything)
+
+
+@lru_cache
+def _check_data(data_dir: str, dataset: str, trace: str) -> None:
+    """Refuse other data than those of the stored rows."""
+    folder = Path(data_dir or os.environ.get("FEDSEL_DATA", ""))
+    wanted = [(sorted((folder / "FashionMNIST" / "raw").glob("*ubyte")), IMAGES)] if dataset == "fashion-mnist" else []
+    wanted += [([folder / trace], TRACE)] if trace else []
+    for paths, digest in wanted:
+        found = hashlib.sha256()
+        for path in paths:
+            found.update(path.read_bytes() if path.exists() else b"")
+        if found.hexdigest() != digest:
+            raise ParameterError(
+                f"the data in {str(folder)!r} are not those of the stored rows: the SHA-256 of "
+                f"{', '.join(path.name for path in paths) or 'FashionMNIST/raw'} differs. Give their folder to "
+                "--data-dir"
+            )

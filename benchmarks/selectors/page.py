@@ -1,186 +1,88 @@
-"""The page: a section a world, each with two tables and a picture, and at the end which selector when."""
+"""The page: how to read it, a section for each world, and the advice."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 from advice import advice
-from cells import Cell
-from figures import KNOWING, REFERENCE, SelectorFigures, difference_rows, run_rows, selector_figures, write_csv
-from picture import draw
+from effects import World
+from formats import table
+from picture import draw, draw_curves
+from sections import core_hours, hand_set_values, missing_hours, section
 
-from fedsel_flwr.simulations import Scenario
+MACHINE = "x86-64 server, 2 cores shared with other programs, one thread per process, Python 3.11, torch on the CPU"
+"""Machine of the stored rows. Change it with the rows."""
+HEAD = """# Selectors compared
 
-HEAD = """# Selectors side by side
+Find out which selectors reach a target accuracy sooner than random selection, and why.
 
-Written by `{command}`; every run's figures stand in [{runs_csv}]({runs_csv}), every difference in
-[{differences_csv}]({differences_csv}). Machine: {machine}.
-All runs together took {minutes:.0f} minutes of one core.
+Written by `{command}`.
 
-Every selector runs on the same seeds: the same shares of the data, devices, channels, first model and batches. A number
-is the mean over {seeds} seeds. A difference is to `random` on the same seed, with Student's 95 % interval: in points
-for accuracies, in percent for times and joules, from the mean of the logs of the ratios. It is **bold** where it
-differs after Holm's correction over the selectors of the world. Nothing was tuned for a selector: parameters are the
-defaults, those in the scenario files beside the command, and what the scenario says to all.
+The command simulates the missing runs, and adds a row for each run to [{rows}]({rows}). Every number on this page is
+computed from these rows. With `--page-only`, the command writes the page from the stored rows, without data.
+[joules.md](joules.md) compares seconds with joules in world (a).
 
-Two views: after {rounds} rounds (mean accuracy of the last ten that were measured), and at equal simulated time: the
-moment at which the fastest selector of that seed had finished its rounds (mean of the {window} measured before). The
-target is reached when the mean of {window} measured rounds is; "3 of 5" says on how many seeds, and there is no
-difference then.
+Machine: {machine}.
 
-Rows under the line are no contenders. `genie` knows every client's true mean latency and takes the fastest in every
-round; `sorted-groups` sorts the clients by it and takes groups of equals in turn, the least waiting that equal shares
-allow. `random-again` is random with other draws: what differs no more than it does is noise.
-"""
-NOTHING = "-"
-SCALES = {"accuracy_last10": 100.0, "accuracy_at_s": 100.0, "time_to_target_s": 1.0, "energy_to_target_j": 1.0}
+{status}
+## How to read the tables
+
+- All selectors run on the same seeds. A seed determines data, partition, devices, channels, first model and batches.
+- The target is reached when the mean accuracy of {window} measured rounds is at least the target accuracy.
+- Ratios compare a selector with `random` on the same seeds. They are geometric means with Student's 95 % interval.
+- The time ratio is the product of the ratio of rounds and the ratio of seconds a round, until the target.
+- The verdict is about the time only. [statistics.md](../statistics.md) explains the words and Holm's correction. The
+  family of the correction is all selectors of the world. The controls are a family of their own.
+- **Compare like with like.** A selector that asks more clients a round needs fewer rounds and more joules. The first
+  rows of each table ask as many clients as `random`, within 10 %. The rows after them ask other numbers of clients.
+- The share of the ceiling is about the seconds a round of the whole run. The ceiling is the saving of
+  `sorted-groups`, which knows each client's mean latency and gives all clients equal shares. A selector that
+  prefers fast clients may pass 100 %. Jain's index shows the shares: 1 means equal shares. The interval is a jackknife
+  interval.
+- Rows in italics are no selectors that you can use. `genie` always selects the clients with the lowest mean latency.
+  `sorted-groups` selects groups of clients with similar mean latency in turn. `random-again` is `random` with other
+  draws.
+
+## Values set by hand
+
+No value was tuned. All other parameters are the defaults. "sizes" stands for the clients' numbers of examples.
+
+{by_hand}"""
 
 
-def write_page(
-    path: Path,
-    worlds: Sequence[Scenario],
-    plan: Sequence[Cell],
-    missing: Mapping[str, str],
-    left_out: Mapping[str, Mapping[str, str]],
-    machine: str,
-    command: str,
-) -> None:
-    """Write page, CSV files and pictures.
+def write_page(path: Path, worlds: list[World], rows: str, command: str) -> None:
+    """Write the page and its pictures.
 
     Args:
-        path: Of the page; the other files stand beside it.
-        worlds: The scenarios.
-        plan: Their runs, all of them played.
-        missing: Worlds that could not run, and why.
-        left_out: World -> selectors that cannot run there, and why.
-        machine: Where this was run.
-        command: What makes the page.
+        path: The page. The pictures are in the same folder.
+        worlds: The worlds, with and without rows.
+        rows: Name of the CSV file.
+        command: The command that writes the page.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    runs_csv, differences_csv = path.with_name(f"{path.stem}-runs.csv"), path.with_name(f"{path.stem}-differences.csv")
-    found = {w.name: run_rows([cell for cell in plan if cell.scenario.name == w.name]) for w in worlds}
-    figures = {name: selector_figures(rows) for name, rows in found.items()}
-    write_csv(runs_csv, [_run(row) for rows in found.values() for row in rows])
-    write_csv(differences_csv, [row for name, own in figures.items() for row in difference_rows(name, own)])
-    seeds = len({cell.scenario.seed for cell in plan})
-    head = HEAD.format(
-        command=command, machine=machine, seeds=seeds, rounds=worlds[0].rounds,
-        window=worlds[0].target_rounds, runs_csv=runs_csv.name,
-        differences_csv=differences_csv.name, minutes=sum(row.run_s for rows in found.values() for row in rows) / 60,
-    )  # fmt: skip
-    parts = [head]
-    for letter, world in zip("abc", worlds, strict=False):
-        picture = draw(figures[world.name], world, path.with_name(f"{path.stem}-{world.name}.png"))
-        parts += [f"\n## ({letter}) {world.description}\n", _about(world, figures[world.name])]
-        parts += [
-            _reached(figures[world.name], world),
-            f"\n![{world.description}: differences to random]({picture.name})\n",
-        ]
-        parts += ["\n" + _costs(figures[world.name])]
-        parts += [f"\n`{label}` cannot run here: {why}.\n" for label, why in left_out[world.name].items()]
-    parts += [f"\n{name} could not run: {why}\n" for name, why in missing.items()]
-    parts += ["\n## Which selector when\n\n", advice(figures, {w.name: w for w in worlds})]
+    parts = [
+        HEAD.format(
+            command=command, rows=rows, machine=MACHINE, status=_status(worlds),
+            window=worlds[0].scenario.target_rounds, by_hand=hand_set_values(worlds),
+        )
+    ]  # fmt: skip
+    for world in worlds:
+        picture = path.with_name(f"{path.stem}-{world.scenario.name}.png")
+        if world.complete and world.verdicts:
+            draw(world, picture)
+            draw_curves(world, picture.with_stem(f"{picture.stem}-curves"))
+        parts.append(section(world, picture.name))
+    parts += ["\n## Which selector when\n\n", advice(worlds)]
     path.write_text("".join(parts), encoding="utf-8")
 
 
-def _run(row: object) -> dict[str, object]:
-    values = asdict(row)  # type: ignore[call-overload]
-    first = ("scenario", "selector", "seed")
-    return {key: values[key] for key in first} | {key: v for key, v in values.items() if key not in first}
-
-
-def _about(world: Scenario, figures: Mapping[str, SelectorFigures]) -> str:
-    t = world.training
-    equal = [row.equal_s for row in figures[REFERENCE].rows]
-    first = min((own for own in figures.values() if own.label not in KNOWING), key=lambda own: own.mean("simulated_s"))
-    return (
-        f"\n{t.local_steps} steps of SGD a round, batches of {t.batch_size}, learning rate {t.learning_rate:g}, model "
-        f"`{world.model.name}`; a client that takes longer than {world.wireless.max_latency_s:g} s has failed. Equal "
-        f"time is {_amount(float(np.mean(equal)))} s (mean over the seeds), when {first.label} is through with its "
-        "rounds first.\n\n"
-    )
-
-
-def _reached(figures: Mapping[str, SelectorFigures], world: Scenario) -> str:
-    target = f"{100 * world.target_accuracy:g} %"
+def _status(worlds: list[World]) -> str:
+    """Return the table of finished and missing runs."""
     lines = [
-        f"| selector | accuracy after {world.rounds} rounds, % | to random | at equal time, % | to random "
-        f"| seconds to {target} | to random | joules to {target} | to random |",
-        "| --- " + "| ---: " * 8 + "|",
-    ]
-    for own in _ordered(figures):
-        cells = []
-        for figure, scale in SCALES.items():
-            cells += [_mean(own, figure, scale), _difference(own, figure, scale)]
-        lines.append(" | ".join([f"| {_name(own)}", *cells]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _costs(figures: Mapping[str, SelectorFigures]) -> str:
-    lines = [
-        "| selector | asked a round | rounds at equal time | seconds a round | joules a round | of these probes: s | J "
-        "| server, ms of the processor a round | failed, % | Jain index | rounds until all had a turn |",
-        "| --- " + "| ---: " * 10 + "|",
-    ]
-    for own in _ordered(figures):
-        rows = own.rows
-        a_round = (
-            np.mean([row.simulated_s / row.rounds for row in rows]),
-            np.mean([r.energy_j / r.rounds for r in rows]),
-        )
-        cells = [
-            f"{np.mean([row.selections / row.rounds for row in rows]):.3g}", f"{own.mean('rounds_at_s'):.0f}",
-            *(_amount(float(v)) for v in a_round), _amount(own.mean("probe_s")),
-            _amount(own.mean("probe_j")), f"{own.mean('server_ms'):.1f}",
-            f"{100 * np.mean([row.failed_clients / max(1, row.selections) for row in rows]):.1f}",
-            f"{own.mean('jain'):.3f}", _mean(own, "rounds_to_all", 1.0),
-        ]  # fmt: skip
-        lines.append(" | ".join([f"| {_name(own)}", *cells]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _ordered(figures: Mapping[str, SelectorFigures]) -> list[SelectorFigures]:
-    """By time to the target, those that did not always reach it behind; then random, then the knowing ones."""
-
-    def key(own: SelectorFigures) -> tuple[int, int, float]:
-        reached = len(own.values("time_to_target_s"))
-        return own.label in KNOWING, -reached, own.mean("time_to_target_s") if reached else -own.mean("accuracy_last10")
-
-    return sorted(figures.values(), key=key)
-
-
-def _name(own: SelectorFigures) -> str:
-    return f"*{own.label}*" if own.label in KNOWING else own.label
-
-
-def _mean(own: SelectorFigures, figure: str, scale: float) -> str:
-    values = own.values(figure)
-    if not values:
-        return "never"
-    told = f"{scale * float(np.mean(values)):.1f}" if scale > 1 else _amount(float(np.mean(values)))
-    return told if len(values) == len(own.rows) else f"{told} ({len(values)} of {len(own.rows)})"
-
-
-def _difference(own: SelectorFigures, figure: str, scale: float) -> str:
-    found = own.against.get(figure)
-    if found is None:
-        return ""
-    if math.isnan(found.mean):
-        return NOTHING
-    digits, unit = (0, " %") if found.effect.is_ratio else (1, "")
-    told = f"{scale * found.mean:+.{digits}f}{unit}"
-    if math.isfinite(found.low):
-        told += f" ({scale * found.low:+.{digits}f} … {scale * found.high:+.{digits}f})"
-    return f"**{told}**" if found.differs else told
-
-
-def _digits(size: float) -> int:
-    return max(0, 2 - math.floor(math.log10(abs(size)))) if size else 0
-
-
-def _amount(value: float) -> str:
-    return NOTHING if math.isnan(value) else f"{value:.{min(6, _digits(value))}f}" if value else "0"
+        [
+            f"({world.letter}) {world.scenario.description}", f"{len(world.run_seconds):,}",
+            f"{core_hours(world):.1f}", f"{len(world.missing):,}", f"{sum(missing_hours(world).values()):.1f}",
+        ]
+        for world in worlds
+    ]  # fmt: skip
+    return table(["world", "runs", "their core-hours", "missing runs", "core-hours for them"], lines)

@@ -1,9 +1,8 @@
-"""The picture of a world: differences to random, a row a selector, a panel a figure."""
+"""Pictures of a world: the time ratio of each selector with its factors, and accuracy over simulated time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,46 +10,66 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from figures import KNOWING, REFERENCE, SelectorFigures
+from effects import World
+from formats import counted
+from lineup import REFERENCE, REFERENCES
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from references import GROUPS
+from sections import ordered
 
-from fedsel_flwr.simulations import Scenario
+from fedsel_flwr.report.paired import PairedEffect
 
-BETTER, WORSE, SAME, KNOWS = "#0072b2", "#d55e00", "#777777", "#009e73"
+COLORS = {
+    "sooner": "#0072b2", "later": "#d55e00", "no difference": "#555555", "not settled": "#999999",
+    "reference": "#009e73",
+}  # fmt: skip
+LIMITS = (0.1, 10.0)
+"""Smallest and largest ratio on the axes."""
+CURVES = 5
+"""Number of selectors among the curves, in addition to random selection, sorted groups and FedCS."""
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) -> Path:
-    """Draw the picture into a PNG file; returns its path."""
-    target = f"{100 * world.target_accuracy:g} %"
-    panels = {
-        "accuracy_last10": (f"accuracy after {world.rounds} rounds", "percentage points", 100.0),
-        "accuracy_at_s": ("accuracy at equal simulated time", "percentage points", 100.0),
-        "time_to_target_s": (f"simulated time to {target}", "percent", 1.0),
-        "energy_to_target_j": (f"energy to {target}", "percent", 1.0),
-    }
+def draw(world: World, path: Path) -> Path:
+    """Draw the picture of a world into a PNG file, and return its path.
 
-    def key(own: SelectorFigures) -> tuple[bool, float]:
-        return own.label in KNOWING, -own.mean("accuracy_at_s")
-
-    rows = sorted((own for own in figures.values() if own.label != REFERENCE), key=key)
-    contenders = sum(own.label not in KNOWING for own in rows)
-    figure, axes = plt.subplots(1, 4, figsize=(15, 1.6 + 0.27 * len(rows)), sharey=True, layout="constrained")
-    for axis, (name, (title, unit, scale)) in zip(axes, panels.items(), strict=True):
-        axis.axvline(0, color="#333333", linewidth=0.8)
-        axis.axhline(contenders - 0.5, color="#bbbbbb", linewidth=0.8)
-        axis.set_xlim(limits := _limits(rows, name, scale))
-        for place, own in enumerate(rows):
-            _row(axis, place, own, name, scale, limits)
+    Args:
+        world: The world.
+        path: The file.
+    """
+    labels = [label for label in ordered(world) if label in world.verdicts]
+    groups = [2 if one in REFERENCES else 0 if world.equal_cohort(one) else 1 for one in labels]
+    panels = ("time", "seconds_per_round", "rounds", "energy")
+    titles = (f"time to {world.target}", "seconds a round", "rounds", f"joules to {world.target}")
+    figure, axes = plt.subplots(1, 4, figsize=(14, 1.9 + 0.26 * len(labels)), sharey=True, layout="constrained")
+    for axis, name, title in zip(axes, panels, titles, strict=True):
+        axis.set_xscale("log")
+        axis.set_xlim(*LIMITS)
+        axis.axvline(1, color="#333333", linewidth=0.8)
+        for place, label in enumerate(labels):
+            one = world.verdicts[label]
+            word = "reference" if label in REFERENCES else one.word
+            _draw_ratio(axis, place, getattr(one, name), COLORS[word])
+        for place in range(1, len(labels)):
+            if groups[place] != groups[place - 1]:
+                axis.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
+        axis.xaxis.set_major_locator(FixedLocator(TICKS))
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel(f"{unit}, against random", fontsize=9)
+        axis.set_xlabel("ratio to random", fontsize=9)
         axis.tick_params(labelsize=8)
-        axis.locator_params(axis="x", nbins=5)
         axis.grid(axis="x", color="#eeeeee")
         axis.set_axisbelow(True)
-    axes[0].set_yticks(range(len(rows)), [own.label for own in rows])
-    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    texts = [f"{label}  ({world.asked(label):.3g} asked)" for label in labels]
+    axes[0].set_yticks(range(len(labels)), texts)
+    axes[0].set_ylim(len(labels) - 0.5, -0.5)
+    seeds = max(one.time.pairs for one in world.verdicts.values())
     figure.suptitle(
-        f"{world.description}\nPaired differences to random, 95 % intervals. Blue is better, orange worse (Holm), grey "
-        "no difference, arrow beyond; green knows the truth or is chance",
+        f"({world.letter}) {world.scenario.description}; {counted(seeds, 'seed')}, 95 % intervals\n"
+        "Colors show the verdict about the time. Blue: sooner; orange: later; dark grey: no difference; "
+        "light grey: not settled; green: references",
         fontsize=9,
     )
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -58,28 +77,54 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
     return path
 
 
-def _limits(rows: Sequence[SelectorFigures], name: str, scale: float) -> tuple[float, float]:
-    """What most rows need; an arrow stands for what lies beyond."""
-    found = [own.against[name] for own in rows if name in own.against and not math.isnan(own.against[name].mean)]
-    means = np.array([scale * one.mean for one in found] or [-1.0, 1.0])
-    middle, spread = np.median(means), np.quantile(np.abs(means - np.median(means)), 0.7)
-    reach = 2.5 * spread or 1.0
-    return float(min(0.0, middle) - reach), float(max(0.0, middle) + reach)
-
-
-def _row(
-    axis: plt.Axes, place: int, own: SelectorFigures, name: str, scale: float, limits: tuple[float, float]
-) -> None:
-    found = own.against.get(name)
-    if found is None or math.isnan(found.mean):
-        reached = len(own.values(name))
-        said = "never" if not reached else f"{reached} of {len(own.rows)} seeds"
-        axis.annotate(said, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
-                      color=SAME)  # fmt: skip
+def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) -> None:
+    if not math.isfinite(effect.estimate):
+        told = f"target on {effect.reached} of {effect.pairs} seeds"
+        axis.annotate(told, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
+                      color=color)  # fmt: skip
         return
-    color = KNOWS if own.label in KNOWING else BETTER if own.better(name) else WORSE if own.worse(name) else SAME
-    if math.isfinite(found.low):
-        axis.plot([scale * found.low, scale * found.high], [place, place], color=color, linewidth=1.6)
-    at = min(max(scale * found.mean, limits[0]), limits[1])
-    mark = "o" if at == scale * found.mean else "<" if at == limits[0] else ">"
+    if math.isfinite(effect.low):
+        ends = [min(max(end, LIMITS[0]), LIMITS[1]) for end in (effect.low, effect.high)]
+        axis.plot(ends, [place, place], color=color, linewidth=1.6)
+    at = min(max(effect.estimate, LIMITS[0]), LIMITS[1])
+    mark = "o" if at == effect.estimate else "<" if at == LIMITS[0] else ">"
     axis.plot(at, place, mark, color=color, markersize=4 if mark == "o" else 7, clip_on=False)
+
+
+def draw_curves(world: World, path: Path) -> Path:
+    """Draw the mean accuracy over the simulated seconds into a PNG file, and return its path.
+
+    The curves are those of random selection, sorted groups, FedCS, and the five selectors with the lowest time ratio.
+
+    Args:
+        world: The world.
+        path: The file.
+    """
+    finite = [one for one in world.contenders if math.isfinite(world.verdicts[one].time.estimate)]
+    best = sorted(finite, key=lambda one: world.verdicts[one].time.estimate)[:CURVES]
+    labels = list(dict.fromkeys([REFERENCE, GROUPS, *(["fedcs"] if "fedcs" in world.rows else []), *best]))
+    whole = world.mean(REFERENCE, lambda row: row.simulated_s)
+    until = world.mean(REFERENCE, lambda row: row.time_to_target_s)
+    end = min(whole, 2 * until) if math.isfinite(until) else whole
+    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
+    for i, label in enumerate(one for one in labels if one in world.rows):
+        last = min(end, *(row.curve_s[-1] for row in world.of(label)))
+        first = max(row.curve_s[0] for row in world.of(label))
+        grid = np.linspace(first, last, 200)
+        mean = np.mean([np.interp(grid, row.curve_s, row.curve_accuracy) for row in world.of(label)], axis=0)
+        known = label in (REFERENCE, GROUPS)
+        color = {REFERENCE: "black", GROUPS: COLORS["reference"]}.get(label, f"C{i}")
+        axis.plot(
+            grid, 100 * mean, "--" if known else "-", color=color, label=f"{label} ({world.asked(label):.3g} asked)"
+        )
+    axis.axhline(100 * world.scenario.target_accuracy, color="#999999", linewidth=0.8)
+    axis.set_xlabel("simulated seconds")
+    axis.set_ylabel(f"accuracy, %, mean of {world.scenario.target_rounds} measured rounds")
+    axis.set_title(f"({world.letter}) {world.scenario.description}", fontsize=9)
+    axis.set_xlim(0, end)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.grid(color="#eeeeee")
+    axis.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path

@@ -252,9 +252,9 @@ def _describe(
         over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
         lines.append(
             f'The verdict is about the time only. "Sooner" or "later" means that p is at most {LEVEL:g}{over}, even if '
-            'the difference is small. "No difference" means that the whole interval is within '
-            f"{100 * (margin - 1):.0f} %. All other numbers are secondary: their 95 % intervals (in parentheses) are "
-            "not corrected, and about one in 20 intervals does not contain the true value."
+            "the difference is small. \"No difference\" means that the whole interval of a selector's time is within "
+            f"{100 * (margin - 1):.0f} % of the time of {reference}. All other numbers are secondary: their 95 % "
+            "intervals (in parentheses) are not corrected, and about one in 20 intervals does not contain the true value."
         )
     if caution := describe_optimism([reference, *(one.selector for one in found)]):
         lines.append(caution)

@@ -1,4 +1,4 @@
-"""Oort: select clients with high statistical utility that are fast enough (Lai et al.)."""
+"""Oort: select fast clients whose data are useful for the training (Lai et al.)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAT, SHARP = 0.1, 5.0
 """Relative changes of the utility. After a change of at most FLAT (10 %), the pacer raises the preferred duration.
 After a change of at least SHARP (500 %), it lowers the preferred duration."""
 CLIPS_FROM = 3
-"""From this number of utilities on, the largest is always clipped. Of only two, we cannot know which is the outlier."""
+"""With at least this many utilities, the largest is always clipped. With only two, either one could be the outlier."""
 
 
 class Oort(Selector):
@@ -32,7 +32,7 @@ class Oort(Selector):
     epsilon       ``_exploration_share``          share of a round for clients never tried
     alpha         ``penalty``                     exponent of the discount of slow clients
     c             ``cut_off``                     candidates need at least c times the m'-th largest score
-    m'                                            number of clients that a round exploits
+    m'            ``exploit`` in ``_select``      number of clients that a round exploits
     W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and the step of an update
     ============  ==============================  ==========================================================
 
@@ -45,25 +45,28 @@ class Oort(Selector):
       of 0.3. It has a clip of 0.9, a cut-off of 0.05 and a first percentile of 30.
 
     The constants 0.1 (bonus), 0.1 and 5 (pacer) are from ``oort/oort.py`` at f5fccf3. We could not compare the defaults
-    with the settings of the paper. Below, "the code" means the authors' code.
+    with the settings of the paper.
 
     Deviations:
-        * The pacer is that of the code. T is a percentile of the tried clients' durations. The pacer compares the
-          exploited utility of the last W rounds with the utility of the W rounds before. The percentile rises if the
-          two differ by at most a tenth of the earlier utility. The percentile falls if they differ by at least five
+        * The pacer is that of the authors' code. T is a percentile of the tried clients' durations. The pacer compares
+          the exploited utility of the last W rounds with the utility of the W rounds before. The percentile rises if
+          the two differ by at most a tenth of the earlier utility. The percentile falls if they differ by at least five
           times the earlier utility. The paper raises T if the utility has fallen.
-        * The pacer makes its first update after 2 W complete rounds. The code makes its first update one round earlier,
-          and counts a utility of 0 for the missing round.
-        * Round 1 uses ``exploration`` as epsilon. The code multiplies epsilon by the decay before the first round.
-        * The losses are those of the received model on all training examples. They are neither the losses seen during
-          training nor those of the last mini-batch.
-        * The clients to explore are drawn uniformly, because their speed is unknown. If there are too few clients never
-          tried, more clients are exploited. Clients that join later are explored too.
-        * The cut-off is relative to the score of rank floor(m (1 - epsilon)). The code uses the next rank.
+        * The pacer makes its first update after 2 W complete rounds. The authors' code makes its first update one round
+          earlier, and counts a utility of 0 for the missing round.
+        * Round 1 uses ``exploration`` as epsilon. The authors' code multiplies epsilon by the decay before the first
+          round.
+        * Each client computes its losses with the received model, on all its training examples. The authors' code
+          instead uses a moving average of the losses that the client computes while it trains (``training/learner.py``
+          at 05a3aa1, lines 307 to 312).
+        * The clients to explore are drawn uniformly, because their speed is unknown. If too few untried clients are
+          left, the selector exploits more clients instead. Clients that join later are explored too.
+        * The cut-off is relative to the score of rank floor(m (1 - epsilon)). The authors' code uses the next rank.
         * The scores are scaled by the range of the utilities, and this range ends at the clipped utility
-          (``score_range="clipped"``). With three or more clients, at least the largest utility is clipped. In the code
-          the range ends at the largest utility, and the code clips nothing below 50 clients. One client that reports a
-          huge loss then lowers the scores of all others to 0. ``score_range="paper"`` follows the code.
+          (``score_range="clipped"``). With three or more clients, at least the largest utility is clipped. In the
+          authors' code, the range ends at the largest utility. With the default ``clip`` and up to 50 utilities, that
+          code clips no utility. One client that reports a huge loss then lowers the scores of all others to 0.
+          ``score_range="paper"`` follows the authors' code.
         * ``benchmarks/liars.py`` measures this effect with 200 clients, 10 per round, and 100 rounds. For each honest
           client, it counts the rounds in which the client is selected. The table has the rank correlation of these
           counts with the clients' utilities:
@@ -77,25 +80,30 @@ class Oort(Selector):
           ==============================  =========  ===========
 
         * The lowest, the largest and the clipped utility are computed over tried, available clients with a utility
-          above 0. The code also uses only such clients (``oort/oort.py`` at 05a3aa1, lines 279 to 286). As in the code
-          (lines 394 to 403), the range starts at 0.999 times the lowest utility, and is at least 1e-4 wide. The code
-          also includes the sizes of clients never tried.
-        * The statistical part of a client's score is 0 if its utility is 0. In the code, this part is below 0.
-        * The temporal uncertainty is that of the paper. The code's counter is one lower than the number t of the round:
-          ln(t - 1)/(L(i) + 1).
-        * The code ignores the failure of a client (``training/param_server.py`` at 05a3aa1, lines 104 to 110). It then
-          selects a client that never replies forever. Here, a first failure also changes nothing. From the second
-          failure in a row on, the client counts as tried, with utility 0 and the latency in the report.
+          above 0. The authors' code does the same (``oort/oort.py`` at 05a3aa1, lines 279 to 286), with one exception.
+          It also includes the sizes of untried clients in these utilities. As in the authors' code (lines
+          394 to 403), the range starts at 0.999 times the lowest utility, and is at least 1e-4 wide.
+        * The statistical part of a client's score is 0 if its utility is 0. In the authors' code, this part is below 0.
+        * The temporal uncertainty is that of the paper: sqrt(0.1 ln(t) / L(i)), where t is the number of the round. In
+          the authors' code, it is sqrt(0.1 ln(t - 1) / (L(i) + 1)). The reason is that this code does not count round 1
+          as a selection, but counts the rounds in L(i) from 2.
+        * The authors' code ignores the failure of a client (``training/param_server.py`` at 05a3aa1, lines 104 to 110).
+          A client that never replies is then selected again and again. In this class, a first failure also changes
+          nothing. From the second failure in a row on, the client counts as tried, with utility 0 and the latency in
+          the report.
         * If a client completes a round but reports no loss, its utility does not change.
-        * A spare gets the mean utility of the used clients and its own latency, as a straggler does in the code (lines
-          348 to 353). If the spare has not replied yet, its duration is at least the time that the server waited. If no
-          used client has reported a loss, the spare's utility does not change.
+        * A *spare* is a client that was asked to train because of over-selection, and whose reply was not needed. A
+          spare gets the mean utility of the used clients and its own latency. A straggler gets the same values in the
+          authors' code (``training/param_server.py``, lines 348 to 353). If the spare has not replied yet, its duration
+          is at least the time that the server waited. If no used client has reported a loss, the spare's utility does
+          not change.
         * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
-          average size. A size counts up to ``trained_examples``, as in the code (lines 258 and 259).
+          average size. A size above ``trained_examples`` counts as ``trained_examples``, as in the authors' code
+          (``training/param_server.py``, lines 258 and 259).
         * If a run starts with a common warm-up (``warmup_rounds``), all clients have been tried when the warm-up ends.
           The decay of epsilon and the pacer start after the warm-up. The temporal uncertainty counts all rounds.
-        * There is no blacklist, no noise on utilities and no fairness parameter. In the code, the blacklist is off by
-          default, and set to 10 rounds in the runs with outliers.
+        * There is no blacklist, no noise on utilities and no fairness parameter. In the authors' code, the blacklist is
+          off by default, and set to 10 rounds in the runs with outliers.
 
     Args:
         clients_per_round: m.

@@ -95,7 +95,8 @@ def simulate(
         num_cpus: Cores for Ray. If None, all cores. If each client takes one core, then ``num_cpus`` clients train at a
             time. On a cluster the argument is refused, because the cluster already has its cores. The vectorized engine
             refuses all arguments that only Ray uses.
-        num_gpus: GPUs for Ray. If None, the number that ``client_gpus`` needs. On a cluster the argument is refused.
+        num_gpus: GPUs for Ray. If None, all GPUs if ``client_gpus`` is above 0, otherwise none. On a cluster the
+            argument is refused.
         client_cpus: Cores per client on Ray, above 0.
         client_gpus: GPUs per client on Ray, a whole number or a fraction. A client with a GPU trains on it. If None, an
             equal share of ``num_gpus``.

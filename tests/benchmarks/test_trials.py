@@ -128,9 +128,9 @@ def test_the_page_has_every_selector_and_the_guards_hold() -> None:
     assert max(share[4] for share in shares.values()) < 0.56  # the cap of a half, and a round of twenty
     assert {cells[0] for cells in table.values()} >= {"low accuracy", "odd gradient", "odd sketch", "huge loss"}
     page = " ".join((ROOT / "docs" / "security.md").read_text(encoding="utf-8").split())
-    assert f"{len(taken)} of the {len(table)} selectors selected the liar in at least 90 %" in page
+    assert f"{len(taken)} of the {len(table)} selectors selected the hostile client in at least 90 %" in page
     largest = 100 * max(share[4] for share in shares.values())
-    assert f"no selector selected the liar in more than {largest:.0f} %" in page
+    assert f"no selector selected it in more than {largest:.0f} %" in page
 
 
 def test_the_range_after_clipping_keeps_oorts_ranking() -> None:

@@ -111,8 +111,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return remarks on probable problems, one line each.
 
-        They name runs that diverged, and selectors of which many selections were late. They also report a target that
-        no run reached, or that every run reached in the first possible round.
+        They report runs that diverged, and selectors whose clients often replied too late. They also report a target
+        that no run reached, or that every run reached in the first possible round.
         """
         lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
         lines += self._remark_on_target()
@@ -120,10 +120,11 @@ class Comparison:
             own = [run for run in self.runs if run.selector == selector]
             share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
             if share >= MANY_LATE:
-                worst, of_seeds = own[-number], f" (the largest share of {len(own)} seeds)" if len(own) > 1 else ""
+                worst = own[-number]
+                of_seeds = f" This is the largest share of the {len(own)} seeds." if len(own) > 1 else ""
                 longest = worst.scenario.wireless.max_latency_s
                 lines.append(
-                    f"{worst.name}: {100 * share:.0f} % of selections were late{of_seeds}. Raise "
+                    f"{worst.name}: {100 * share:.0f} % of the selected clients replied too late.{of_seeds} Raise "
                     f"wireless.max_latency_s (now {longest:g} s)?"
                 )
         return lines

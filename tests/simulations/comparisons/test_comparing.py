@@ -153,7 +153,8 @@ def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.Cap
     assert [line.partition(",")[0] for line in remarks] == ["round-robin", "random"]
     for line in remarks:
         selector, seed, share = re.fullmatch(
-            r"(.*), seed (\d): (\d+) % of selections were late \(the largest share of 2 seeds\)\. "
+            r"(.*), seed (\d): (\d+) % of the selected clients replied too late\. "
+            r"This is the largest share of the 2 seeds\. "
             r"Raise wireless\.max_latency_s \(now 0\.15 s\)\?", line,
         ).groups()  # fmt: skip
         late = {

@@ -1,0 +1,175 @@
+"""Effects in one world: verdicts, shares of the ceiling, and means over the seeds, computed from the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from lineup import REFERENCE, REFERENCES
+from references import GROUPS
+from runs import RunRow
+
+from fedsel_flwr.report.paired import PairedEffect, collect, paired_effects, student_interval
+from fedsel_flwr.report.verdict import ENDS, MARGIN, SelectorVerdict, verdict
+from fedsel_flwr.simulations import Scenario
+
+EQUAL_COHORT = 0.1
+"""Largest relative difference of clients asked per round at which two selectors have equal cohorts."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of the ceiling that a selector reaches, with a 95 % interval; NaN if it is unknown.
+
+    The ceiling is the saving of sorted groups: the share of random selection's seconds per round that they save.
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+
+class World:
+    """Rows of one world, and what follows from them.
+
+    Args:
+        scenario: The scenario of the world.
+        letter: Its letter on the page.
+        rows: Rows of its runs, in any order.
+        missing: Labels of the missing runs, one for each run.
+        contenders: Labels that are compared with random selection, in one family of Holm's correction.
+        controls: Labels of the controls.
+
+    Attributes:
+        run_seconds: Processor time of every run, in seconds, including runs on seeds without random selection.
+        rows: Label -> seed -> row, on the seeds of random selection.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        letter: str,
+        rows: Sequence[RunRow],
+        missing: Sequence[str] = (),
+        contenders: Sequence[str] = (),
+        controls: Sequence[str] = (),
+    ) -> None:
+        self.scenario, self.letter, self.missing = scenario, letter, list(missing)
+        self.run_seconds = [row.run_s for row in rows]
+        # Means and ratios must be over the same seeds. A seed without random selection has no ratios.
+        seeds = {row.seed for row in rows if row.selector == REFERENCE}
+        self.rows: dict[str, dict[int, RunRow]] = {}
+        for row in rows:
+            if row.seed in seeds:
+                self.rows.setdefault(row.selector, {})[row.seed] = row
+        self.contenders = [label for label in contenders if label in self.rows and label != REFERENCE]
+        self.controls = [label for label in controls if label in self.rows]
+
+    @property
+    def complete(self) -> bool:
+        """Whether random selection ran, so that other selectors can be compared with it."""
+        return REFERENCE in self.rows
+
+    @property
+    def target(self) -> str:
+        """The target accuracy as text."""
+        return f"{100 * self.scenario.target_accuracy:g} %"
+
+    @cached_property
+    def verdicts(self) -> dict[str, SelectorVerdict]:
+        """Verdict on each label; contenders, controls and each reference are separate families."""
+        families = [self.contenders, self.controls, *([label] for label in REFERENCES if label in self.rows)]
+        found: dict[str, SelectorVerdict] = {}
+        for family in families:
+            if family:
+                rows = [*self.of(REFERENCE), *(row for label in family for row in self.of(label))]
+                result = verdict(rows, REFERENCE, self.scenario.target_accuracy)
+                found |= {one.selector: one for one in result.selectors}
+        return found
+
+    def of(self, label: str) -> list[RunRow]:
+        """Return the rows of a label by seed."""
+        return [self.rows[label][seed] for seed in sorted(self.rows.get(label, {}))]
+
+    def mean(self, label: str, value: Callable[[RunRow], float]) -> float:
+        """Return the mean of a value over the seeds with a finite value; NaN if there are none."""
+        values = [v for row in self.of(label) if math.isfinite(v := float(value(row)))]
+        return float(np.mean(values)) if values else math.nan
+
+    def reached(self, label: str) -> tuple[int, int]:
+        """Return the number of seeds on which a label reached the target, and the number of its seeds."""
+        rows = self.of(label)
+        return sum(math.isfinite(row.time_to_target_s) for row in rows), len(rows)
+
+    def asked(self, label: str) -> float:
+        """Return the mean number of clients asked per round."""
+        return self.mean(label, lambda row: row.asked_per_round)
+
+    def equal_cohort(self, label: str) -> bool:
+        """Return whether a label asks as many clients per round as random selection."""
+        return abs(self.asked(label) / self.asked(REFERENCE) - 1) <= EQUAL_COHORT
+
+    def against(self, label: str, other: str, figure: str) -> PairedEffect | None:
+        """Compare two labels on their common seeds; None if they have none."""
+        if not self.rows.get(label, {}).keys() & self.rows.get(other, {}).keys():
+            return None
+        rows = [*self.of(label), *self.of(other)]
+        ends = collect(rows, ENDS[figure]) if figure in ENDS else None
+        (effect,) = paired_effects(collect(rows, figure), other, figure, ends=ends, margin=MARGIN)
+        return effect
+
+    @cached_property
+    def ceiling(self) -> PairedEffect | None:
+        """Ratio of the seconds per round of sorted groups to those of random selection; None without rows."""
+        return self.round_ratio(GROUPS)
+
+    def round_ratio(self, label: str) -> PairedEffect | None:
+        """Compare the seconds per round of all rounds with random selection."""
+        rows = {
+            name: {s: r.simulated_s / r.rounds for s, r in self.rows.get(name, {}).items()}
+            for name in (label, REFERENCE)
+        }
+        if not rows[label].keys() & rows[REFERENCE].keys():
+            return None
+        return paired_effects(rows, REFERENCE, "seconds_per_round")[0]
+
+    def share(self, label: str) -> Share:
+        """Compute the share of the ceiling that a label reaches, with a jackknife interval over the seeds."""
+        seeds = sorted(self.rows.get(label, {}).keys() & self.rows.get(GROUPS, {}).keys() & self.rows[REFERENCE].keys())
+        if not seeds:
+            return Share(math.nan, math.nan, math.nan)
+        logs = np.log([
+            [self.rows[one][seed].simulated_s / self.rows[one][seed].rounds for seed in seeds]
+            for one in (label, GROUPS, REFERENCE)
+        ])  # fmt: skip
+        return jackknife_share(logs[0] - logs[2], logs[1] - logs[2])
+
+
+def jackknife_share(own: Iterable[float], groups: Iterable[float]) -> Share:
+    """Return the share of the ceiling, with Student's interval of the jackknife's pseudo-values.
+
+    Args:
+        own: Log ratio of the selector's seconds per round to those of random selection, for each seed.
+        groups: The same for sorted groups.
+
+    References:
+        R. G. Miller, "The Jackknife - a Review", Biometrika 61, 1974.
+
+    >>> jackknife_share([math.log(0.7)] * 3, [math.log(0.6)] * 3)  # 0.3 / 0.4
+    Share(estimate=0.75, low=0.75, high=0.75)
+    """
+    pairs = np.array([list(own), list(groups)])
+
+    def share(some: np.ndarray) -> float:
+        reduced = 1 - np.exp(some.mean(axis=1))
+        return float(reduced[0] / reduced[1])
+
+    n, whole = pairs.shape[1], share(pairs)
+    if n < 3:
+        return Share(whole, math.nan, math.nan)
+    pseudo = np.array([n * whole - (n - 1) * share(np.delete(pairs, i, axis=1)) for i in range(n)])
+    low, high = student_interval(pseudo)
+    return Share(round(whole, 12), round(low, 12), round(high, 12))

@@ -1,0 +1,273 @@
+"""Page about seconds against joules: every selector and random selection at several numbers of clients a round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from effects import World
+from formats import UNKNOWN, amount, interval, listed, table
+from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, cohort_entry, random_entry
+from matplotlib.ticker import LogLocator, NullFormatter
+from page import MACHINE
+from sections import core_hours, missing_sentence
+
+from fedsel_flwr.report.paired import PairedEffect
+
+TIME, ENERGY = "time_to_target_s", "energy_to_target_j"
+COLORS = {
+    REFERENCE: "#777777", "fedcs": "#d55e00", "oort": "#009e73", "bsfl": "#0072b2", "cs-ucb": "#56b4e9",
+    "fedcm-ts": "#cc79a7",
+}  # fmt: skip
+MARKS = {0: "o", 40: "^", 60: "s", 90: "D"}
+HEAD = """# Seconds against joules
+
+Find out what a faster training costs in energy, and whether it is enough to ask more phones.
+
+Written by `{command}`.
+
+The rows are in [{rows}]({rows}). Every number on this page is computed from these rows. Machine: {machine}.
+The runs of this page ({runs}) took {hours:.1f} core-hours.
+
+The scenario is world (a) of [selectors.md](selectors.md): {description}. All runs are on seeds 1 to {seeds}. A row such
+as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a deadline of 60 s: the server then ignores
+replies that have not arrived. For `fedcs`, the number is a limit. `fedcs` without a number has no limit.
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of the page: time and energy to the target, compared with random selection.
+
+    Attributes:
+        label: The row's label.
+        selector: Name of the selector.
+        asked: Mean number of clients asked per round.
+        deadline: Deadline in seconds; 0 for none.
+        time: Ratio of the seconds to the target.
+        energy: Ratio of the joules to the target.
+    """
+
+    label: str
+    selector: str
+    asked: float
+    deadline: float
+    time: PairedEffect
+    energy: PairedEffect
+
+    @property
+    def reached(self) -> bool:
+        """Whether both runs of every pair reached the target."""
+        return math.isfinite(self.time.estimate)
+
+
+def lines_of(world: World) -> dict[tuple[str, float], list[str]]:
+    """Return the labels of each line of the picture, by selector and deadline, from few clients to many."""
+    few, lines = world.scenario.clients_per_round, {}
+    for deadline in DEADLINES:
+        first = REFERENCE if not deadline else random_entry(few, deadline, 1).label
+        lines[REFERENCE, float(deadline)] = [first, *(random_entry(asked, deadline, 1).label for asked in ASKED)]
+    for name in MATCHED:
+        first = cohort_entry(name, few, 1).label if name == "fedcs" else name
+        lines[name, 0.0] = [first, *(cohort_entry(name, asked, 1).label for asked in ASKED[:-1])]
+    lines["fedcs", 0.0].append("fedcs")
+    return lines
+
+
+def points_of(world: World) -> dict[str, Point]:
+    """Return the points of all rows that ran on two seeds or more, except random selection, whose ratios are 1."""
+    found = {}
+    for (selector, deadline), labels in lines_of(world).items():
+        for label in labels:
+            if label == REFERENCE:
+                continue
+            time, energy = world.against(label, REFERENCE, TIME), world.against(label, REFERENCE, ENERGY)
+            if time and energy and time.pairs > 1:
+                found[label] = Point(label, selector, world.asked(label), deadline, time, energy)
+    return found
+
+
+def dominating(world: World, label: str, others: list[str]) -> list[str]:
+    """Return the rows that need fewer seconds and fewer joules than a row; both intervals are below 1.
+
+    Args:
+        world: The world.
+        label: The row.
+        others: Labels of the other rows.
+    """
+    found = {}
+    for other in set(others) - {label}:
+        time, energy = world.against(other, label, TIME), world.against(other, label, ENERGY)
+        if time and energy and time.high < 1 and energy.high < 1:
+            found[other] = time.estimate
+    return sorted(found, key=lambda other: found[other])
+
+
+def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int) -> None:
+    """Write the page and its picture.
+
+    Args:
+        path: The page.
+        world: World (a), with the rows of the frontier only.
+        rows: Name of the CSV file.
+        command: The command that writes the page.
+        seeds: Number of seeds.
+    """
+    runs = len(world.run_seconds)
+    parts = [
+        HEAD.format(
+            command=command, rows=rows, machine=MACHINE, runs=runs, hours=core_hours(world),
+            description=world.scenario.description, seeds=seeds,
+        )
+    ]  # fmt: skip
+    if world.missing:
+        parts.append(missing_sentence(world, "frontier") + "\n")
+    points = points_of(world) if world.complete else {}
+    if points:
+        picture = path.with_name(f"{path.stem}.png")
+        draw(world, points, picture)
+        parts += [f"![Seconds and joules to the target in world (a)]({picture.name})\n", CAPTION]
+        parts += ["## Why not just ask more phones?\n", _answer(world, points)]
+        parts += ["## Selectors compared with random selection of the same number of clients\n", _matched(world)]
+        parts += ["## All rows\n", _table(world, points)]
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+CAPTION = """The picture shows geometric means over the seeds, with 95 % intervals of the ratio to `random`. It contains
+only rows that reached the target on every seed. Rows near the lower left corner need few seconds and few joules.
+"""
+
+
+def _answer(world: World, points: dict[str, Point]) -> str:
+    few = world.scenario.clients_per_round
+    reached = {label: point for label, point in points.items() if point.reached}
+    plain = [label for label, point in reached.items() if point.selector == REFERENCE]
+    others = [label for label in reached if label not in plain]
+
+    def told(label: str) -> str:
+        point = reached[label]
+        return (
+            f"{interval(point.time)} times the seconds and {interval(point.energy)} times the joules of `{REFERENCE}`"
+        )
+
+    def fastest(labels: list[str]) -> str:
+        return min(labels, key=lambda label: reached[label].time.estimate)
+
+    lines = []
+    if crowds := [label for label in plain if not reached[label].deadline]:
+        many = max(crowds, key=lambda label: reached[label].asked)
+        lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}, which asks {few} clients.")
+    if plain:
+        lines.append(f"- **More clients with or without a deadline**: the fastest row is `{fastest(plain)}`. "
+                     f"It needs {told(fastest(plain))}.")  # fmt: skip
+    if plain and others:
+        rival = (
+            world.against(fastest(others), fastest(plain), TIME),
+            world.against(fastest(others), fastest(plain), ENERGY),
+        )
+        lines.append(
+            f"- **The fastest row of a selector** is `{fastest(others)}`. Compared with `{fastest(plain)}`, it needs "
+            f"{' times the seconds and '.join(interval(one) for one in rival if one)} times the joules."
+        )
+    if small := [label for label in others if world.equal_cohort(label)]:
+        lines.append(
+            f"- **The fastest selector with {few} clients** is `{fastest(small)}`. It needs {told(fastest(small))}."
+        )
+    labels = [REFERENCE, *reached]
+    best = [label for label in labels if not dominating(world, label, labels)]
+    usual = [f"`{label}`" for label in best if label == REFERENCE or label in plain]
+    lines += [
+        f"- **No other row needs clearly fewer seconds and clearly fewer joules** than these rows: "
+        f"{listed([f'`{label}`' for label in best])}. Clearly means that the intervals of the two ratios are below 1.",
+        f"- Rows of random selection among them: {listed(usual)}.",
+        "\nThe fastest rows were chosen on the seeds that measure them, so their advantage is somewhat too large.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _matched(world: World) -> str:
+    few = world.scenario.clients_per_round
+    heads = ["selector", *(f"{asked} clients: {what}" for asked in (few, *ASKED[:-1]) for what in ("time", "joules"))]
+    rivals = lines_of(world)[REFERENCE, 0.0]
+    lines = []
+    for name in MATCHED:
+        cells = [f"`{name}`"]
+        for label, rival in zip(lines_of(world)[name, 0.0], rivals[: len(ASKED)], strict=False):
+            for figure in (TIME, ENERGY):
+                effect = world.against(label, rival, figure)
+                missed = effect is not None and effect.censored
+                told = UNKNOWN if effect is None else interval(effect)
+                cells.append(f"reached on {effect.reached} of {effect.pairs}" if missed else told)
+        lines.append(cells)
+    return "The intervals are not corrected for their number.\n\n" + table(heads, lines)
+
+
+def _table(world: World, points: dict[str, Point]) -> str:
+    heads = [
+        "row", "clients asked a round", "deadline, s", f"seconds to {world.target}", "time ratio",
+        f"joules to {world.target}", "ratio of joules", "failed, %", "Jain's index", "fewer seconds and fewer joules",
+    ]  # fmt: skip
+    labels = [REFERENCE, *(label for label, point in points.items() if point.reached)]
+    lines = []
+    for label in [REFERENCE, *points]:
+        point = points.get(label)
+        reached, seeds = world.reached(label)
+        whole, better = reached == seeds, dominating(world, label, labels)[:1]
+        failed = world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds))
+        lines.append([
+            f"`{label}`", f"{world.asked(label):.3g}", f"{point.deadline:g}" if point and point.deadline else "none",
+            amount(geometric_mean(world, label, TIME)) if whole else f"{reached} of {seeds} seeds",
+            interval(point.time) if point else "1",
+            amount(geometric_mean(world, label, ENERGY)) if whole else UNKNOWN,
+            interval(point.energy) if point else "1", f"{100 * failed:.1f}",
+            f"{world.mean(label, lambda row: row.jain):.2f}", f"`{better[0]}`" if better else "no row",
+        ])  # fmt: skip
+    return table(heads, lines)
+
+
+def geometric_mean(world: World, label: str, figure: str) -> float:
+    """Return the geometric mean of a figure over the seeds; infinity if a run did not reach the target."""
+    return float(np.exp(np.mean([math.log(getattr(row, figure)) for row in world.of(label)])))
+
+
+def draw(world: World, points: dict[str, Point], path: Path) -> None:
+    """Draw seconds against joules into a PNG file."""
+    figure, axis = plt.subplots(figsize=(9, 6.5), layout="constrained")
+    seconds, joules = (geometric_mean(world, REFERENCE, name) for name in (TIME, ENERGY))
+    for (selector, deadline), labels in lines_of(world).items():
+        drawn = [points[label] for label in labels if label in points and points[label].reached]
+        spots = [(joules * p.energy.estimate, seconds * p.time.estimate, p.asked) for p in drawn]
+        if labels[0] == REFERENCE:
+            spots = [(joules, seconds, world.asked(REFERENCE)), *spots]
+        name = selector if not deadline else f"{selector}, deadline {deadline:g} s"
+        color, mark = COLORS[selector], MARKS[int(deadline)]
+        if not spots:
+            continue
+        axis.plot(*zip(*[spot[:2] for spot in spots], strict=True), color=color, linewidth=0.8, alpha=0.6)
+        axis.plot(*zip(*[spot[:2] for spot in spots], strict=True), mark, color=color, markersize=6, label=name)
+        for p in drawn:
+            x, y = joules * p.energy.estimate, seconds * p.time.estimate
+            axis.plot([joules * p.energy.low, joules * p.energy.high], [y, y], color=color, linewidth=0.6, alpha=0.7)
+            axis.plot([x, x], [seconds * p.time.low, seconds * p.time.high], color=color, linewidth=0.6, alpha=0.7)
+        for x, y, asked in spots:
+            axis.annotate(f"{asked:.0f}", (x, y), textcoords="offset points", xytext=(5, 4), fontsize=7, color=color)
+    for scale in (axis.set_xscale, axis.set_yscale):
+        scale("log")
+    for line in (axis.xaxis, axis.yaxis):
+        line.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+        line.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        line.set_minor_formatter(NullFormatter())
+    axis.set_xlabel(f"joules to {world.target} accuracy")
+    axis.set_ylabel(f"simulated seconds to {world.target} accuracy")
+    axis.set_title("Numbers at the points: clients asked a round", fontsize=9)
+    axis.grid(color="#eeeeee")
+    axis.set_axisbelow(True)
+    axis.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,123 @@
+"""Entries of a world: every selector, the references, and the controls with more clients or a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from references import CHANCE, GENIE, GROUPS
+
+from fedsel_flwr.selectors import names
+from fedsel_flwr.simulations import Scenario, load_scenario
+
+HERE = Path(__file__).resolve().parent
+WORLDS = {"shards": 20, "cell": 20, "trace": 5, "cnn": 10}
+"""World -> number of seeds of its tables, in the order of the page."""
+REFERENCE = "random"
+REFERENCES = (GENIE, GROUPS, CHANCE)
+"""Labels of rows that are no contenders."""
+ASKED = (10, 20, 40, 80)
+"""Clients that the controls ask in a round."""
+DEADLINES = (0, 40, 60, 90)
+"""Deadlines of the controls in seconds; 0 for none."""
+MATCHED = ("fedcs", "oort", "bsfl", "cs-ucb", "fedcm-ts")
+"""Selectors that the frontier compares with random at equal numbers of clients."""
+FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
+"""World -> its labels, if it does not have all."""
+WITH_CONTROLS = "shards"
+"""The world of the controls and the frontier."""
+CONTROL_SEEDS, FRONTIER_SEEDS = 5, 10
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a world's tables.
+
+    Args:
+        label: Its name in the tables.
+        selector: Name of the selector; empty for a reference.
+        seeds: Number of seeds.
+        values: Scenario keys that differ from the world's file.
+    """
+
+    label: str
+    selector: str
+    seeds: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def world_file(world: str) -> Path:
+    """Return the path of a world's scenario file."""
+    return HERE / f"{world}.toml"
+
+
+def table_entries(scenario: Scenario, seeds: int, chosen: Sequence[str] = ()) -> list[Entry]:
+    """Return the entries of a world's tables: all selectors, FedCS with the others' cohort, references.
+
+    Args:
+        scenario: The world.
+        seeds: Number of seeds of each entry.
+        chosen: Names of selectors. If empty: all.
+    """
+    if scenario.name in FEW:
+        labels = [label for label in FEW[scenario.name] if label in REFERENCES or not chosen or label in chosen]
+        return [Entry(label, "" if label in REFERENCES else label, seeds) for label in labels]
+    # Random selection comes first, because the others are compared with it.
+    found = [Entry(name, name, seeds) for name in sorted(chosen or names(), key=lambda name: name != REFERENCE)]
+    if any(entry.selector == "fedcs" for entry in found):
+        found.append(cohort_entry("fedcs", scenario.clients_per_round, seeds))
+    return found + [Entry(label, "", seeds) for label in REFERENCES]
+
+
+def control_entries(seeds: int) -> list[Entry]:
+    """Return random selection of more clients, without and with a deadline.
+
+    Args:
+        seeds: Number of seeds of each entry.
+    """
+    return [random_entry(asked, deadline, seeds) for asked in ASKED for deadline in DEADLINES]
+
+
+def frontier_entries(scenario: Scenario, seeds: int) -> list[Entry]:
+    """Return random selection and the matched selectors at each number of clients.
+
+    Args:
+        scenario: The world.
+        seeds: Number of seeds of each entry.
+    """
+    few = scenario.clients_per_round
+    found = [Entry(name, name, seeds) for name in (REFERENCE, *MATCHED)] + [cohort_entry("fedcs", few, seeds)]
+    found += [random_entry(few, deadline, seeds) for deadline in DEADLINES if deadline]
+    found += control_entries(seeds)
+    return found + [cohort_entry(name, asked, seeds) for name in MATCHED for asked in ASKED[:-1]]
+
+
+def random_entry(asked: int, deadline: float, seeds: int) -> Entry:
+    """Return random selection of a number of clients, with a deadline in seconds unless that is 0."""
+    values: dict[str, Any] = {"clients_per_round": asked}
+    label = f"{REFERENCE}-{asked}"
+    if deadline:
+        values["aggregation.round_deadline_s"] = float(deadline)
+        label += f"-{deadline:g}s"
+    return Entry(label, REFERENCE, seeds, values)
+
+
+def cohort_entry(selector: str, asked: int, seeds: int) -> Entry:
+    """Return a selector with a number of clients per round. For FedCS, the number is a limit."""
+    own = {"selectors.fedcs.clients_per_round": asked} if selector == "fedcs" else {}
+    return Entry(f"{selector}-{asked}", selector, seeds, {"clients_per_round": asked} | own)
+
+
+def entry_scenario(world: str, entry: Entry, seed: int, common: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of one run.
+
+    Args:
+        world: Name of the world.
+        entry: The entry.
+        seed: Seed of the run.
+        common: Scenario keys that differ from the world's file in every run, such as the data folder.
+    """
+    chosen = {"selector": entry.selector} if entry.selector else {}
+    return load_scenario(world_file(world), {**common, **chosen, **entry.values, "seed": seed})

@@ -1,0 +1,267 @@
+"""The page of ``when.py``, written from its CSV files; every number in it comes from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rows import Rows
+from when_cells import NEAR_ZERO, RATIO, SPREAD, Results
+from when_check_tables import known_section, training_section
+from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
+from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
+from when_markdown import NOTHING, cohort, listed, percent, plays_of, points, range_of, table, wrapped
+from when_picture import draw
+
+MAIN = ("bsfl", "bsfl auto 0.1", "cs-ucb", "cs-ucb auto 0.1", "oort", "tifl")
+"""Selectors of the tables by fleet."""
+GREEDY = "bsfl auto 0.1"
+"""BSFL with the least exploration and the clock "auto"."""
+EXAMPLE = (0.78, 0.4)
+"""Spread and noise of the fleet in the table of explorations: the measured phones."""
+MACHINE = "Machine: "
+Row = Mapping[str, str]
+
+
+def write_page(page: Path, grid: Grid, rows: Rows, trained: Rows, worlds: Rows, machine: str) -> None:
+    """Write the page and its picture."""
+    text, results, fleets = page_text(page, grid, rows, trained, worlds, machine)
+    page.write_text(text, encoding="utf-8")
+    draw(results, fleets, grid.plays, page.with_suffix(".png"))
+
+
+def page_text(
+    page: Path, grid: Grid, rows: Iterable[Row], trained: Iterable[Row], worlds: Iterable[Row], machine: str
+) -> tuple[str, Results, list[Fleet]]:
+    """Return the text, the figures behind it, and the fleets in which each selector has a row.
+
+    Args:
+        page: Path of the page, for the names of the files next to it.
+        grid: The whole grid, to name missing rows.
+        rows: Rows of the grid.
+        trained: Rows of the runs with training.
+        worlds: Rows of the known worlds.
+        machine: Description of the machine.
+    """
+    rows, trained, worlds = list(rows), list(trained), list(worlds)
+    results = Results(rows)
+    fleets = [fleet for fleet in grid.fleets if all(results.has(fleet, v.label) for v in variants())]
+    cohorts = [list(own) for _, own in itertools.groupby(fleets, key=lambda fleet: (fleet.clients, fleet.per_round))]
+    parts = [
+        _rule(results, fleets, grid.plays),
+        f"![Savings by spread, noise and plays]({page.with_suffix('.png').name})\n",
+        _words(grid.plays),
+        "## Shares of the ceiling\n\n" + _shares(results, cohorts, grid.plays),
+        "## The ceiling of each fleet\n\n" + _ceilings(results, fleets),
+        "## Savings in each fleet\n\n" + _savings(results, cohorts, grid.plays),
+        "## Exploration and clock\n\n" + _explorations(results, cohorts, grid.plays),
+        "## Compared with runs that train\n\n" + training_section(trained),
+    ]
+    if worlds:
+        parts.append("## Worlds that were measured before\n\n" + known_section(worlds))
+    parts.append("## How this page was made\n\n" + _made(page, grid, rows, [*trained, *worlds], machine))
+    return wrapped("\n".join(parts)), results, fleets
+
+
+def machine_of(page: Path) -> str:
+    """Return the description of the machine on an existing page."""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith(MACHINE):
+            return line.removeprefix(MACHINE).removesuffix(".")
+    return "unknown"
+
+
+# ---- the rule ------------------------------------------------------------------------------------------------------
+
+
+def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> str:
+    paying = [fleet for fleet in fleets if results.pays(fleet)]
+    others = [fleet for fleet in fleets if fleet not in paying]
+    ceilings = range_of(results.ceiling(fleet).value for fleet in paying)
+    low = max((results.ceiling(fleet).value for fleet in others), default=math.nan)
+    first, few, many = plays[0], plays[1], plays[-1]
+    savings = {count: range_of(results.saving(fleet, "bsfl", count).value for fleet in paying) for count in plays}
+    greedy = [results.saving(fleet, GREEDY, many).value for fleet in paying]
+    jain = [results.jain(fleet, GREEDY, many) for fleet in paying]
+    return f"""# When client selection pays
+
+**Selection by latency pays if the spread between the clients' latencies is at least {SPREAD:g} and at least
+{RATIO:g} times the noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds
+after {plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
+
+Spread is the standard deviation of the clients' mean log seconds. Noise is the standard deviation of one client's log
+seconds. `fedsel advise` estimates both from a history of latencies. {len(paying)} fleets of the grid fulfil the rule.
+Their ceiling is {ceilings} % of the seconds of random selection. {len(others)} fleets do not fulfil the rule. Their
+ceiling is at most {100 * low:.1f} %.
+
+With {plays_of(first)} of each client, BSFL and CS-UCB have only measured the clients, so that no saving is expected.
+After {plays_of(many)}, BSFL saves {savings[many]} %. With the clock `auto` and an exploration of 0.1, BSFL saves
+{range_of(greedy)} %, because it selects fast clients more often than slow ones. Jain's index is then {min(jain):.2f}
+to {max(jain):.2f}. Shorter rounds alone do not make a better model. If slow clients have data that fast clients lack,
+the model may need more rounds. [selectors.md](selectors.md) compares the time to a target accuracy.
+"""
+
+
+def _words(plays: Sequence[int]) -> str:
+    return f"""The picture shows the mean saving over the seeds, with 95 % intervals. Its axes are keys of a scenario's
+table `system`: `compute_log_sd` sets the spread between clients, `network_round_cv` the noise.
+
+- **Saving**: how much shorter a round is than a round of random selection, in percent of random's seconds.
+- **Ceiling**: the saving of sorted groups. Sorted groups know each client's mean latency, and select clients of
+  similar latency together. Each client is selected equally often.
+- **Share**: a selector's saving divided by the ceiling. If the ceiling is below {100 * NEAR_ZERO:g} %, there is no
+  share.
+- **Plays**: rounds x cohort / clients, the mean number of rounds in which a client was selected. The grid has
+  {listed(plays)} plays.
+- **Jain's index**: 1 if each client was selected equally often. A selector with a lower index moves rounds from slow
+  to fast clients. Such a selector can exceed the ceiling.
+
+No client trains in these runs. The latencies are those of the scenario `phones`: {PAYLOAD_BITS / 8e6:g} MB to receive
+and to send, and a deadline of {DEADLINE_S:g} s. Each phone has {EXAMPLES} examples. A `compute_log_sd` of
+{MEASURED:g} gives the measured phones. With another value, the keys
+`download_log_sd` and `upload_log_sd` change in proportion, so that 0 gives equal phones. All clients report the same
+loss to Oort, which falls from round to round, and the same accuracy to TiFL. The seconds of TiFL include its probes.
+"""
+
+
+def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
+    parts = [
+        "This table has only the fleets that fulfil the rule. A cell has the mean share of the ceiling over these "
+        "fleets, the smallest and the largest share, and the mean of Jain's index. The number in a selector's name is "
+        "the exploration. Without a number, the exploration is 1, as in the paper. With `auto`, the selector computes "
+        f"its clock from the latencies. Without `auto`, BSFL has `min_latency` = {MIN_LATENCY_S:g} s, and CS-UCB has "
+        f"`max_latency` = {DEADLINE_S:g} s.\n"
+    ]
+    labels = [v.label for v in variants() if v.label not in (RANDOM, GROUPS)]
+    for own in cohorts:
+        paying = [fleet for fleet in own if results.pays(fleet)]
+
+        def cell(label: str, count: int, paying: Sequence[Fleet] = paying) -> str:
+            found = [one.value for fleet in paying if (one := results.share(fleet, label, count)) is not None]
+            if not found:
+                return NOTHING
+            jain = np.mean([results.jain(fleet, label, count) for fleet in paying])
+            return f"{100 * np.mean(found):.0f} % ({range_of(found)} %), {jain:.2f}"
+
+        head = ["selector", *(plays_of(count) for count in plays)]
+        lines = [[label, *(cell(label, count) for count in plays)] for label in labels]
+        parts.append(f"{cohort(own[0])}, {len(paying)} fleet{'s' * (len(paying) > 1)}:\n\n" + table(head, lines))
+        few, many = (
+            np.mean([one.value for fleet in paying if (one := results.share(fleet, "cs-ucb", count)) is not None])
+            for count in (plays[1], plays[-1])
+        )
+        parts.append(
+            f"The mean share of CS-UCB with the paper's exploration is {100 * few:.0f} % after {plays_of(plays[1])}, "
+            f"and {100 * many:.0f} % after {plays_of(plays[-1])}.\n"
+        )
+    return "\n".join(parts)
+
+
+def _ceilings(results: Results, fleets: Sequence[Fleet]) -> str:
+    head = [
+        "clients", "a round", "`compute_log_sd`", "`network_round_cv`", "spread", "noise", "random, s", "ceiling, %",
+        "rule", "seeds",
+    ]  # fmt: skip
+    lines = []
+    for fleet in fleets:
+        spread, noise = results.latency(fleet)
+        lines.append([
+            str(fleet.clients), str(fleet.per_round), f"{fleet.spread:g}", f"{fleet.noise:g}", f"{spread:.2f}",
+            f"{noise:.2f}", f"{results.random_s(fleet):.1f}", percent(results.ceiling(fleet)),
+            "pays" if results.pays(fleet) else NOTHING, str(len(results.seeds(fleet, GROUPS))),
+        ])  # fmt: skip
+    return "Spread and noise are those of the latencies.\n\n" + table(head, lines)
+
+
+def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
+    counts = [count for count in plays if count != plays[0]]
+    equal = [fleet for own in cohorts for fleet in own if fleet.spread == 0]
+    seconds = {
+        label: [results.random_s(fleet) * results.saving(fleet, label, plays[-1]).value for fleet in equal]
+        for label in MAIN
+    }
+    tifl = seconds.pop("tifl")
+    others = [value for own in seconds.values() for value in own]
+    parts = [
+        f"A cell has the saving in percent after {listed(counts)} plays. The half widths of the 95 % intervals are "
+        f"at most {_widest(results, cohorts, counts)} points. If `compute_log_sd` is 0, all phones are equal, and "
+        f"there is no share. In these fleets, TiFL saves {_seconds(tifl)} s a round after {plays_of(plays[-1])}, "
+        f"because its probes take time. The other selectors save {_seconds(others)} s.\n"
+    ]
+    for own in cohorts:
+        head = ["`compute_log_sd`", "`network_round_cv`", "ceiling", *MAIN]
+        lines = [
+            [f"{fleet.spread:g}", f"{fleet.noise:g}", f"{points(results.ceiling(fleet).value)}",
+             *(" / ".join(points(results.saving(fleet, label, count).value) for count in counts) for label in MAIN)]
+            for fleet in own
+        ]  # fmt: skip
+        parts.append(f"{cohort(own[0])}:\n\n" + table(head, lines))
+    return "\n".join(parts)
+
+
+def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
+    spread, noise = EXAMPLE
+    parts = [
+        f"The fleet with `compute_log_sd` = {spread:g} and `network_round_cv` = {noise:g}. A cell has three numbers: "
+        "the saving of the whole run and of the last half of the rounds, both in percent, and Jain's index. The last "
+        "half is rounded up to whole cycles. In a cycle, each client could be selected once.\n"
+    ]
+    for own in cohorts:
+        (fleet,) = [one for one in own if (one.spread, one.noise) == EXAMPLE]
+
+        def cell(label: str, count: int, fleet: Fleet = fleet) -> str:
+            whole, late = (results.saving(fleet, label, count, late=half) for half in (False, True))
+            return f"{points(whole.value)} / {points(late.value)} / {results.jain(fleet, label, count):.2f}"
+
+        head = ["selector", *(plays_of(count) for count in plays)]
+        lines = [[v.label, *(cell(v.label, count) for count in plays)] for v in variants() if v.label != RANDOM]
+        parts.append(f"{cohort(fleet)}:\n\n" + table(head, lines))
+    return "\n".join(parts)
+
+
+# ---- how it was made -----------------------------------------------------------------------------------------------
+
+
+def _made(page: Path, grid: Grid, rows: Sequence[Row], checks: Sequence[Row], machine: str) -> str:
+    fingerprints = {row["fingerprint"] for row in rows}
+    wanted = list(grid.runs())
+    missing = [one for one in wanted if grid.fingerprint(one[0], one[2], one[1]) not in fingerprints]
+    seconds: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        seconds.setdefault((int(row["clients"]), row["selector"]), []).append(float(row["cpu_s"]))
+    hours = sum(float(row["cpu_s"]) for row in rows) / 3600
+    check_hours = sum(float(row["cpu_s"]) for row in checks) / 3600
+    if missing:
+        needed = sum(np.mean(seconds.get((fleet.clients, v.label), [math.nan])) for fleet, _, v in missing) / 3600
+        seeds = sorted({seed for _, seed, _ in missing})
+        state = (
+            f"{len(missing):,} rows are missing, all of them with seeds {seeds[0]} to {seeds[-1]}. They need "
+            f"{needed:.2f} core-hours."
+        )
+    else:
+        state = "No row is missing."
+    stem = page.stem
+    return f"""Written by `python benchmarks/when.py`. The same command resumes an interrupted run.
+
+{MACHINE}{machine}.
+
+One core computed the {len(rows):,} rows of [{stem}.csv]({stem}.csv) in {hours:.2f} hours, and the checks in
+{check_hours:.2f} hours. The grid has {len(wanted):,} rows: {len(grid.fleets)} fleets, {len(variants())} selectors and
+references, {grid.seeds} seeds. {state}
+
+A row is a run. Its columns `seconds_N` and `late_N` are the mean seconds a round after N plays: of all rounds, and of
+the last half. The column `jain_N` is Jain's index. Savings are ratios of sums over the seeds, with Student's interval
+of the linearized ratio.
+"""
+
+
+def _widest(results: Results, cohorts: Sequence[Sequence[Fleet]], counts: Sequence[int]) -> str:
+    found = [results.saving(f, label, n).half for own in cohorts for f in own for label in MAIN for n in counts]
+    return f"{100 * max(found):.1f}"
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"

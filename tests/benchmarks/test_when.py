@@ -1,0 +1,186 @@
+"""When selection pays: latencies, references, shares, resumption, and the page that its CSV files give."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedsel_flwr.clients.device import probe_delays
+from tests.benchmarks.scripts import FOLDER, rows_of, run
+from tests.processes import ROOT
+
+PAGE = ROOT / "docs" / "results" / "when.md"
+
+
+def module(name: str) -> Any:
+    """A module of ``benchmarks/``, with the modules that it imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        return importlib.import_module(name)
+
+
+FLEETS, GRIDS, CELLS = module("when_fleet"), module("when_grid"), module("when_cells")
+CHECKS, PAGES = module("when_checks"), module("when_page")
+FLEET = FLEETS.Fleet(6, 2, 0.78, 0.4)
+
+
+@pytest.fixture(autouse=True)
+def _own_modules() -> Any:
+    """`run` removes the modules of the folder, and the next test needs the same classes."""
+    before = {
+        name: one for name, one in sys.modules.items() if str(getattr(one, "__file__", "")).startswith(str(FOLDER))
+    }
+    yield
+    sys.modules.update(before)
+
+
+# ---- latencies and references --------------------------------------------------------------------------------------
+
+
+def test_latencies_are_those_of_the_system_model() -> None:
+    times, phones = FLEETS.draw_times(FLEET, 3, 4), FLEET.phones(3)
+    for number in range(1, 5):
+        drawn = [phones.draw(k, number) for k in range(6)]
+        expected = [one.download_s + one.compute_s + one.upload_s for one in drawn]
+        np.testing.assert_allclose(times.latency[number - 1], expected, rtol=1e-12)
+        asked = [probe_delays(phones, one) for one in drawn]
+        slowest = max(min(one.download_s + one.compute_s + one.upload_s, phones.max_latency_s) for one in asked)
+        assert times.probe[number - 1] == pytest.approx(slowest, rel=1e-12)
+
+
+def test_spread_scales_all_speeds_and_the_measured_phones_are_the_defaults() -> None:
+    phones = FLEETS.Fleet(6, 2, 0.39, 0.4).phones(1)
+    assert (phones.compute_log_sd, phones.download_log_sd, phones.upload_log_sd) == pytest.approx((0.39, 0.235, 0.34))
+    equal = FLEETS.draw_times(FLEETS.Fleet(6, 2, 0.0, 0.4), 1, 3)
+    np.testing.assert_allclose(equal.mean, equal.mean[0], rtol=1e-12)
+
+
+def test_spread_and_noise_by_hand() -> None:
+    """Logs 0, 2 and 4, 6: means 1 and 5, variances 2 and 2; the noise adds 2 / 2 to the means' variance of 8."""
+    latency = np.exp([[0.0, 4.0], [2.0, 6.0]])
+    times = FLEETS.Times(FLEETS.Fleet(2, 1, 0.0, 0.0), latency, np.zeros(2), latency.mean(axis=0))
+    assert times.components() == pytest.approx((math.sqrt(7.0), math.sqrt(2.0)))
+
+
+def test_random_is_the_mean_over_all_cohorts() -> None:
+    """All 15 cohorts of 2 of 6 clients, in each of 4 rounds."""
+    times = FLEETS.draw_times(FLEET, 3, 4)
+    slowest = [row[list(pair)].max() for row in times.capped for pair in itertools.combinations(range(6), 2)]
+    assert times.random_s() == pytest.approx(np.mean(slowest), rel=1e-12)
+
+
+def test_sorted_groups_by_hand() -> None:
+    """Means 1 to 4 s: the groups are {0, 2} and {1, 3}; their slowest take 3, 4 and 5, 9 s; the deadline is 8 s."""
+    latency = np.array([[1.0, 4.0, 3.0, 5.0], [2.0, 1.0, 4.0, 9.0]])
+    mean = np.array([1.0, 3.0, 2.0, 4.0])
+    times = FLEETS.Times(FLEETS.Fleet(4, 2, 0.0, 0.0), latency, np.zeros(2), mean, deadline_s=8.0)
+    assert times.groups_s() == pytest.approx((3.0 + 4.0 + 5.0 + 8.0) / 4)
+
+
+def test_figures_of_a_course_by_hand() -> None:
+    """Six rounds of 2 of 4 clients are 3 cycles; the last half, rounded up, is the last two cycles."""
+    cohorts = np.array([[0, 1], [2, 3], [0, 1], [0, 2], [0, 1], [0, 3]])
+    course = FLEETS.Course(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), cohorts)
+    fleet = FLEETS.Fleet(4, 2, 0.0, 0.0)
+    seconds, late, jain = course.figures(3, fleet)
+    assert (seconds, late) == (3.5, 4.5)
+    assert jain == pytest.approx(12**2 / (4 * (5**2 + 3**2 + 2**2 + 2**2)))
+    assert course.figures(1, fleet) == (1.5, 1.5, 1.0)
+
+
+def test_a_run_reports_latencies_and_failures_and_pays_for_probes() -> None:
+    """TiFL asks all clients before rounds 1 and 21; a client past the deadline costs the deadline."""
+    fleet = FLEETS.Fleet(4, 2, 0.0, 0.0)
+    latency = np.tile([1.0, 2.0, 3.0, 99.0], (22, 1))
+    times = FLEETS.Times(fleet, latency, np.full(22, 100.0), latency[0], deadline_s=8.0)
+    course = FLEETS.run(times, "tifl", {"tiers": 2}, 1)
+    assert np.flatnonzero(course.seconds > 100.0).tolist() == [0, 20]
+    slowest = latency[np.arange(22)[:, np.newaxis], course.cohorts].max(axis=1)
+    expected = np.minimum(slowest, 8.0) + 100.0 * np.isin(np.arange(22), (0, 20))
+    np.testing.assert_allclose(course.seconds, expected)
+
+
+# ---- shares --------------------------------------------------------------------------------------------------------
+
+
+def test_share_and_interval_by_hand() -> None:
+    """Savings 2 and 4 s of ceilings 4 and 4 s: 6 / 8; residuals -1 and 1, so the error is 1 / 4."""
+    found = CELLS.ratio(np.array([2.0, 4.0]), np.array([4.0, 4.0]))
+    half = stats.t.ppf(0.975, 1) * math.sqrt(2.0) / math.sqrt(2) / 4
+    assert (found.value, found.low, found.high) == pytest.approx((0.75, 0.75 - half, 0.75 + half))
+    assert math.isnan(CELLS.ratio(np.ones(1), np.ones(1)).low)
+
+
+def results(random: float, groups: float, bsfl: float, spread: float = 0.2, noise: float = 0.2) -> Any:
+    base = {"clients": "4", "per_round": "2", "spread": "0.4", "noise": "0.1", "jain_1": "1"}
+    seconds = {"random": random, "sorted-groups": groups, "bsfl": bsfl}
+    return CELLS.Results([
+        base | {"selector": name, "seed": str(seed), "seconds_1": str(value * seed), "late_1": str(value),
+                "latency_spread": str(spread), "latency_noise": str(noise)}
+        for name, value in seconds.items() for seed in (1, 2)
+    ])  # fmt: skip
+
+
+def test_a_ceiling_near_zero_has_no_share() -> None:
+    fleet = FLEETS.Fleet(4, 2, 0.4, 0.1)
+    found = results(10.0, 6.0, 7.0)
+    assert found.ceiling(fleet).value == pytest.approx(0.4)
+    assert found.saving(fleet, "bsfl", 1).value == pytest.approx(0.3)
+    assert found.share(fleet, "bsfl", 1).value == pytest.approx(0.75)
+    assert results(10.0, 9.9, 9.0).share(fleet, "bsfl", 1) is None
+
+
+@pytest.mark.parametrize(("spread", "noise", "pays"), [(0.2, 0.2, True), (0.09, 0.0, False), (0.2, 0.3, False)])
+def test_the_rule(spread: float, noise: float, pays: bool) -> None:
+    assert results(10.0, 6.0, 7.0, spread, noise).pays(FLEETS.Fleet(4, 2, 0.4, 0.1)) is pays
+
+
+# ---- the command and its page --------------------------------------------------------------------------------------
+
+
+def test_small_grid_is_computed_once_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command changes nothing; without some lines, it computes the same ones; training gives the same."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    page = tmp_path / "when.md"
+    run("when.py", "--smoke", "--page", page)
+    files = [tmp_path / name for name in ("when.csv", "when-training.csv", "when.md", "when.png")]
+    first = [file.read_bytes() for file in files]
+    assert len(rows_of(files[0])) == 2 * 2 * len(GRIDS.variants())
+    run("when.py", "--smoke", "--page", page)
+    assert [file.read_bytes() for file in files] == first
+    lines = first[0].splitlines(keepends=True)
+    files[0].write_bytes(b"".join(lines[:40]) + lines[40][:17])  # an interrupted line
+    run("when.py", "--smoke", "--page", page)
+
+    def without_cost(content: bytes) -> list[bytes]:
+        return [line.rpartition(b",")[0] for line in content.splitlines()]
+
+    assert without_cost(files[0].read_bytes()) == without_cost(first[0])
+    trained = rows_of(files[1])
+    assert {row["selector"] for row in trained} == set(CHECKS.TRAINED)
+    for row in trained:
+        if row["selector"] != "oort":  # its choices depend on losses
+            assert float(row["training_s"]) == pytest.approx(float(row["choices_s"]), rel=1e-4)
+
+
+def test_a_fingerprint_names_what_a_row_depends_on() -> None:
+    grid = GRIDS.make_grid(True, None)
+    found = {grid.fingerprint(fleet, variant, seed) for fleet, seed, variant in grid.runs()}
+    assert len(found) == len(list(grid.runs()))
+    longer = GRIDS.Grid(grid.fleets, (1, 6), grid.seeds)
+    assert not found & {longer.fingerprint(fleet, variant, seed) for fleet, seed, variant in longer.runs()}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page was not written yet")
+def test_the_page_is_what_its_csv_files_give() -> None:
+    found = [rows_of(PAGE.with_name(f"when{part}.csv")) for part in ("", "-training", "-known")]
+    text, *_ = PAGES.page_text(PAGE, GRIDS.make_grid(False, None), *found, PAGES.machine_of(PAGE))
+    assert text == PAGE.read_text(encoding="utf-8")
