@@ -19,7 +19,7 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
-             "checkpoint_dir", "sweep", "track", "track_clients")  # fmt: skip
+             "checkpoint_dir", "sweep", "track", "track_clients", "source")  # fmt: skip
 """Options whose value must not be empty. Otherwise an unset shell variable would look like a missing option."""
 
 FIXED_BY_FOLDER = (
@@ -54,7 +54,7 @@ def parse(
         value = getattr(args, name, None)
         values = value if isinstance(value, list) else [value]
         if any(isinstance(one, str) and not one.strip() for one in values):
-            option = name if name == "scenario" else f"--{name.replace('_', '-')}"
+            option = name if name in ("scenario", "source") else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
         raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")
@@ -105,6 +105,60 @@ def add_tracking_options(parser: argparse.ArgumentParser) -> None:
         "--track-clients", metavar="N|A,B,C",
         help="with --track: also send separate metrics of N clients, or of the clients A,B,C (default: 50)",
     )  # fmt: skip
+
+
+def add_small_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
+) -> None:
+    """Add the commands that start no run (show, cite, doctor and advise), and the option of list.
+
+    Args:
+        commands: The existing commands.
+        described: The arguments that describe a scenario.
+    """
+    show = commands.add_parser(
+        "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
+    )
+    cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
+    cite.add_argument(
+        "cited", nargs="*", metavar="SELECTOR",
+        help="print the papers of this selector: a name, package.module:Class or ./file.py:Class (without SELECTOR: "
+        "print the entry of this package)",
+    )  # fmt: skip
+    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
+    doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
+    doctor.add_argument(
+        "--runs-dir",
+        default="runs",
+        metavar="DIR",
+        help="check the free disk space for run folders in DIR (default: ./runs)",
+    )
+    doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
+    advise = commands.add_parser(
+        "advise", allow_abbrev=False, help="advise whether selection by latency pays, from a history of latencies"
+    )
+    advise.add_argument(
+        "source", metavar="FOLDER|CSV",
+        help="read the folder of a run, of a comparison or of checkpoints, or a CSV file with the columns "
+        "client,seconds",
+    )  # fmt: skip
+    advise.add_argument(
+        "--clients-per-round", type=int, metavar="N",
+        help="select N clients per round (default: the folder's number; for a CSV file, 5 %% of its clients)",
+    )  # fmt: skip
+    advise.add_argument(
+        "--max-latency", type=float, metavar="SECONDS",
+        help="latencies are cut off at SECONDS (default: the folder's max_latency; for a CSV file, nothing is cut off)",
+    )  # fmt: skip
+    advise.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="predict N rounds (default: the rounds of the folder's scenario, or 300)",
+    )
+    advise.add_argument("--seed", type=int, default=1, metavar="N", help="set the seed of the prediction (default: 1)")
+    for each in (commands.choices["list"], show, doctor, advise):
+        each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
 
 
 def _read_tracking(args: argparse.Namespace) -> None:

@@ -115,7 +115,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
     )
-    _add_small_commands(commands, described)
+    arguments.add_small_commands(commands, described)
     compare.add_argument(
         "--selectors", action="append", metavar="A,B,C",
         help="compare these selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all "
@@ -154,35 +154,6 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     return parser, commands.choices
-
-
-def _add_small_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
-) -> None:
-    """Add the commands that start no run (show, cite and doctor), and the option of list.
-
-    Args:
-        commands: The existing commands.
-        described: The arguments that describe a scenario.
-    """
-    show = commands.add_parser(
-        "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
-    )
-    cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
-    cite.add_argument(
-        "cited", nargs="*", metavar="SELECTOR",
-        help="print the papers of this selector: a name, package.module:Class or ./file.py:Class (without SELECTOR: "
-        "print the entry of this package)",
-    )  # fmt: skip
-    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
-    doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
-    doctor.add_argument(
-        "--runs-dir", default="runs", metavar="DIR",
-        help="check the free disk space for run folders in DIR (default: ./runs)",
-    )  # fmt: skip
-    doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
-    for each in (commands.choices["list"], show, doctor):
-        each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,8 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace) -> int:
-    if args.command in ("list", "show", "cite", "doctor"):
-        return {"list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor}[args.command](args)
+    small = {"list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor, "advise": _advise}
+    if args.command in small:
+        return small[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
     _set_environment()
     if args.command == "report":
@@ -289,6 +261,22 @@ def _doctor(args: argparse.Namespace) -> int:
     else:
         print("\n".join(report_lines(findings, shutil.get_terminal_size().columns)))
     return 0 if healthy else EXIT_UNHEALTHY
+
+
+def _advise(args: argparse.Namespace) -> int:
+    """Print the advice for a history of latencies."""
+    _require("scipy")
+    from fedsel_flwr.report.advice import advise
+
+    advice = advise(
+        args.source, clients_per_round=args.clients_per_round, max_latency=args.max_latency, rounds=args.rounds,
+        seed=args.seed,
+    )  # fmt: skip
+    if args.json:
+        _print_json(advice.facts())
+    else:
+        print("\n".join(advice.lines()))
+    return 0
 
 
 def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:

@@ -64,6 +64,7 @@ NOT_RUN = {
 """Page and beginning of the block -> a word of the reason that the page gives."""
 
 SAYS = {
+    "advice.py": r"^gain bsfl\nspread 0\.5\d, noise 0\.(19|20|21)\nceiling \d\d %$",
     "study.py": r"on the same 3 seeds and partitions(.|\n)*\\begin\{tabular\}",
     "legacy.py": r"\n4 \d+ 0\.\d\d s completed\n",
     "message.py": r"\n4 [0-7] 0\.\d\d s completed\n",

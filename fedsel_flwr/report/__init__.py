@@ -12,12 +12,18 @@ Modules, in the order in which a run uses them:
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
 ``panels``      the panels of the pictures: accuracy, ratios, targets, selections (matplotlib on first use)
 ``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds
+``latencies``   the latencies in a folder or a CSV file: measured, cut off, failed (pyarrow on first use)
+``components``  variance components: how much clients differ, and how much each client varies (SciPy)
+``choices``     selectors that select from a modelled fleet without training; random selection, sorted groups
+``advice``      whether selection by latency pays, and with which selector: ``fedsel advise`` (SciPy)
 ==============  =====================================================================================================
 
 Importing this package loads only NumPy. Import the modules by name.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.report.summary import (
     RunSummary,
@@ -29,4 +35,26 @@ from fedsel_flwr.report.summary import (
     summarize,
 )
 
-__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "find_target_rounds", "jain_index", "summarize"]
+if TYPE_CHECKING:
+    from fedsel_flwr.report.advice import Advice, advise
+
+__all__ = [
+    "Advice",
+    "RunSummary",
+    "SelectorRow",
+    "Spread",
+    "advise",
+    "aggregate",
+    "find_target_rounds",
+    "jain_index",
+    "summarize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use, because most readers of a run need no selectors.
+    if name not in ("Advice", "advise"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedsel_flwr.report import advice
+
+    return getattr(advice, name)

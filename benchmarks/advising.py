@@ -1,0 +1,108 @@
+"""Compare the predictions of ``fedsel advise`` with real runs: ``python benchmarks/advising.py``.
+
+For each scenario and seed, the program runs random selection and three other selectors for 300 rounds. It gives
+``fedsel advise`` only the run with random selection. The CSV file then has, for each selector, the predicted and the
+real mean seconds per round, without the time of probes. The row "sorted groups" has the ceiling: its real value comes
+from the latencies of the scenario's system model, drawn for every client in 400 rounds.
+
+The CSV file is benchmarks/advising.csv. The page docs/advising.md shows its means over the seeds (``--table``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedsel_flwr.clients.device import mean_latencies
+from fedsel_flwr.report import advise
+from fedsel_flwr.simulations import compare, load_scenario
+from fedsel_flwr.simulations.worlds.world import World
+from fedsel_flwr.theory import sorted_groups
+
+ROWS = Path(__file__).with_suffix(".csv")
+SCENARIOS = ("phones", "digits")
+SELECTORS = ("random", "bsfl", "cs-ucb", "oort")
+GROUPS = "sorted groups"
+FIELDS = ("scenario", "seed", "selector", "predicted_s", "real_s")
+DRAWN_ROUNDS = 400
+
+
+def real_ceiling(scenario: str, seed: int) -> float:
+    """Seconds per round of sorted groups, by the true mean latencies."""
+    system = World(load_scenario(scenario, {"seed": seed})).system
+    everyone = list(range(system.num_clients))
+    drawn = np.array([
+        [one.download_s + one.compute_s + one.upload_s for one in system.draws(everyone, number)]
+        for number in range(1, DRAWN_ROUNDS + 1)
+    ])  # fmt: skip
+    drawn = np.minimum(drawn, system.max_latency_s)
+    groups = sorted_groups(mean_latencies(system), load_scenario(scenario).clients_per_round)
+    return float(np.mean([drawn[:, group].max(axis=1).mean() for group in groups]))
+
+
+def rows_of(scenario: str, seed: int, rounds: int) -> Iterator[dict[str, object]]:
+    """The rows of a scenario and a seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = compare(
+            load_scenario(scenario, {"rounds": rounds}), list(SELECTORS), seeds=[seed], folder=folder, quiet=True
+        )
+        predicted = advise(Path(folder) / f"random-seed{seed}", rounds=rounds)
+    saving = {one.selector: one.final.estimate for one in predicted.selectors} | {"random": 0.0}
+    values = {
+        run.selector: (
+            predicted.random_s.estimate * (1 - saving[run.selector]),
+            float(np.mean([one.round_s - one.probe_s for one in run.history.rounds])),
+        )
+        for run in runs.runs
+    } | {GROUPS: (predicted.sorted_s.estimate, real_ceiling(scenario, seed))}
+    for name, (guess, real) in values.items():
+        yield dict(zip(FIELDS, (scenario, seed, name, f"{guess:.5g}", f"{real:.5g}"), strict=True))
+
+
+def table(path: Path = ROWS) -> str:
+    """The page's table: means over the seeds, and predicted values divided by real values."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [
+        "| scenario | selector | predicted, s | real, s | ratio of the means | ratios on single seeds |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for (scenario, selector), group in itertools.groupby(
+        sorted(rows, key=lambda row: (SCENARIOS.index(row["scenario"]), (*SELECTORS, GROUPS).index(row["selector"]))),
+        key=lambda row: (row["scenario"], row["selector"]),
+    ):
+        values = np.array([(float(row["predicted_s"]), float(row["real_s"])) for row in group])
+        (guess, real), ratios = values.mean(axis=0), values[:, 0] / values[:, 1]
+        digits = 1 if real > 10 else 2
+        lines.append(
+            f"| {scenario} | {selector} | {guess:.{digits}f} | {real:.{digits}f} | {guess / real:.2f} | "
+            f"{ratios.min():.2f} to {ratios.max():.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the rows, or print the page's table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--table", action="store_true", help="only print the table of the page")
+    args = parser.parse_args()
+    if not args.table:
+        with args.out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            for scenario, seed in itertools.product(SCENARIOS, range(1, args.seeds + 1)):
+                writer.writerows(rows_of(scenario, seed, args.rounds))
+    print(table(args.out), end="")
+
+
+if __name__ == "__main__":
+    main()

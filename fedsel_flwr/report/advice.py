@@ -1,0 +1,381 @@
+"""Advice: whether selection by latency pays for a fleet, by how much, and with which selector.
+
+:func:`advise` fits the model of :mod:`~fedsel_flwr.report.components` to a history of latencies. Then it draws
+fleets from the fitted model, and runs the selectors on each fleet without training
+(:mod:`~fedsel_flwr.report.choices`). The *saving* of a selector is the share of random selection's seconds per round
+that it saves. The *ceiling* is the saving of sorted groups: no selection with equal shares has shorter rounds.
+
+Let d be the logs of the ratios of seconds per round to random selection, one per drawn fleet. The saving is
+1 - exp(mean(d)), and its interval comes from
+
+    mean(d) ± t_{n-1, 0.975} · sd(d) · √(1 + 1/n).
+
+This is Student's interval for one more fleet. It covers the uncertainty of the fit and the chance in the selections. It
+does not cover the chance in the latencies of a single run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.checks import FloatArray, IntArray, whole
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.choices import Fleet, draw_available, run_selectors
+from fedsel_flwr.report.components import Interval, VarianceComponents, fit_components
+from fedsel_flwr.report.latencies import SELECTORS, Latencies, read_latencies
+from fedsel_flwr.report.run_folder import load_optional
+from fedsel_flwr.report.summary import jain_index
+from fedsel_flwr.selectors.registry import selector_class
+
+Word = Literal["gain", "no gain", "not settled"]
+
+FLEETS = 12
+"""Number of drawn fleets."""
+ROUNDS = 300
+"""Number of rounds, if neither the folder nor the user gives one."""
+SHORTER = (50, 100)
+"""Numbers of rounds for which the saving is also stated, if they are smaller."""
+MARGIN = 0.05
+"""A saving below this share counts as no gain."""
+SMALLEST_CEILING = 0.01
+"""Share above which the interval of the ceiling must lie, so that shares of the ceiling are stated."""
+SCENARIOS_PARAMETERS = "Selectors have the parameters of the folder's scenario."
+DEPLOYMENTS_PARAMETERS = (
+    'Selectors have the defaults of a deployment: min_latency and max_latency "auto", exploration 1.'
+)
+EVEN = 0.9
+"""Smallest ratio of a selector's Jain's index to that of random selection, if the shares count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorAdvice:
+    """Prediction for one selector.
+
+    Attributes:
+        selector: Name of the selector.
+        saving: Number of rounds -> share of random selection's seconds per round that the selector saves.
+        ceiling_share: The saving divided by the ceiling; NaN if the ceiling may be 0.
+        jain: Jain's index of the clients' selection counts after the last round.
+        even: Whether the selector's shares count as equal (:data:`EVEN`).
+        probes: Whether the selector probes clients. The time of probes is not counted.
+        reads_more: Whether the selector also reads losses. All clients have the same loss in the prediction.
+        word: "gain" if the interval of the saving is above 0, "no gain" if it ends below :data:`MARGIN`, else "not
+            settled". The saving is that after the last round.
+    """
+
+    selector: str
+    saving: Mapping[int, Interval]
+    ceiling_share: float
+    jain: float
+    even: bool
+    probes: bool
+    reads_more: bool
+    word: Word
+
+    @property
+    def final(self) -> Interval:
+        """The saving over all rounds."""
+        return self.saving[max(self.saving)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Advice on selection by latency for one fleet.
+
+    Attributes:
+        source: The folder or file.
+        num_clients: Number of clients.
+        clients_per_round: Number of clients that a round selects.
+        max_latency: Seconds at which latencies are cut off; infinity if nothing is cut off.
+        rounds: Number of rounds of the prediction.
+        measured: Number of measured latencies.
+        censored: Number of latencies that were cut off.
+        failed: Number of failures for a reason other than time.
+        left_out: Number of completed rows without a measured time.
+        median_s: Median seconds of a typical client.
+        spread: Standard deviation of the clients' mean log seconds.
+        noise: Standard deviation of one client's log seconds.
+        random_s: Seconds per round of random selection.
+        sorted_s: Seconds per round of sorted groups.
+        ceiling: Share of random selection's seconds that sorted groups save.
+        random_jain: Jain's index of random selection after the last round.
+        selectors: Predictions, in the order of :data:`~fedsel_flwr.report.latencies.SELECTORS`.
+        preferred: The recommended selector; None if no selector is recommended.
+        word: "gain" if any selector gains, "no gain" if no selector gains, else "not settled".
+        sentence: The advice in words.
+        notes: Values that were chosen by default, and the selectors' parameters, as sentences.
+    """
+
+    source: str
+    num_clients: int
+    clients_per_round: int
+    max_latency: float
+    rounds: int
+    measured: int
+    censored: int
+    failed: int
+    left_out: int
+    median_s: float
+    spread: Interval
+    noise: Interval
+    random_s: Interval
+    sorted_s: Interval
+    ceiling: Interval
+    random_jain: float
+    selectors: tuple[SelectorAdvice, ...]
+    preferred: str | None
+    word: Word
+    sentence: str
+    notes: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Return all values as plain types; None for a value that is unknown or infinite."""
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+    def lines(self) -> list[str]:
+        """Return the advice as text."""
+        limit = "" if math.isinf(self.max_latency) else f" at {self.max_latency:g} s"
+        rows = f"{self.measured:,} latencies measured, {self.censored:,} cut off{limit}"
+        if self.failed:
+            rows += f", {self.failed:,} failures"
+        if self.left_out:
+            rows += f", {self.left_out:,} without a measured time"
+        text = [
+            f"{self.num_clients:,} clients, {self.clients_per_round:,} per round; {rows}",
+            *self.notes,
+            f"spread between clients   {_numbers(self.spread)} (standard deviation of the clients' mean log seconds)",
+            f"noise within a client    {_numbers(self.noise)} (standard deviation of a client's log seconds)",
+            f"random selection         {_numbers(self.random_s)} seconds per round",
+            f"ceiling (sorted groups)  {_numbers(self.sorted_s)} seconds per round, saving {_percent(self.ceiling)}",
+            "",
+            *self._table(),
+            self.sentence,
+        ]
+        return text
+
+    def _table(self) -> list[str]:
+        ends = sorted(self.selectors[0].saving)
+        head = ["saving after", *(f"{end} rounds" for end in ends), "of the ceiling", "Jain's index"]
+        body = [
+            [
+                one.selector + ("*" if one.probes else "") + ("+" if one.reads_more else ""),
+                *(_percent(one.saving[end]) for end in ends),
+                "-" if math.isnan(one.ceiling_share) else f"{100 * one.ceiling_share:.0f} %",
+                f"{one.jain:.2f}",
+            ]
+            for one in self.selectors
+        ]
+        body.append(["random", *("-" for _ in ends), "-", f"{self.random_jain:.2f}"])
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+                for row in (head, *body)]  # fmt: skip
+        told.append("Ranges are 95 % intervals. *: without the time of probes. +: as if all clients had the same loss.")
+        return told
+
+
+def advise(
+    source: str | os.PathLike[str] | Latencies,
+    *,
+    clients_per_round: int | None = None,
+    max_latency: float | None = None,
+    rounds: int | None = None,
+    seed: int = 1,
+) -> Advice:
+    """Advise whether selection by latency pays, from a history of latencies.
+
+    Args:
+        source: The folder of a run or of a comparison, a ``checkpoint_dir``, a CSV file with the columns ``client`` and
+            ``seconds``, or :class:`~fedsel_flwr.report.latencies.Latencies`.
+        clients_per_round: Number of clients that a round selects. If None: that of the folder, or 5 % of the clients of
+            a CSV file.
+        max_latency: Seconds at which latencies are cut off. If None: those of the folder; in a CSV file, nothing is cut
+            off.
+        rounds: Number of rounds of the prediction. If None: that of the folder's scenario, else :data:`ROUNDS`.
+        seed: Seed of the drawn fleets.
+
+    Returns:
+        The advice.
+
+    Raises:
+        ParameterError: The file cannot be used. Or the history is too short, or a round selects all clients.
+        RunError: SciPy or pyarrow is not installed.
+
+    Examples:
+        >>> clients, rng = np.tile(np.arange(20), 10), np.random.default_rng(1)
+        >>> seconds = np.where(clients % 2, 30.0, 10.0) * np.exp(0.2 * rng.standard_normal(200))
+        >>> history = Latencies(
+        ...     client=clients, seconds=seconds, censored=np.zeros(200, dtype=bool), fleet=np.zeros(20, dtype=int),
+        ...     num_clients=20, clients_per_round=4, num_examples=np.ones(20),
+        ... )
+        >>> advice = advise(history, rounds=20)
+        >>> print(f"ceiling {100 * advice.ceiling.estimate:.0f} %: {advice.word}")
+        ceiling 20 %: gain
+    """
+    if not isinstance(source, Latencies):
+        source = read_latencies(source, clients_per_round=clients_per_round, max_latency=max_latency)
+    m, seed = source.clients_per_round, whole("seed", seed, 0)
+    rounds = whole("rounds", source.rounds or ROUNDS if rounds is None else rounds, 1)
+    fitted = fit_components(source)
+    if m >= source.num_clients:
+        raise ParameterError(
+            f"a round selects {m} of {source.num_clients} clients, so there is nothing to choose. Give a smaller "
+            "--clients-per-round."
+        )
+    fleets = [_draw_fleet(source, fitted, number, seed) for number in range(FLEETS)]
+    expected = np.array([fleet.random_seconds(m) for fleet in fleets])
+    best = np.array([fleet.sorted_seconds(m) for fleet in fleets])
+    ceiling = _saving(np.log(best / expected))
+    ends = (*(end for end in SHORTER if end < rounds), rounds)
+    ratios = {name: np.zeros((FLEETS, len(ends))) for name in SELECTORS}
+    jains = {name: np.zeros(FLEETS) for name in ("random", *SELECTORS)}
+    for i, fleet in enumerate(fleets):
+        selections = _of_fleet(source, source.selections, i, 0)
+        available = draw_available(source.num_available, selections, rounds, np.random.default_rng([seed, 3, i]))
+        found_rounds = run_selectors(fleet, m, seed + i, source.parameters, available)
+        # If clients are absent, random selection does not select all cohorts equally often.
+        absent = any(len(each) < source.num_clients for each in available)
+        usual = [found_rounds["random"][0][:end].mean() if absent else expected[i] for end in ends]
+        for name, (seconds, counts) in found_rounds.items():
+            jains[name][i] = jain_index(counts[-1])
+            if name in ratios:
+                ratios[name][i] = [math.log(seconds[:end].mean() / one) for end, one in zip(ends, usual, strict=True)]
+    random_jain = float(jains["random"].mean())
+    found = []
+    for name in SELECTORS:
+        saving = {end: _saving(ratios[name][:, j]) for j, end in enumerate(ends)}
+        final, jain = saving[rounds], float(jains[name].mean())
+        found.append(
+            SelectorAdvice(
+                selector=name,
+                saving=saving,
+                ceiling_share=final.estimate / ceiling.estimate if ceiling.low > SMALLEST_CEILING else math.nan,
+                jain=jain,
+                even=jain >= EVEN * random_jain,
+                probes=bool(selector_class(name).asks),
+                reads_more="rms_loss" in selector_class(name).needs,
+                word="no gain" if final.high < MARGIN else "gain" if final.low > 0 else "not settled",
+            )
+        )
+    preferred, word, sentence = _conclude(found, rounds)
+    return Advice(
+        source=source.source, num_clients=source.num_clients, clients_per_round=m, max_latency=source.max_latency,
+        rounds=rounds, measured=int((~source.censored).sum()), censored=int(source.censored.sum()),
+        failed=source.failed, left_out=source.left_out, median_s=fitted.median_s, spread=fitted.spread,
+        noise=fitted.noise, random_s=_mean(expected), sorted_s=_mean(best), ceiling=ceiling, random_jain=random_jain,
+        selectors=tuple(found), preferred=preferred, word=word, sentence=sentence,
+        notes=(*source.notes, SCENARIOS_PARAMETERS if source.parameters else DEPLOYMENTS_PARAMETERS),
+    )  # fmt: skip
+
+
+def _draw_fleet(source: Latencies, fitted: VarianceComponents, number: int, seed: int) -> Fleet:
+    """Draw a fleet like one of the history's fleets, in turn."""
+    clients = _clients_of_fleet(source, number)
+    log_means, noise = fitted.draw_fleet(clients, source.num_clients, np.random.default_rng([seed, 2, number]))
+    sizes = source.num_examples[clients]
+    usual = float(np.nanmedian(sizes)) if np.isfinite(sizes).any() else 1.0
+    examples = _of_fleet(source, np.where(np.isnan(source.num_examples), usual, source.num_examples), number, usual)
+    return Fleet(
+        log_means=log_means, noise=noise, shape=fitted.shape, max_latency=source.max_latency,
+        failure_rate=source.failure_rate, num_examples=examples,
+    )  # fmt: skip
+
+
+def _clients_of_fleet(source: Latencies, number: int) -> IntArray:
+    """Return the numbers of a fleet's clients; the fleets take turns."""
+    fleets = np.unique(source.fleet)
+    return np.flatnonzero(source.fleet == fleets[number % len(fleets)])
+
+
+def _of_fleet(source: Latencies, values: npt.NDArray[Any], number: int, usual: float) -> npt.NDArray[Any]:
+    """Return the values of a fleet's clients, shape (num_clients,), with ``usual`` for clients without a row."""
+    own = values[_clients_of_fleet(source, number)]
+    return np.concatenate([own, np.full(source.num_clients - len(own), usual, dtype=own.dtype)])
+
+
+def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None, Word, str]:
+    """Return the recommended selector, the word for all selectors, and the sentences."""
+
+    def told(one: SelectorAdvice) -> str:
+        return f"{_percent(one.final)} of random selection's seconds per round over {rounds} rounds"
+
+    def limited(one: SelectorAdvice) -> bool:
+        return one.probes or one.reads_more
+
+    # Predictions that leave something out come last.
+    gaining = sorted((one for one in found if one.word == "gain"), key=lambda one: (limited(one), -one.final.estimate))
+    equal = [one for one in gaining if one.even and not limited(one)]
+    uneven = [one for one in gaining if not one.even and not limited(one)]
+    if equal:
+        text = f"Take {equal[0].selector}: it saves {told(equal[0])}, and the clients' shares stay about equal."
+        if uneven and uneven[0].final.estimate > equal[0].final.estimate:
+            text += (
+                f" {uneven[0].selector} saves more, {_percent(uneven[0].final)}. However, it selects fast clients more "
+                f"often (Jain's index {uneven[0].jain:.2f}), so training may need more rounds."
+            )
+        return equal[0].selector, "gain", text
+    if gaining:
+        top = gaining[0]
+        text = f"The largest saving is that of {top.selector}: {told(top)}."
+        if top.probes:
+            text += " This saving does not contain the time of probes."
+        if top.reads_more:
+            text += " This saving holds only if all clients have the same loss."
+        if not top.even:
+            text += (
+                f" It selects fast clients more often (Jain's index {top.jain:.2f}), so training may need more rounds."
+            )
+        text += " Compare the time to your target accuracy with fedsel compare before you decide."
+        return None, "gain", text
+    if all(one.word == "no gain" for one in found):
+        return None, "no gain", (
+            f"No gain: no selector saves {100 * MARGIN:.0f} % or more of random selection's seconds per round over "
+            f"{rounds} rounds. Take random."
+        )  # fmt: skip
+    first = max((one for one in found if one.word == "not settled"), key=lambda one: one.final.high)
+    return None, "not settled", (
+        f"Not settled: the saving of {first.selector} over {rounds} rounds is {100 * first.final.low:.0f} to "
+        f"{100 * first.final.high:.0f} % of random selection's seconds per round. A longer history narrows this "
+        "interval."
+    )  # fmt: skip
+
+
+def _mean(values: FloatArray) -> Interval:
+    """Return the mean of the logs with Student's interval for one more value, as values."""
+    logs = np.log(values)
+    quantile = float(load_optional("scipy.stats").t.ppf(0.975, len(logs) - 1))
+    half = quantile * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
+    centre = float(logs.mean())
+    return Interval(estimate=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
+
+
+def _saving(logs: FloatArray) -> Interval:
+    """Return 1 minus the ratio, from the logs of ratios."""
+    ratio = _mean(np.exp(logs))
+    return Interval(estimate=1 - ratio.estimate, low=1 - ratio.high, high=1 - ratio.low)
+
+
+def _numbers(one: Interval) -> str:
+    digits = 3 if one.estimate < 0.1 else 2 if one.estimate < 10 else 1
+    return f"{one.estimate:.{digits}f} ({one.low:.{digits}f} to {one.high:.{digits}f})"
+
+
+def _percent(one: Interval) -> str:
+    return f"{100 * one.estimate:.0f} % ({100 * one.low:.0f} to {100 * one.high:.0f} %)"
+
+
+def _plain(value: Any) -> Any:
+    """Convert to the types of JSON."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

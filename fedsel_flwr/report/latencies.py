@@ -1,0 +1,282 @@
+"""Latencies: the measured seconds of each client, read from a run's folder, a comparison's folder or a CSV file.
+
+Each row is one of four kinds:
+
+* **Measured**: the client completed, and its seconds are known.
+* **Censored**: the client was late, or the server stopped waiting. Only a lower limit of its seconds is known: the end
+  of the round, at most ``max_latency``.
+* **Failed**: the client failed for another reason, for example with an exception. The row says nothing about speed, but
+  a round with a failure lasts ``max_latency``. Failures are counted.
+* **Left out**: the client completed, but its time was not measured. A first time on the server's clock (source "first")
+  is also left out, because it contains the start of the client's process.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import CLIENTS, JOURNAL, ROUNDS, SCENARIO, read_history
+
+if TYPE_CHECKING:
+    from fedsel_flwr.rounds.history import History
+
+CLIENT, SECONDS = "client", "seconds"
+"""Columns of a CSV file."""
+SELECTORS = ("bsfl", "cs-ucb", "cs-ucb-q", "oort", "tifl", "fedcs")
+"""Selectors that read latencies."""
+OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", "engine", "api"})
+"""Keys of a scenario in which the runs of a folder may differ."""
+SHARE = 0.05
+"""Share of the clients of a CSV file that a round selects by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latencies:
+    """Latencies of the clients of one or several fleets. All fleets come from the same scenario.
+
+    Attributes:
+        client: Number of the client in each row, shape (n,). A client of another fleet is another client.
+        seconds: Measured seconds of each row, or the lower limit if the row is censored, shape (n,).
+        censored: Whether only the lower limit is known, shape (n,).
+        fleet: Fleet of each client, shape (clients,). A comparison has one fleet for each seed.
+        num_clients: Number of clients of a fleet, at least the number that the rows name.
+        clients_per_round: Number of clients that a round selects.
+        max_latency: Seconds at which a latency is cut off; infinity if nothing is cut off.
+        failed: Number of rows that failed for a reason other than time.
+        left_out: Number of completed rows without a measured time.
+        rounds: Number of rounds of the run; None if it is unknown.
+        num_available: Number of available clients in each round, in order; empty if every client is always available.
+        num_examples: Number of examples of each client, shape (clients,); NaN if it is unknown.
+        parameters: Selector -> its parameters in the scenario.
+        source: The folder or file.
+        notes: Values that were chosen by default, as sentences.
+    """
+
+    client: IntArray
+    seconds: FloatArray
+    censored: BoolArray
+    fleet: IntArray
+    num_clients: int
+    clients_per_round: int
+    max_latency: float = math.inf
+    failed: int = 0
+    left_out: int = 0
+    rounds: int | None = None
+    num_available: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_examples: FloatArray
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def selections(self) -> IntArray:
+        """Number of measured and censored rows of each client, shape (clients,)."""
+        return np.bincount(self.client, minlength=len(self.fleet))
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of the rows that failed for a reason other than time."""
+        return self.failed / max(1, self.failed + self.left_out + len(self.seconds))
+
+
+def read_latencies(
+    path: str | os.PathLike[str], *, clients_per_round: int | None = None, max_latency: float | None = None
+) -> Latencies:
+    """Read the latencies of a run, a comparison or a deployment, or a CSV file with the columns client and seconds.
+
+    A folder that is still being written can be read. An incomplete last line of its journal is ignored.
+
+    Args:
+        path: The folder of a run or of a comparison, a ``checkpoint_dir``, or a CSV file.
+        clients_per_round: Number of clients that a round selects. If None: that of the folder, or 5 % of the clients of
+            a CSV file.
+        max_latency: Seconds at which latencies are cut off. If None: those of the folder; in a CSV file, nothing is cut
+            off.
+
+    Returns:
+        The latencies.
+
+    Raises:
+        ParameterError: There is no history and no CSV file, or the file cannot be used.
+    """
+    where = Path(path)
+    if clients_per_round is not None:
+        clients_per_round = whole("clients_per_round", clients_per_round, 1)
+    if max_latency is not None:
+        max_latency = real("max_latency", max_latency, above=0.0)
+    if where.is_dir():
+        return _read_folders(where, clients_per_round, max_latency)
+    if not where.is_file():
+        raise ParameterError(f"{str(where)!r} does not exist. Give the folder of a run, or a CSV file.")
+    return _read_csv(where, clients_per_round, max_latency)
+
+
+def _read_csv(path: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
+    limit = math.inf if max_latency is None else max_latency
+    number: dict[str, int] = {}
+    client, seconds = list[int](), list[float]()
+    # The BOM of files from spreadsheets would otherwise belong to the first column's name.
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} cannot be read as text: {error}. Give a CSV file in UTF-8.") from error
+    rows = csv.DictReader(text.splitlines())
+    lacking = [name for name in (CLIENT, SECONDS) if name not in (rows.fieldnames or ())]
+    if lacking:
+        got = repr(",".join(rows.fieldnames)) if rows.fieldnames else "an empty file"
+        raise ParameterError(
+            f"{path} must have the columns {CLIENT},{SECONDS} in its first line, got {got}. Add "
+            f"{' and '.join(lacking)}."
+        )
+    for row in rows:
+        name, given = (row[CLIENT] or "").strip(), (row[SECONDS] or "").strip()
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not name or not 0 < value < math.inf:
+            raise ParameterError(
+                f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {name!r} and "
+                f"{given!r}. Correct the line or remove it."
+            )
+        client.append(number.setdefault(name, len(number)))
+        seconds.append(value)
+    if not seconds:
+        raise ParameterError(f"{path} has no rows. Write one line for each selected client of each round.")
+    notes = []
+    if clients_per_round is None:
+        clients_per_round = max(1, round(SHARE * len(number)))
+        clients = "1 client" if clients_per_round == 1 else f"{clients_per_round} clients"
+        notes.append(f"{clients} per round, which is 5 % of the clients (set --clients-per-round).")
+    if max_latency is None:
+        notes.append("No latency counts as cut off (set --max-latency).")
+    return _latencies(
+        client, np.minimum(seconds, limit), np.array(seconds) >= limit, [0] * len(number),
+        num_clients=len(number), clients_per_round=clients_per_round, max_latency=limit, source=str(path),
+        num_examples=np.full(len(number), np.nan), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _latencies(
+    client: Sequence[int],
+    seconds: Sequence[float] | FloatArray,
+    censored: Sequence[bool] | BoolArray,
+    fleet: Sequence[int],
+    **others: Any,
+) -> Latencies:
+    return Latencies(
+        client=np.array(client, dtype=np.int64),
+        seconds=np.array(seconds, dtype=np.float64),
+        censored=np.array(censored, dtype=np.bool_),
+        fleet=np.array(fleet, dtype=np.int64),
+        **others,
+    )
+
+
+def _read_folders(folder: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
+    """Read the run in a folder, or the runs in its folders."""
+    own = [folder] if _has_history(folder) else sorted(each for each in folder.iterdir() if _has_history(each))
+    runs = [(_scenario(each), history) for each in own if (history := read_history(each)).rounds]
+    if not runs:
+        raise ParameterError(
+            f"{str(folder)!r} holds no finished round. Give a folder with {JOURNAL} or {ROUNDS} and {CLIENTS}, or the "
+            "folder of a comparison."
+        )
+    kinds = [{key: value for key, value in one.items() if key not in OF_A_RUN} for one, _ in runs]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ParameterError(
+            f"{str(folder)!r} holds runs of different scenarios. Give the folder of one run, or of one comparison."
+        )
+    scenario, histories = runs[0][0], [history for _, history in runs]
+    limit = _find_limit(scenario, histories) if max_latency is None else max_latency
+    selected = [one.num_selected for history in histories for one in history.rounds if one.num_selected]
+    typical = int(np.median(selected)) if selected else 1
+    number: dict[tuple[int, str], int] = {}
+    client, seconds, censored = list[int](), list[float](), list[bool]()
+    examples, failed, left_out = dict[int, int](), 0, 0
+    # With the same seed, a client has the same latency in a round, whatever selector runs. It counts once.
+    counted: set[tuple[int, str, int]] = set()
+    for own_scenario, history in runs:
+        seed = int(own_scenario.get("seed", 0))
+        ends = {one.round: one.round_s - one.probe_s for one in history.rounds}
+        for row in history.clients:
+            if (seed, row.client_id, row.round) in counted:
+                continue
+            counted.add((seed, row.client_id, row.round))
+            k = number.setdefault((seed, row.client_id), len(number))
+            if row.num_examples > 0:
+                examples[k] = row.num_examples
+            late = row.timed_out or "late" in _kinds(row.problem)
+            if row.completed and row.latency_source not in ("first", "max_latency") and row.latency_s > 0:
+                value = min(row.latency_s, limit)
+                censored.append(value >= limit)
+            elif late and not row.completed and (end := min(limit, ends.get(row.round, limit))) > 0:
+                value = end
+                censored.append(True)
+            else:
+                failed, left_out = failed + (not row.completed), left_out + row.completed
+                continue
+            client.append(k)
+            seconds.append(value)
+    seeds = sorted({seed for seed, _ in number})
+    sizes = np.array([examples.get(k, math.nan) for k in range(len(number))])
+    largest = max(one.num_available for history in histories for one in history.rounds)
+    return _latencies(
+        client, seconds, censored, [seeds.index(seed) for seed, _ in number],
+        num_clients=max(int(scenario.get("num_clients", largest)), max(_clients_of(number))),
+        clients_per_round=clients_per_round or int(scenario.get("clients_per_round", typical)),
+        max_latency=limit, failed=failed, left_out=left_out, rounds=scenario.get("rounds"),
+        num_available=np.array([one.num_available for one in histories[0].rounds]),
+        num_examples=sizes, parameters=_parameters(scenario, limit), source=str(folder),
+    )  # fmt: skip
+
+
+def _clients_of(number: Mapping[tuple[int, str], int]) -> list[int]:
+    """Return the number of clients of each fleet."""
+    fleets = [seed for seed, _ in number]
+    return [fleets.count(seed) for seed in set(fleets)] or [1]
+
+
+def _has_history(folder: Path) -> bool:
+    return (folder / JOURNAL).is_file() or all((folder / name).is_file() for name in (ROUNDS, CLIENTS))
+
+
+def _scenario(folder: Path) -> dict[str, Any]:
+    """Return the scenario of a run; empty in the folder of a deployment."""
+    path = folder / SCENARIO
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ParameterError(f"{path} is not a readable scenario: {error}. Run the scenario again.") from error
+
+
+def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[str, Any]]:
+    """Return the parameters that the scenario sets, as in its runs; empty without a scenario."""
+    tables: Mapping[str, Any] = scenario.get("selectors", {})
+    common = {"max_latency": limit}
+    return {name: {**common, **tables.get(name, {})} for name in SELECTORS} if scenario else {}
+
+
+def _find_limit(scenario: Mapping[str, Any], histories: Sequence[History]) -> float:
+    """Return max_latency: that of the scenario, else the latency of rows that failed, else infinity."""
+    declared = scenario.get("wireless", {}).get("max_latency_s")
+    failed = [row.latency_s for history in histories for row in history.clients if row.latency_source == "max_latency"]
+    return float(declared or max(failed, default=math.inf))
+
+
+def _kinds(problem: str) -> list[str]:
+    """Return the kinds of problems of a row."""
+    return [one.partition(":")[0] for one in problem.split("; ")]

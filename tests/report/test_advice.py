@@ -1,0 +1,183 @@
+"""Advice on fleets with known answers: the ceiling, the words, the recommended selector, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsel_flwr import report
+from fedsel_flwr.cli import main
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.advice import SelectorAdvice, _conclude, advise
+from fedsel_flwr.report.components import Interval
+from fedsel_flwr.report.latencies import SELECTORS
+from fedsel_flwr.theory import sorted_groups
+from tests.report.synthetic import fleet, history, latencies
+
+
+@pytest.mark.parametrize("selector", ["random", "cs-ucb"])
+@pytest.mark.parametrize(("spread", "noise", "limit"), [(0.8, 0.4, 25.0), (0.4, 0.2, math.inf), (1.2, 0.1, 60.0)])
+def test_ceiling_within_a_tenth(selector: str, spread: float, noise: float, limit: float) -> None:
+    """The true values come from draws of the true fleet, not from the code under test."""
+    auto = {"max_latency": "auto", "exploration": 0.1} if selector == "cs-ucb" else {}
+    own = fleet(100, spread, noise, limit)
+    found = advise(history(own, selector, 10, 100, **auto), rounds=2)
+    drawn = np.random.default_rng(0).standard_normal((4000, 100))
+    seconds = np.minimum(np.exp(own.log_means + noise * drawn), limit)
+    groups = sorted_groups(own.log_means, 10)
+    best = np.mean([seconds[:, group].max(axis=1).mean() for group in groups])
+    cohorts = np.random.default_rng(1).permuted(np.tile(np.arange(100), (4000, 1)), axis=1)[:, :10]
+    usual = np.take_along_axis(seconds, cohorts, axis=1).max(axis=1).mean()
+    assert found.random_s.estimate == pytest.approx(usual, rel=0.1)
+    assert found.sorted_s.estimate == pytest.approx(best, rel=0.1)
+    assert found.ceiling.estimate == pytest.approx(1 - best / usual, rel=0.1)
+
+
+def test_a_selector_saves_what_it_saves_on_the_true_fleet() -> None:
+    own = fleet(100, 0.6, 0.2)
+    found = advise(history(own, "random", 10, 100), rounds=100)
+    rows = history(own, "bsfl", 10, 100, seed=7, min_latency="auto")
+    rounds = rows.seconds.reshape(100, 10).max(axis=1)
+    usual = history(own, "random", 10, 400, seed=8).seconds.reshape(400, 10).max(axis=1).mean()
+    bsfl = found.selectors[0]
+    assert (bsfl.selector, bsfl.word, found.preferred, found.word) == ("bsfl", "gain", "bsfl", "gain")
+    assert bsfl.final.estimate == pytest.approx(1 - rounds.mean() / usual, abs=0.04)
+    assert 0.3 < bsfl.ceiling_share < 1.0
+    assert sorted(bsfl.saving) == [50, 100]
+    assert found.sentence.startswith("Take bsfl: it saves ")
+    oort = next(one for one in found.selectors if one.selector == "oort")
+    assert oort.final.estimate > bsfl.final.estimate
+    assert (oort.even, bsfl.even) == (False, True)
+    assert oort.jain < 0.8 * found.random_jain
+
+
+def test_without_spread_no_selector_gains() -> None:
+    found = advise(history(fleet(100, 1e-9, 0.3), "random", 10, 200), rounds=50)
+    assert (found.word, found.preferred) == ("no gain", None)
+    assert all(one.word == "no gain" for one in found.selectors)
+    assert found.sentence.startswith("No gain: no selector saves 5 % or more")
+    assert found.ceiling.high < 0.1
+    assert "no gain" not in " ".join(advise(history(fleet(100, 0.5, 0.3), "random", 5, 40), rounds=50).lines()).lower()
+
+
+def test_a_short_history_gives_wide_intervals() -> None:
+    own = fleet(30, 0.3, 0.8)
+    short, long = (advise(history(own, "random", 3, rounds), rounds=20) for rounds in (12, 400))
+    width = [one.ceiling.high - one.ceiling.low for one in (short, long)]
+    assert width[0] > 2 * width[1]
+
+
+def of(
+    name: str, low: float, high: float, even: bool = True, probes: bool = False, reads_more: bool = False
+) -> SelectorAdvice:
+    word = "no gain" if high < 0.05 else "gain" if low > 0 else "not settled"
+    saving = {9: Interval(estimate=(low + high) / 2, low=low, high=high)}
+    return SelectorAdvice(
+        selector=name,
+        saving=saving,
+        ceiling_share=1.0,
+        jain=0.5,
+        even=even,
+        probes=probes,
+        reads_more=reads_more,
+        word=word,
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "preferred", "word", "begins"),
+    [
+        ([of("a", 0.1, 0.2), of("b", 0.2, 0.3)], "b", "gain", "Take b: it saves 25 % (20 to 30 %) of random"),
+        (
+            [of("a", 0.1, 0.2), of("b", 0.4, 0.5, even=False)],
+            "a",
+            "gain",
+            "Take a: .* b saves more, 45 % .* fast clients",
+        ),
+        ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, probes=True)], "a", "gain", "Take a"),
+        ([of("a", -0.1, 0.04), of("b", 0.4, 0.5, even=False)], None, "gain", "The largest saving is that of b: 45 %"),
+        (
+            [of("a", 0.1, 0.2, probes=True)],
+            None,
+            "gain",
+            "The largest saving .* does not contain the time of probes. C",
+        ),
+        ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, reads_more=True)], "a", "gain", "Take a: [^:]*$"),
+        (
+            [of("a", 0.1, 0.2, reads_more=True)],
+            None,
+            "gain",
+            "The largest saving .* only if all clients have the same loss",
+        ),
+        ([of("a", -0.1, 0.04), of("b", 0.01, 0.04)], None, "no gain", "No gain: no selector saves 5 % or more"),
+        (
+            [of("a", -0.1, 0.04), of("b", -0.1, 0.2)],
+            None,
+            "not settled",
+            "Not settled: the saving of b over 9 rounds is -10 to 20 %",
+        ),
+    ],
+    ids=["largest", "uneven", "probes", "only uneven", "only probes", "loss", "only loss", "none", "wide"],
+)
+def test_words(found: list[SelectorAdvice], preferred: str | None, word: str, begins: str) -> None:
+    name, told, sentence = _conclude(found, 9)
+    assert (name, told) == (preferred, word)
+    assert re.match(begins.replace("(", r"\(").replace(")", r"\)"), sentence), sentence
+    assert ("no gain" in sentence.lower()) == (word == "no gain")
+
+
+def test_nothing_to_choose() -> None:
+    rows = history(fleet(10, 0.5, 0.2), "random", 3, 20)
+    with pytest.raises(ParameterError, match="a round selects 10 of 10 clients"):
+        advise(replace(rows, clients_per_round=10))
+    with pytest.raises(ParameterError, match="rounds"):
+        advise(rows, rounds=0)
+    with pytest.raises(ParameterError, match="at least two clients need two measured rows"):
+        advise(latencies([0, 1, 2], [1, 2, 3]))
+
+
+def test_identical_latencies_are_a_fleet_without_gain() -> None:
+    found = advise(latencies([0, 0, 1, 1, 2, 2], [5.0] * 6), rounds=5)
+    assert (found.word, found.spread.estimate) == ("no gain", 0.0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = history(fleet(60, 0.6, 0.2), "random", 6, 60)
+    path = tmp_path / "history.csv"
+    lines = [f"phone-{k},{seconds:.3f}" for k, seconds in zip(rows.client, rows.seconds, strict=True)]
+    path.write_text("\n".join(["client,seconds", *lines]) + "\n")
+    return path
+
+
+def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(table), "--rounds", "60"]) == 0
+    text = capsys.readouterr().out
+    assert "60 clients, 3 per round; 360 latencies measured, 0 cut off\n3 clients per round, which is 5 %" in text
+    assert "No latency counts as cut off (set --max-latency)." in text
+    assert "Selectors have the defaults of a deployment: min_latency and max_latency " in text
+    assert all(f"\n{name}" in text for name in (*SELECTORS, "random"))
+    assert main(["advise", str(table), "--rounds", "60", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["clients_per_round"], facts["max_latency"]) == (3, None)
+    assert facts["spread"]["estimate"] == pytest.approx(0.6, rel=0.1)
+    assert [one["selector"] for one in facts["selectors"]] == list(SELECTORS)
+    assert list(facts["selectors"][0]["saving"]) == ["50", "60"]
+    same = report.advise(table, rounds=60)
+    assert facts == same.facts()
+    assert facts != report.advise(table, rounds=60, seed=2).facts()
+    options = ["--clients-per-round", "6", "--max-latency", "15", "--rounds", "4", "--seed", "3"]
+    assert main(["advise", str(table), *options]) == 0
+    assert "60 clients, 6 per round;" in (text := capsys.readouterr().out)
+    assert "cut off at 15 s" in text
+
+
+def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(tmp_path / "nosuch")]) == 2
+    assert "does not exist. Give the folder of a run, or a CSV file" in capsys.readouterr().err

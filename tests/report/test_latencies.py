@@ -1,0 +1,144 @@
+"""Rows of a history: what counts as measured, cut off, failed, or left out; folders, and CSV files good and bad."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.latencies import read_latencies
+from fedsel_flwr.report.run_folder import JOURNAL, write_history
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.records import RoundEntry, encode_entry
+
+UNKNOWN = dict.fromkeys(["energy_j", "download_s", "compute_s", "upload_s", "train_loss"], math.nan)
+RECORD = RoundRecord(
+    round=1, num_available=6, num_selected=2, num_completed=2, round_s=9.0, simulated_s=9.0, energy_j=math.nan,
+    total_energy_j=math.nan,
+)  # fmt: skip
+
+
+def row(client: str, seconds: float, *, round: int = 1, problem: str = "", **own: object) -> ClientRecord:
+    given = {"completed": not problem, "num_examples": 10, "latency_source": "max_latency" if problem else "reported"}
+    return ClientRecord(
+        round=round, client_id=client, client=0, problem=problem, latency_s=seconds, **UNKNOWN, **(given | own)
+    )  # type: ignore[arg-type]
+
+
+def write(folder: Path, rows: list[ClientRecord], scenario: str = "", **own: object) -> Path:
+    numbers = sorted({one.round for one in rows})
+    records = [replace(RECORD, round=number, **own) for number in numbers]  # type: ignore[arg-type]
+    write_history(folder, History.from_records(records, rows))
+    if scenario:
+        (folder / "scenario.toml").write_text(scenario)
+    return folder
+
+
+def test_each_kind_of_row(tmp_path: Path) -> None:
+    rows = [
+        row("a", 3.0),
+        row("b", 20.0, problem="late: 25 s is not below max_latency = 20 s"),
+        row("c", 20.0, problem="no answer", timed_out=True),
+        row("d", 20.0, problem="crashed: before training"),
+        row("e", 20.0, problem="", latency_source="max_latency"),
+        row("f", 4.0, latency_source="first"),
+        row("g", 20.0, latency_source="observed"),
+    ]
+    found = read_latencies(write(tmp_path, rows))
+    # b and c count as longer than their round, g as longer than max_latency.
+    assert found.seconds.tolist() == [3.0, 9.0, 9.0, 20.0]
+    assert found.censored.tolist() == [False, True, True, True]
+    assert (found.failed, found.left_out) == (1, 2)
+    assert found.failure_rate == pytest.approx(1 / 7)
+    assert (found.max_latency, found.num_clients, found.clients_per_round) == (20.0, 7, 2)
+    assert (found.rounds, found.parameters) == (None, {})
+    assert (found.num_available.tolist(), found.selections.tolist()) == ([6], [1, 1, 1, 0, 0, 0, 1])
+
+
+def test_a_run_has_its_scenarios_values(tmp_path: Path) -> None:
+    scenario = "seed = 3\nrounds = 40\nnum_clients = 50\nclients_per_round = 5\n[wireless]\nmax_latency_s = 30.0\n"
+    own = write(tmp_path, [row("a", 3.0), row("b", 4.0, num_examples=0)], f"{scenario}[selectors.bsfl]\nalpha = 2.0\n")
+    found = read_latencies(own)
+    assert (found.rounds, found.num_clients, found.clients_per_round, found.max_latency) == (40, 50, 5, 30.0)
+    assert found.parameters["bsfl"] == {"max_latency": 30.0, "alpha": 2.0}
+    assert found.parameters["cs-ucb"] == {"max_latency": 30.0}
+    np.testing.assert_array_equal(found.num_examples, [10.0, np.nan])
+    changed = read_latencies(own, clients_per_round=7, max_latency=3.5)
+    assert (changed.clients_per_round, changed.max_latency) == (7, 3.5)
+    assert changed.censored.tolist() == [False, True]
+
+
+def test_runs_on_the_same_seed_share_their_latencies(tmp_path: Path) -> None:
+    for name, seed, seconds in (("bsfl-seed1", 1, 3.0), ("random-seed1", 1, 3.0), ("random-seed2", 2, 5.0)):
+        write(tmp_path / name, [row("a", seconds), row("a", seconds + 1, round=2)], f"seed = {seed}\nnum_clients = 4\n")
+    found = read_latencies(tmp_path)
+    assert found.seconds.tolist() == [3.0, 4.0, 5.0, 6.0]
+    assert found.client.tolist() == [0, 0, 1, 1]
+    assert found.fleet.tolist() == [0, 1]
+    assert found.num_clients == 4
+    write(tmp_path / "other", [row("a", 3.0)], "seed = 1\nnum_clients = 5\n")
+    with pytest.raises(ParameterError, match=r"holds runs of different scenarios. Give the folder of one run"):
+        read_latencies(tmp_path)
+
+
+def test_a_journal_that_is_being_written(tmp_path: Path) -> None:
+    lines = b"".join(
+        encode_entry(RoundEntry(replace(RECORD, round=t), [row("a", 3.0 + t, round=t)])) for t in (1, 2, 3)
+    )
+    (tmp_path / JOURNAL).write_bytes(lines[:-40])
+    assert read_latencies(tmp_path).seconds.tolist() == [4.0, 5.0]
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("\ufeffround,client,seconds\n1,a,2.5\n1,b, 4\n2,a,3e0\n", encoding="utf-8")
+    found = read_latencies(path)
+    assert (found.client.tolist(), found.seconds.tolist()) == ([0, 1, 0], [2.5, 4.0, 3.0])
+    assert not found.censored.any()
+    assert (found.num_clients, found.clients_per_round, found.max_latency) == (2, 1, math.inf)
+    assert [note.split(" (")[0] for note in found.notes] == [
+        "1 client per round, which is 5 % of the clients", "No latency counts as cut off",
+    ]  # fmt: skip
+    cut = read_latencies(path, clients_per_round=2, max_latency=3.0)
+    assert (cut.seconds.tolist(), cut.censored.tolist(), cut.notes) == ([2.5, 3.0, 3.0], [False, True, True], ())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "must have the columns client,seconds in its first line, got an empty file. Add client and seconds"),
+        ("client,time\na,1\n", "got 'client,time'. Add seconds"),
+        ("client,seconds\n", "has no rows"),
+        ("client,seconds\na,1\nb,fast\n", "line 3: expected a client and a number of seconds above 0, got 'b' and 'f"),
+        ("client,seconds\na,0\n", "line 2: .* got 'a' and '0'"),
+        ("client,seconds\na,inf\n", "line 2"),
+        ("client,seconds\n,3\n", "line 2"),
+        ("client,seconds\na\n", "line 2"),
+        (b"client,seconds\n\xff,3\n", "cannot be read as text"),
+    ],
+    ids=["empty", "column", "no rows", "text", "zero", "infinite", "no client", "short", "bytes"],
+)
+def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ParameterError, match=problem):
+        read_latencies(path)
+
+
+def test_no_history(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"nosuch' does not exist. Give the folder of a run, or a CSV file"):
+        read_latencies(tmp_path / "nosuch")
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ParameterError, match="holds no finished round"):
+        read_latencies(tmp_path)
+    for name, value in (("clients_per_round", 0), ("max_latency", 0.0)):
+        with pytest.raises(ParameterError, match=name):
+            read_latencies(tmp_path, **{name: value})  # type: ignore[arg-type]
+    (tmp_path / "runs" / JOURNAL).write_bytes(b"")
+    (tmp_path / "runs" / "scenario.toml").write_text("rounds = [")
+    with pytest.raises(ParameterError, match=r"scenario.toml is not a readable scenario|holds no finished round"):
+        read_latencies(tmp_path / "runs")
