@@ -174,7 +174,8 @@ def test_a_simulation_warns_once_and_counts(name: str, caplog: pytest.LogCapture
     counts = simulate(load_scenario("smoke", {**KEYS, "api": "message"}), engine=name).history.problem_counts()
     assert min(counts["late"], counts["lost"]) > 3
     assert lines(caplog) == [
-        f"{counts['late']} late, {counts['lost']} lost of 32 expected replies in 4 rounds. The history lists the clients"
+        f"{counts['late']} late, {counts['lost']} lost of 32 expected replies in 4 rounds. "
+        "The history lists the clients"
     ]
     assert len([line for line in lines(caplog, logging.INFO) if ": late: " in line]) == counts["late"]
 
