@@ -16,7 +16,8 @@ FLAT, SHARP = 0.1, 5.0
 """Relative changes of the utility. After a change of at most FLAT (10 %), the pacer raises the preferred duration.
 After a change of at least SHARP (500 %), it lowers the preferred duration."""
 CLIPS_FROM = 3
-"""With at least this many utilities, the largest is always clipped. With only two, either one could be the outlier."""
+"""With at least this many utilities, the largest utility is always lowered to the clip limit. With only two
+utilities, either one could be the outlier."""
 
 
 class Oort(Selector):
@@ -39,8 +40,8 @@ class Oort(Selector):
     All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
     Two other versions of the code have other defaults:
 
-    * An earlier version (11494b8) has a decay of 0.98, a clip of 0.95 and a pacer of 10 percent. At first, it has no
-      limit on the duration.
+    * An earlier version (11494b8) has a decay of 0.98, a clip of 0.95 and a ``pacer_delta`` of 10. Its first percentile
+      is 101, so that it sets no limit on the duration in the first rounds.
     * The successor, FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e), has a decay of 0.98 and a lowest epsilon
       of 0.3. It has a clip of 0.9, a cut-off of 0.05 and a first percentile of 30.
 
@@ -53,7 +54,7 @@ class Oort(Selector):
           the two differ by at most a tenth of the earlier utility. The percentile falls if they differ by at least five
           times the earlier utility. The paper raises T if the utility has fallen.
         * The pacer makes its first update after 2 W complete rounds. The authors' code makes its first update one round
-          earlier, and counts a utility of 0 for the missing round.
+          earlier, and uses 0 as the utility of the missing round.
         * Round 1 uses ``exploration`` as epsilon. The authors' code multiplies epsilon by the decay before the first
           round.
         * Each client computes its losses with the received model, on all its training examples. The authors' code
@@ -62,11 +63,12 @@ class Oort(Selector):
         * The clients to explore are drawn uniformly, because their speed is unknown. If too few untried clients are
           left, the selector exploits more clients instead. Clients that join later are explored too.
         * The cut-off is relative to the score of rank floor(m (1 - epsilon)). The authors' code uses the next rank.
-        * The scores are scaled by the range of the utilities, and this range ends at the clipped utility
-          (``score_range="clipped"``). With three or more clients, at least the largest utility is clipped. In the
-          authors' code, the range ends at the largest utility. With the default ``clip`` and up to 50 utilities, that
-          code clips no utility. One client that reports a huge loss then lowers the scores of all others to 0.
-          ``score_range="paper"`` follows the authors' code.
+        * The *clip limit* is the utility at the quantile ``clip``. Larger utilities are lowered to this limit. The
+          scores are scaled by the range of the utilities, and this range ends at the clip limit
+          (``score_range="clipped"``). With three or more clients, the clip limit is lowered if necessary, so that at
+          least the largest utility is above it. In the authors' code, the range ends at the largest utility. With the
+          default ``clip`` and up to 50 utilities, that code clips no utility. One client that reports a huge loss then
+          lowers the scores of all others to 0. ``score_range="paper"`` follows the authors' code.
         * ``benchmarks/liars.py`` measures this effect with 200 clients, 10 per round, and 100 rounds. For each honest
           client, it counts the rounds in which the client is selected. The table has the rank correlation of these
           counts with the clients' utilities:
@@ -79,14 +81,16 @@ class Oort(Selector):
           one with an rms_loss of 1e30    0.04       0.47
           ==============================  =========  ===========
 
-        * The lowest, the largest and the clipped utility are computed over tried, available clients with a utility
-          above 0. The authors' code does the same (``oort/oort.py`` at 05a3aa1, lines 279 to 286), with one exception.
-          It also includes the sizes of untried clients in these utilities. As in the authors' code (lines
-          394 to 403), the range starts at 0.999 times the lowest utility, and is at least 1e-4 wide.
+        * The lowest utility, the largest utility and the clip limit are computed over tried, available clients with a
+          utility above 0. The authors' code does the same (``oort/oort.py`` at 05a3aa1, lines 279 to 286), with one
+          exception. For an untried client, that code uses the number of examples as the utility, and includes these
+          values too. As in the authors' code (lines 394 to 403), the range starts at 0.999 times the lowest utility,
+          and is at least 1e-4 wide.
         * The statistical part of a client's score is 0 if its utility is 0. In the authors' code, this part is below 0.
         * The temporal uncertainty is that of the paper: sqrt(0.1 ln(t) / L(i)), where t is the number of the round. In
-          the authors' code, it is sqrt(0.1 ln(t - 1) / (L(i) + 1)). The reason is that this code does not count round 1
-          as a selection, but counts the rounds in L(i) from 2.
+          the authors' code, it is sqrt(0.1 ln(t - 1) / (L(i) + 1)). That code selects the clients of round 1 at random,
+          and counts only the later selections, so it uses t - 1. It gives round 1 the number 2, so its L(i) is larger
+          by 1.
         * The authors' code ignores the failure of a client (``training/param_server.py`` at 05a3aa1, lines 104 to 110).
           A client that never replies is then selected again and again. In this class, a first failure also changes
           nothing. From the second failure in a row on, the client counts as tried, with utility 0 and the latency in
@@ -94,9 +98,9 @@ class Oort(Selector):
         * If a client completes a round but reports no loss, its utility does not change.
         * A *spare* is a client that was asked to train because of over-selection, and whose reply was not needed. A
           spare gets the mean utility of the used clients and its own latency. A straggler gets the same values in the
-          authors' code (``training/param_server.py``, lines 348 to 353). If the spare has not replied yet, its duration
-          is at least the time that the server waited. If no used client has reported a loss, the spare's utility does
-          not change.
+          authors' code (``training/param_server.py``, lines 348 to 353). If the spare has not replied yet, its new
+          duration is either its old duration or the time that the server waited, whichever is longer. If no used client
+          has reported a loss, the spare's utility does not change.
         * ``inform(clients, num_examples=...)`` sets the sizes of clients. A client of unknown size counts as one of
           average size. A size above ``trained_examples`` counts as ``trained_examples``, as in the authors' code
           (``training/param_server.py``, lines 258 and 259).
@@ -111,12 +115,12 @@ class Oort(Selector):
         exploration_decay: Factor of epsilon from round to round, in [0, 1].
         exploration_min: Lowest epsilon, in [0, 1].
         penalty: alpha, at least 0.
-        clip: Quantile of the tried clients' utilities at which utilities are clipped, in [0, 1].
+        clip: Quantile of the tried clients' utilities that is the clip limit, in [0, 1].
         cut_off: c, in [0, 1].
         pacer_step: W, in rounds.
         pacer_delta: Delta, in percent.
         first_percentile: First value of T, as a percentile of the tried clients' durations. 100 sets no limit.
-        score_range: End of the range of the utilities: "clipped" (the clipped utility) or "paper" (the largest).
+        score_range: End of the range of the utilities: "clipped" (the clip limit) or "paper" (the largest).
         trained_examples: Number of examples that a client trains on in a round: steps times batch size. If None, a
             client trains on all its examples. Scenarios with ``local_steps`` set this number.
         seed: Seed of the random draws.
@@ -262,7 +266,7 @@ class Oort(Selector):
         return score
 
     def _clip_rank(self, count: int) -> int:
-        """Return the rank of the clipped utility among ``count`` utilities; the lowest has rank 0."""
+        """Return the rank of the clip limit among ``count`` utilities; the lowest has rank 0."""
         place = min(tolerant_floor(self.clip * count), count - 1)  # section 4.4
         clips = self.score_range == "clipped" and self.clip < 1.0 and count >= CLIPS_FROM
         return min(place, count - 2) if clips else place
