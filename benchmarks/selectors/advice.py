@@ -185,7 +185,7 @@ def _in_all(worlds: list[World]) -> str:
     return (
         f"### Worlds {letters} together\n\n"
         f"The table shows time ratios of the selectors that ask as many clients as `{REFERENCE}` in at least two "
-        "worlds. Ask first how wide an interval is: a world with few seeds has wide intervals, and then an interval "
-        f'that contains 1 says little. The intervals are not corrected. "{UNKNOWN}" means that the world does not '
+        "worlds. A world with few seeds has wide intervals. A wide interval that contains 1 does not show that there "
+        f'is no difference. The intervals are not corrected. "{UNKNOWN}" means that the world does not '
         "have this selector, or that it asked another number of clients.\n\n" + table(heads, lines)
     )

@@ -170,7 +170,7 @@ def _answer(world: World, points: dict[str, Point]) -> str:
     lines = []
     if crowds := [label for label in plain if not reached[label].deadline]:
         many = max(crowds, key=lambda label: reached[label].asked)
-        lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}, which asks {few} clients.")
+        lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}.")
     if plain:
         lines.append(f"- **More clients with or without a deadline**: the fastest row is `{fastest(plain)}`. "
                      f"It needs {told(fastest(plain))}.")  # fmt: skip

@@ -200,10 +200,9 @@ def verdict_text(world: World, label: str) -> str:
     if missed := world.missed(label):
         if words == ["not settled"]:
             words = []
-        words.append(f"missed the target on {missed} of {counted(len(world.of(label)), 'seed')}")
+        told = f"missed the target on {missed} of {counted(len(world.of(label)), 'seed')}"
         accuracy = None if label == REFERENCE else world.against(label, REFERENCE, "accuracy_last10")
-        if accuracy:
-            words.append(f"accuracy {points(accuracy)} points")
+        words.append(f"{told}, accuracy {points(accuracy)} points" if accuracy else told)
     return "; ".join(words)
 
 

@@ -137,10 +137,10 @@ def test_a_row_that_missed_the_target_says_so(written: Path) -> None:
     gap = 100 * np.mean(np.subtract(accuracy["fedcs-5"], accuracy["random"]))
     short = cells_of(text, "### Time to 75 %", "fedcs-5")
     assert re.fullmatch(
-        rf"missed the target on 20 of 20 seeds; accuracy {gap:.1f} \(-1\d\.\d to -1\d\.\d\) points", short[1]
+        rf"missed the target on 20 of 20 seeds, accuracy {gap:.1f} \(-1\d\.\d to -1\d\.\d\) points", short[1]
     )
     rare = cells_of(text, "### Time to 75 %", "lsh")
-    assert rare[1].startswith("later; missed the target on 19 of 20 seeds; accuracy ")
+    assert rare[1].startswith("later; missed the target on 19 of 20 seeds, accuracy ")
     # No mean over the single successful run.
     assert rare[4] == "1 of 20 seeds"
     advice = text.split("## Which selector when")[1]
