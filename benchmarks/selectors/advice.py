@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable
 
 from effects import World
-from formats import interval, listed, probability, time_ratio
+from formats import UNKNOWN, counted, interval, listed, probability, table, time_ratio
 from lineup import REFERENCE
 from references import CHANCE, GENIE, GROUPS
+from sections import TIME, verdict_text
 
 from fedsel_flwr.report.paired import PairedEffect
 
 FAIR = 0.95
-"""Jain's index from which shares count as equal."""
+"""Share of random selection's Jain's index from which the shares of a selector count as nearly equal."""
 
 
 def advice(worlds: list[World]) -> str:
@@ -26,23 +27,34 @@ def advice(worlds: list[World]) -> str:
     if not told:
         return "No world has rows yet.\n"
     parts = [_of_world(world) for world in told]
-    if len(told) > 1:
-        parts.append(_in_all(told))
+    if len(final := [world for world in told if not world.interim]) > 1:
+        parts.append(_in_all(final))
     return "\n".join(parts)
 
 
 def _of_world(world: World) -> str:
+    if world.interim:
+        ran, planned = len(world.of(REFERENCE)), world.planned(REFERENCE)
+        return (
+            f"### World ({world.letter})\n\nNo advice yet, because runs are missing: `{REFERENCE}` ran on {ran} of "
+            f"{counted(planned, 'seed')}.\n"
+        )
     few = f"{world.scenario.clients_per_round} clients a round"
     equal = [label for label in world.contenders if world.equal_cohort(label)]
     lines = [f"### World ({world.letter}): selectors that ask {few}, as `random` does\n"]
+    lost = [one for one in equal if world.missed(one)]
     for word in ("sooner", "no difference", "later", "not settled"):
         labels = sorted((one for one in equal if world.verdicts[one].word == word), key=lambda one: _size(world, one))
-        ratios = [f"`{one}` {time_ratio(world.verdicts[one])}" for one in labels]
+        labels = [one for one in labels if word != "not settled" or one not in lost]
+        ratios = [f"`{one}` {time_ratio(world.verdicts[one])}".removesuffix(f" {UNKNOWN}") for one in labels]
         shown = ratios if word in ("sooner", "later") else [f"`{one}`" for one in labels]
         lines.append(f"- **{word.capitalize()}** ({len(labels)}): {listed(shown)}.")
-    fair = [one for one in _winners(world, equal) if world.mean(one, lambda row: row.jain) >= FAIR]
+    if lost:
+        lines.append(f"- **Missed the target** on at least one seed, with the accuracy compared with `{REFERENCE}`:")
+        lines += [f"  - `{one}`: {verdict_text(world, one)}." for one in lost]
+    fair = [one for one in _winners(world, equal) if _is_fair(world, one)]
     lines.append(
-        f"- **Sooner, with nearly equal shares** (Jain's index of at least {FAIR:g}): "
+        f"- **Sooner, with nearly equal shares** (Jain's index of at least {FAIR:g} times that of `{REFERENCE}`): "
         f"{listed([f'`{one}`' for one in fair])}."
     )
     lines += [*_joules(world, equal), *_rounds(world, equal), *_bounds(world), *_more(world), *_noise(world)]
@@ -52,6 +64,11 @@ def _of_world(world: World) -> str:
 def _size(world: World, label: str) -> float:
     estimate = world.verdicts[label].time.estimate
     return estimate if math.isfinite(estimate) else math.inf
+
+
+def _is_fair(world: World, label: str) -> bool:
+    own, usual = (world.mean(one, lambda row: row.jain) for one in (label, REFERENCE))
+    return own >= FAIR * usual
 
 
 def _winners(world: World, labels: list[str]) -> list[str]:
@@ -66,14 +83,17 @@ def _joules(world: World, labels: list[str]) -> list[str]:
 
 
 def _rounds(world: World, labels: list[str]) -> list[str]:
-    """Say which selectors gain by shorter rounds, and which ones by fewer rounds."""
+    """Say which selectors have shorter rounds, in the whole run, and which ones need fewer rounds to the target."""
 
-    def below(part: Callable[[str], PairedEffect]) -> str:
-        return listed([f"`{one}`" for one in labels if part(one).high < 1])
+    def below(part: Callable[[str], PairedEffect | None]) -> str:
+        return listed([f"`{one}`" for one in labels if (effect := part(one)) and effect.high < 1])
 
-    shorter = below(lambda one: world.verdicts[one].seconds_per_round)
-    fewer = below(lambda one: world.verdicts[one].rounds)
-    return [f"- **Shorter rounds**: {shorter}.", f"- **Fewer rounds**: {fewer}."]
+    return [
+        f"- **Shorter rounds** (seconds a round of the whole run, the interval, not corrected, is below 1): "
+        f"{below(world.round_ratio)}.",
+        f"- **Fewer rounds to the target** (the interval, not corrected, is below 1; only selectors that reached the "
+        f"target on every seed): {below(lambda one: world.verdicts[one].rounds)}.",
+    ]
 
 
 def _bounds(world: World) -> list[str]:
@@ -81,22 +101,29 @@ def _bounds(world: World) -> list[str]:
     if ceiling is None:
         return []
     found = {one: world.share(one) for one in world.contenders if world.equal_cohort(one)}
-    fair = {one: s for one, s in found.items() if world.mean(one, lambda row: row.jain) >= FAIR}
+    fair = {one: share for one, share in found.items() if _is_fair(world, one)}
     lines = []
     if fair:
         best = max(fair, key=lambda one: fair[one].estimate)
         lines.append(
             f"- **Share of the ceiling**: of the selectors with nearly equal shares, `{best}` reaches most of it, "
-            f"{interval(fair[best], 100, 0)} %. The ceiling is {100 * (1 - ceiling.estimate):.0f} %."
+            f"{interval(fair[best], 100, 0)} %. The ceiling is {100 * (1 - ceiling.estimate):.0f} %. This selector was "
+            "chosen on the same seeds, so its share is probably somewhat too large."
         )
     if (groups := world.verdicts.get(GROUPS)) is not None:
         lines.append(
-            f"- **`{GROUPS}` knows the latencies**, and its time ratio is {time_ratio(groups)}. "
+            f"- **`{GROUPS}` knows the latencies**, and its time ratio is {_told_time(world, GROUPS)}. "
             f"Its ratio of rounds is {interval(groups.rounds)}."
         )
-    if (genie := world.verdicts.get(GENIE)) is not None:
-        lines.append(f"- **`{GENIE}` always asks the fastest clients.** Its time ratio is: {time_ratio(genie)}.")
+    if GENIE in world.verdicts:
+        lines.append(f"- **`{GENIE}` always asks the fastest clients.** Its time ratio is {_told_time(world, GENIE)}.")
     return lines
+
+
+def _told_time(world: World, label: str) -> str:
+    told = time_ratio(world.verdicts[label])
+    seeds = counted(len(world.of(label)), "seed")
+    return told if told != UNKNOWN else f"unknown: it missed the target on {world.missed(label)} of {seeds}"
 
 
 def _more(world: World) -> list[str]:
@@ -106,21 +133,25 @@ def _more(world: World) -> list[str]:
         return []
     lines = [
         f"- **`fedcs` asks {world.asked('fedcs'):.3g} clients a round**, and `{REFERENCE}` "
-        f"{world.asked(REFERENCE):.3g}. Its time ratio is {time_ratio(world.verdicts['fedcs'])}, and its ratio of "
+        f"{world.asked(REFERENCE):.3g}. Its time ratio is {_told_time(world, 'fedcs')}, and its ratio of "
         f"joules is {interval(world.verdicts['fedcs'].energy)}."
     ]
     if limited in world.verdicts:
-        one = world.verdicts[limited]
+        told = "" if world.missed(limited) else f", time ratio {time_ratio(world.verdicts[limited])}"
         lines.append(
             f"- **With at most {world.scenario.clients_per_round} clients a round**, `{limited}`: "
-            f"{time_ratio(one)}, {one.word} (Jain's index {world.mean(limited, lambda row: row.jain):.2f})."
+            f"{verdict_text(world, limited)}{told} (Jain's index {world.mean(limited, lambda row: row.jain):.2f})."
         )
-    for label in world.controls:
-        rival, joules = (world.against("fedcs", label, one) for one in ("time_to_target_s", "energy_to_target_j"))
-        if rival and joules and not rival.censored and rival.pairs > 1 and rival.low <= 1 <= rival.high:
+    whole = [label for label in world.controls if not world.missed(label) and not world.interim_controls]
+    if whole:
+        # Only the intervals: with few seeds, an interval that contains 1 does not show that two rows are equal.
+        fastest = min(whole, key=lambda label: world.geometric_mean(label, TIME))
+        rival, joules = (world.against("fedcs", fastest, one) for one in (TIME, "energy_to_target_j"))
+        if rival and joules and not rival.censored:
             lines.append(
-                f"- **No clear difference in time to `{label}`**: `fedcs` needs {interval(rival)} times its time and "
-                f"{interval(joules)} times its joules."
+                f"- **The fastest row of `{REFERENCE}` with more clients or a deadline** is `{fastest}`. Compared with "
+                f"it on {counted(rival.pairs, 'seed')}, `fedcs` needs {interval(rival)} times the seconds and "
+                f"{interval(joules)} times the joules."
             )
     return lines
 
@@ -130,15 +161,31 @@ def _noise(world: World) -> list[str]:
         return []
     return [
         f"- **Chance alone**: `{CHANCE}` is random selection with other draws. Its time ratio to `{REFERENCE}` is "
-        f"{time_ratio(again)} ({probability(again.p)})."
+        f"{_told_time(world, CHANCE)} ({probability(again.p)}, not corrected). The log ratio of a single seed has a "
+        f"standard deviation of {again.time.deviation:.2f}."
     ]
 
 
 def _in_all(worlds: list[World]) -> str:
-    common = [one for one in worlds[0].contenders if all(one in world.contenders for world in worlds)]
+    """Return the time ratios of the worlds side by side, for selectors that ask as many clients as random selection."""
+    found = dict.fromkeys(one for world in worlds for one in world.contenders)
+    columns = {
+        world.letter: {one for one in world.contenders if world.equal_cohort(one)} for world in worlds
+    }  # fmt: skip
+    heads = ["selector", *(f"({world.letter}), {counted(world.planned(REFERENCE), 'seed')}" for world in worlds)]
+    lines = [
+        [
+            f"`{label}`",
+            *(_told_time(world, label) if label in columns[world.letter] else UNKNOWN for world in worlds),
+        ]
+        for label in found
+        if sum(label in column for column in columns.values()) > 1
+    ]
     letters = listed([f"({world.letter})" for world in worlds])
-    lines = [f"### Worlds {letters} together\n"]
-    for word in ("sooner", "later"):
-        labels = [f"`{one}`" for one in common if all(world.verdicts[one].word == word for world in worlds)]
-        lines.append(f"- **{word.capitalize()} in each of them**: {listed(labels)}.")
-    return "\n".join(lines) + "\n"
+    return (
+        f"### Worlds {letters} together\n\n"
+        f"The table shows time ratios of the selectors that ask as many clients as `{REFERENCE}` in at least two "
+        "worlds. A world with few seeds has wide intervals. A wide interval that contains 1 does not show that there "
+        f'is no difference. The intervals are not corrected. "{UNKNOWN}" means that the world does not '
+        "have this selector, or that it asked another number of clients.\n\n" + table(heads, lines)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,9 @@ from fedsel_flwr.simulations import Scenario
 
 EQUAL_COHORT = 0.1
 """Largest relative difference of clients asked per round at which two selectors have equal cohorts."""
+
+WINDOW_LIMIT = 1.5
+"""Rounds to the target, as a multiple of the first window's rounds, below which the window limits a row."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class World:
     ) -> None:
         self.scenario, self.letter, self.missing = scenario, letter, list(missing)
         self.run_seconds = [row.run_s for row in rows]
+        self._planned = Counter([*(row.selector for row in rows), *missing])
+        self._all_controls = set(controls)
         # Means and ratios must be over the same seeds. A seed without random selection has no ratios.
         seeds = {row.seed for row in rows if row.selector == REFERENCE}
         self.rows: dict[str, dict[int, RunRow]] = {}
@@ -72,6 +78,20 @@ class World:
     def complete(self) -> bool:
         """Whether random selection ran, so that other selectors can be compared with it."""
         return REFERENCE in self.rows
+
+    @property
+    def interim(self) -> bool:
+        """Whether runs of the tables are missing, so that a verdict would be an early look at the result."""
+        return any(label not in self._all_controls for label in self.missing)
+
+    @property
+    def interim_controls(self) -> bool:
+        """Whether runs of the controls are missing."""
+        return any(label in self._all_controls for label in self.missing)
+
+    def planned(self, label: str) -> int:
+        """Return the number of seeds of a label when no run is missing."""
+        return self._planned[label]
 
     @property
     def target(self) -> str:
@@ -99,10 +119,25 @@ class World:
         values = [v for row in self.of(label) if math.isfinite(v := float(value(row)))]
         return float(np.mean(values)) if values else math.nan
 
+    def geometric_mean(self, label: str, figure: str) -> float:
+        """Return the geometric mean of a figure over the seeds; infinity if one of them is infinite."""
+        return float(np.exp(np.mean([math.log(getattr(row, figure)) for row in self.of(label)])))
+
     def reached(self, label: str) -> tuple[int, int]:
         """Return the number of seeds on which a label reached the target, and the number of its seeds."""
         rows = self.of(label)
         return sum(math.isfinite(row.time_to_target_s) for row in rows), len(rows)
+
+    def missed(self, label: str) -> int:
+        """Return the number of seeds on which a label missed the target."""
+        reached, seeds = self.reached(label)
+        return seeds - reached
+
+    def limited_by_window(self, label: str) -> bool:
+        """Return whether the window is a large part of the rounds to the target, which no run can then shorten."""
+        s = self.scenario
+        rounds = self.mean(label, lambda row: row.rounds_to_target)
+        return rounds < WINDOW_LIMIT * s.target_rounds * s.evaluation_every
 
     def asked(self, label: str) -> float:
         """Return the mean number of clients asked per round."""

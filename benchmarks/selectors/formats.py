@@ -35,10 +35,8 @@ def interval(effect: PairedEffect | Share, scale: float = 1.0, digits: int = 2, 
 
 
 def time_ratio(one: SelectorVerdict) -> str:
-    """Format a time ratio, or the number of seeds on which the target was reached."""
-    if one.time.censored:
-        return f"reached on {one.time.reached} of {one.time.pairs} seeds"
-    return interval(one.time)
+    """Format a time ratio; "-" if a run of the selector or of random selection missed the target."""
+    return UNKNOWN if one.time.censored else interval(one.time)
 
 
 def counted(number: int, noun: str) -> str:

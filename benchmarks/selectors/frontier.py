@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
 from formats import UNKNOWN, amount, interval, listed, table
-from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, cohort_entry, random_entry
+from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, SINGLE, cohort_entry, random_entry
 from matplotlib.ticker import LogLocator, NullFormatter
 from page import MACHINE
-from sections import core_hours, missing_sentence
+from sections import ENERGY, TIME, core_hours, missing_sentence, rounds
 
 from fedsel_flwr.report.paired import PairedEffect
 
-TIME, ENERGY = "time_to_target_s", "energy_to_target_j"
 COLORS = {
     REFERENCE: "#777777", "fedcs": "#d55e00", "oort": "#009e73", "bsfl": "#0072b2", "cs-ucb": "#56b4e9",
-    "fedcm-ts": "#cc79a7",
+    "fedcm-ts": "#cc79a7", "fedcm-ucb": "#8a4fa0", "fedcor": "#b8860b",
 }  # fmt: skip
 MARKS = {0: "o", 40: "^", 60: "s", 90: "D"}
 HEAD = """# Seconds against joules
@@ -38,6 +36,10 @@ The runs of this page ({runs}) took {hours:.1f} core-hours.
 The scenario is world (a) of [selectors.md](selectors.md): {description}. All runs are on seeds 1 to {seeds}. A row such
 as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a deadline of 60 s: the server then ignores
 replies that have not arrived. For `fedcs`, the number is a limit. `fedcs` without a number has no limit.
+
+The page shows only some of the selectors. `fedcs`, `oort`, `bsfl` and `cs-ucb` prefer fast clients. `fedcm-ts` stands
+for the selectors that reduce the number of rounds. These five selectors ask several numbers of clients. The page also
+shows {single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs.
 """
 
 
@@ -77,6 +79,7 @@ def lines_of(world: World) -> dict[tuple[str, float], list[str]]:
         first = cohort_entry(name, few, 1).label if name == "fedcs" else name
         lines[name, 0.0] = [first, *(cohort_entry(name, asked, 1).label for asked in ASKED[:-1])]
     lines["fedcs", 0.0].append("fedcs")
+    lines |= {(name, 0.0): [name] for name in SINGLE}
     return lines
 
 
@@ -123,7 +126,8 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
     parts = [
         HEAD.format(
             command=command, rows=rows, machine=MACHINE, runs=runs, hours=core_hours(world),
-            description=world.scenario.description, seeds=seeds,
+            description=world.scenario.description, seeds=seeds, few=world.scenario.clients_per_round,
+            single=" and ".join(f"`{name}`" for name in SINGLE),
         )
     ]  # fmt: skip
     if world.missing:
@@ -133,7 +137,7 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
         picture = path.with_name(f"{path.stem}.png")
         draw(world, points, picture)
         parts += [f"![Seconds and joules to the target in world (a)]({picture.name})\n", CAPTION]
-        parts += ["## Why not just ask more phones?\n", _answer(world, points)]
+        parts += ["## Why not just ask more phones?\n", NOT_YET if world.missing else _answer(world, points)]
         parts += ["## Selectors compared with random selection of the same number of clients\n", _matched(world)]
         parts += ["## All rows\n", _table(world, points)]
     path.write_text("\n".join(parts), encoding="utf-8")
@@ -141,6 +145,10 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
 
 CAPTION = """The picture shows geometric means over the seeds, with 95 % intervals of the ratio to `random`. It contains
 only rows that reached the target on every seed. Rows near the lower left corner need few seconds and few joules.
+"""
+
+
+NOT_YET = """**Not measured yet.** Runs are missing, and this page answers the question only when all runs are there.
 """
 
 
@@ -162,7 +170,7 @@ def _answer(world: World, points: dict[str, Point]) -> str:
     lines = []
     if crowds := [label for label in plain if not reached[label].deadline]:
         many = max(crowds, key=lambda label: reached[label].asked)
-        lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}, which asks {few} clients.")
+        lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}.")
     if plain:
         lines.append(f"- **More clients with or without a deadline**: the fastest row is `{fastest(plain)}`. "
                      f"It needs {told(fastest(plain))}.")  # fmt: skip
@@ -177,15 +185,30 @@ def _answer(world: World, points: dict[str, Point]) -> str:
         )
     if small := [label for label in others if world.equal_cohort(label)]:
         lines.append(
-            f"- **The fastest selector with {few} clients** is `{fastest(small)}`. It needs {told(fastest(small))}."
+            f"- **The fastest of this page's selectors with {few} clients** is `{fastest(small)}`. It needs "
+            f"{told(fastest(small))}."
         )
     labels = [REFERENCE, *reached]
     best = [label for label in labels if not dominating(world, label, labels)]
-    usual = [f"`{label}`" for label in best if label == REFERENCE or label in plain]
+    mean = {label: [world.geometric_mean(label, figure) for figure in (TIME, ENERGY)] for label in labels}
+    by_mean = [
+        label for label in labels
+        if not any(all(a < b for a, b in zip(mean[other], mean[label], strict=True)) for other in labels)
+    ]  # fmt: skip
+
+    def named(some: list[str]) -> str:
+        return listed([f"`{label}`" for label in some])
+
     lines += [
-        f"- **No other row needs clearly fewer seconds and clearly fewer joules** than these rows: "
-        f"{listed([f'`{label}`' for label in best])}. Clearly means that the intervals of the two ratios are below 1.",
-        f"- Rows of random selection among them: {listed(usual)}.",
+        f"- **Smallest means**: no other row has smaller means of both seconds and joules than {named(by_mean)}. "
+        f"Rows of random selection among them: {named([one for one in by_mean if one in (REFERENCE, *plain)])}.",
+        f"- **Not shown to be beaten**: {named(best)}. For each of these rows, no other row has two ratios whose "
+        "intervals are below 1, in seconds and in joules. This does not show that the row is among the best. "
+        f"Rows of random selection among them: {named([one for one in best if one in (REFERENCE, *plain)])}.",
+        f"- **Limited by the window**: {named([label for label in labels if world.limited_by_window(label)])}. These "
+        "rows reach the target soon after the first window is full, and no run can reach it earlier. With a shorter "
+        "window they would need fewer seconds and fewer joules. The page therefore underrates large numbers of "
+        "clients.",
         "\nThe fastest rows were chosen on the seeds that measure them, so their advantage is somewhat too large.",
     ]
     return "\n".join(lines) + "\n"
@@ -203,15 +226,19 @@ def _matched(world: World) -> str:
                 effect = world.against(label, rival, figure)
                 missed = effect is not None and effect.censored
                 told = UNKNOWN if effect is None else interval(effect)
-                cells.append(f"reached on {effect.reached} of {effect.pairs}" if missed else told)
+                cells.append(f"reached on {effect.reached} of {effect.pairs} seeds" if missed else told)
         lines.append(cells)
+    # Columns without any run would look like results.
+    shown = [i for i in range(len(heads)) if not all(cells[i] == UNKNOWN for cells in lines)]
+    heads, lines = [heads[i] for i in shown], [[cells[i] for i in shown] for cells in lines]
     return "The intervals are not corrected for their number.\n\n" + table(heads, lines)
 
 
 def _table(world: World, points: dict[str, Point]) -> str:
     heads = [
-        "row", "clients asked a round", "deadline, s", f"seconds to {world.target}", "time ratio",
-        f"joules to {world.target}", "ratio of joules", "failed, %", "Jain's index", "fewer seconds and fewer joules",
+        "row", "clients asked a round", "deadline, s", f"seconds to {world.target}", f"rounds to {world.target}",
+        "time ratio", f"joules to {world.target}", "ratio of joules", "failed, %", "Jain's index",
+        "shown to need fewer seconds and fewer joules",
     ]  # fmt: skip
     labels = [REFERENCE, *(label for label, point in points.items() if point.reached)]
     lines = []
@@ -222,24 +249,19 @@ def _table(world: World, points: dict[str, Point]) -> str:
         failed = world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds))
         lines.append([
             f"`{label}`", f"{world.asked(label):.3g}", f"{point.deadline:g}" if point and point.deadline else "none",
-            amount(geometric_mean(world, label, TIME)) if whole else f"{reached} of {seeds} seeds",
-            interval(point.time) if point else "1",
-            amount(geometric_mean(world, label, ENERGY)) if whole else UNKNOWN,
+            amount(world.geometric_mean(label, TIME)) if whole else f"{reached} of {seeds} seeds",
+            rounds(world, label), interval(point.time) if point else "1",
+            amount(world.geometric_mean(label, ENERGY)) if whole else UNKNOWN,
             interval(point.energy) if point else "1", f"{100 * failed:.1f}",
             f"{world.mean(label, lambda row: row.jain):.2f}", f"`{better[0]}`" if better else "no row",
         ])  # fmt: skip
     return table(heads, lines)
 
 
-def geometric_mean(world: World, label: str, figure: str) -> float:
-    """Return the geometric mean of a figure over the seeds; infinity if a run did not reach the target."""
-    return float(np.exp(np.mean([math.log(getattr(row, figure)) for row in world.of(label)])))
-
-
 def draw(world: World, points: dict[str, Point], path: Path) -> None:
     """Draw seconds against joules into a PNG file."""
     figure, axis = plt.subplots(figsize=(9, 6.5), layout="constrained")
-    seconds, joules = (geometric_mean(world, REFERENCE, name) for name in (TIME, ENERGY))
+    seconds, joules = (world.geometric_mean(REFERENCE, name) for name in (TIME, ENERGY))
     for (selector, deadline), labels in lines_of(world).items():
         drawn = [points[label] for label in labels if label in points and points[label].reached]
         spots = [(joules * p.energy.estimate, seconds * p.time.estimate, p.asked) for p in drawn]

@@ -23,7 +23,12 @@ ASKED = (10, 20, 40, 80)
 DEADLINES = (0, 40, 60, 90)
 """Deadlines of the controls in seconds; 0 for none."""
 MATCHED = ("fedcs", "oort", "bsfl", "cs-ucb", "fedcm-ts")
-"""Selectors that the frontier compares with random at equal numbers of clients."""
+"""Selectors that the frontier compares with random at equal numbers of clients.
+
+FedCS, Oort, BSFL and CS-UCB prefer fast clients. FedCM-TS stands for the selectors that reduce the number of rounds.
+"""
+SINGLE = ("fedcor", "fedcm-ucb")
+"""Selectors that the frontier shows only with the world's number of clients. The tables simulate these runs anyway."""
 FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
 """World -> its labels, if it does not have all."""
 WITH_CONTROLS = "shards"
@@ -88,7 +93,8 @@ def frontier_entries(scenario: Scenario, seeds: int) -> list[Entry]:
         seeds: Number of seeds of each entry.
     """
     few = scenario.clients_per_round
-    found = [Entry(name, name, seeds) for name in (REFERENCE, *MATCHED)] + [cohort_entry("fedcs", few, seeds)]
+    found = [Entry(name, name, seeds) for name in (REFERENCE, *MATCHED, *SINGLE)]
+    found += [cohort_entry("fedcs", few, seeds)]
     found += [random_entry(few, deadline, seeds) for deadline in DEADLINES if deadline]
     found += control_entries(seeds)
     return found + [cohort_entry(name, asked, seeds) for name in MATCHED for asked in ASKED[:-1]]

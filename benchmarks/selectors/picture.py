@@ -21,7 +21,7 @@ from fedsel_flwr.report.paired import PairedEffect
 
 COLORS = {
     "sooner": "#0072b2", "later": "#d55e00", "no difference": "#555555", "not settled": "#999999",
-    "reference": "#009e73",
+    "reference": "#009e73", "interim": "#999999",
 }  # fmt: skip
 LIMITS = (0.1, 10.0)
 """Smallest and largest ratio on the axes."""
@@ -48,7 +48,7 @@ def draw(world: World, path: Path) -> Path:
         axis.axvline(1, color="#333333", linewidth=0.8)
         for place, label in enumerate(labels):
             one = world.verdicts[label]
-            word = "reference" if label in REFERENCES else one.word
+            word = "reference" if label in REFERENCES else "interim" if world.interim else one.word
             _draw_ratio(axis, place, getattr(one, name), COLORS[word])
         for place in range(1, len(labels)):
             if groups[place] != groups[place - 1]:
@@ -66,10 +66,13 @@ def draw(world: World, path: Path) -> Path:
     axes[0].set_yticks(range(len(labels)), texts)
     axes[0].set_ylim(len(labels) - 0.5, -0.5)
     seeds = max(one.time.pairs for one in world.verdicts.values())
+    colors = (
+        "Colors show the verdict about the time. Blue: sooner; orange: later; dark grey: no difference; "
+        "light grey: not settled; green: references"
+    )
     figure.suptitle(
         f"({world.letter}) {world.scenario.description}; {counted(seeds, 'seed')}, 95 % intervals\n"
-        "Colors show the verdict about the time. Blue: sooner; orange: later; dark grey: no difference; "
-        "light grey: not settled; green: references",
+        + ("Interim: runs are missing, so there are no verdicts. Green: references" if world.interim else colors),
         fontsize=9,
     )
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -79,7 +82,7 @@ def draw(world: World, path: Path) -> Path:
 
 def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) -> None:
     if not math.isfinite(effect.estimate):
-        told = f"target on {effect.reached} of {effect.pairs} seeds"
+        told = f"reached on {effect.reached} of {effect.pairs} seeds"
         axis.annotate(told, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
                       color=color)  # fmt: skip
         return

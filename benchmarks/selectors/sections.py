@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 from effects import World
-from formats import UNKNOWN, amount, counted, interval, table, time_ratio
+from formats import UNKNOWN, amount, counted, interval, probability, table, time_ratio
 from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, world_file
 from references import GROUPS
 
 SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 60.0, "cnn": 350.0}
 """World -> seconds of one core for a run, for the price of missing runs in a world without rows."""
+TIME, ENERGY = "time_to_target_s", "energy_to_target_j"
 NUMBER = re.compile(r"-(\d+)(?:-\d+s)?$")
 """The number of clients at the end of a label, before a deadline."""
 
@@ -28,7 +29,7 @@ def section(world: World, picture: str) -> str:
     parts = [f"\n## ({world.letter}) {s.description}\n", _setup(world)]
     if not world.complete:
         return "\n".join([*parts, missing_sentence(world)]) + "\n"
-    parts += [_ceiling(world)]
+    parts += [_seeds(world), _ceiling(world)]
     if world.missing:
         parts.append(missing_sentence(world) + "\n")
     parts += [f"### Time to {world.target}\n", time_table(world)]
@@ -107,6 +108,16 @@ def _setup(world: World) -> str:
     )
 
 
+def _seeds(world: World) -> str:
+    ran, planned = len(world.of(REFERENCE)), world.planned(REFERENCE)
+    if not world.interim:
+        return f"The tables compare the runs of {counted(planned, 'seed')}.\n"
+    return (
+        f"**Interim: `{REFERENCE}` ran on {ran} of {counted(planned, 'seed')}.** Runs are missing. The tables "
+        "therefore have no verdicts and no p-values, and the page has no advice about this world.\n"
+    )
+
+
 def _ceiling(world: World) -> str:
     ceiling = world.ceiling
     if ceiling is None:
@@ -126,14 +137,15 @@ def _round_seconds(world: World, label: str) -> str:
 def ordered(world: World) -> list[str]:
     """Return the labels of the tables: equal cohorts, then other cohorts, then the references.
 
-    The order within a group is by time to the target. Labels that did not reach it on every seed are last.
+    The order within a group is by time to the target. Labels that missed it on a seed are last, by the share of seeds
+    on which they reached it.
     """
 
     def key(label: str) -> tuple[int, float, float]:
         group = 2 if label in REFERENCES else 0 if world.equal_cohort(label) else 1
         reached, seeds = world.reached(label)
-        seconds = world.mean(label, lambda row: row.time_to_target_s)
-        return group, seeds and -reached / seeds, seconds if math.isfinite(seconds) else math.inf
+        seconds = world.geometric_mean(label, TIME) if seeds else math.inf
+        return group, seeds and -reached / seeds, seconds
 
     return sorted([*world.contenders, REFERENCE, *(one for one in REFERENCES if one in world.rows)], key=key)
 
@@ -146,9 +158,9 @@ def name(label: str) -> str:
 def time_table(world: World) -> str:
     """Return the first table: clients asked, time, verdict, both factors, share of the ceiling, shares and probes."""
     heads = [
-        "selector", "verdict", "p after Holm", "clients asked a round", f"seconds to {world.target}", "time ratio",
-        "ratio of rounds", "ratio of seconds a round", "share of the ceiling, %", "Jain's index",
-        "probes, % of the time", "probes, % of the joules",
+        "selector", "verdict", "p after Holm", "clients asked a round", f"seconds to {world.target}",
+        f"rounds to {world.target}", "time ratio", "ratio of rounds", "ratio of seconds a round",
+        "share of the ceiling, %", "Jain's index", "probes, % of the time", "probes, % of the joules",
     ]  # fmt: skip
     lines = []
     for label in ordered(world):
@@ -156,9 +168,8 @@ def time_table(world: World) -> str:
         share = world.share(label)
         equal = world.equal_cohort(label)
         lines.append([
-            name(label), "reference" if one is None or label in REFERENCES else one.word,
-            UNKNOWN if one is None else f"{one.p:.3f}", f"{world.asked(label):.3g}", seconds(world, label),
-            "1" if one is None else time_ratio(one),
+            name(label), verdict_text(world, label), _p(world, label), f"{world.asked(label):.3g}",
+            seconds(world, label), rounds(world, label), "1" if one is None else time_ratio(one),
             "1" if one is None else interval(one.rounds), "1" if one is None else interval(one.seconds_per_round),
             "0" if one is None else interval(share, 100, 0) if equal else UNKNOWN,
             f"{world.mean(label, lambda row: row.jain):.2f}",
@@ -168,13 +179,56 @@ def time_table(world: World) -> str:
     return table(heads, lines, left=2)
 
 
+def verdict_text(world: World, label: str) -> str:
+    """Return the verdict on a row in words; without a verdict if runs are missing.
+
+    A selector with short rounds may miss the target in runs that end before random selection reaches it. The sign test
+    can then decide on no seed, so the text says on how many seeds the target was missed, and the loss of accuracy.
+
+    Args:
+        world: The world.
+        label: Label of the row.
+    """
+    one = world.verdicts.get(label)
+    control = label in world.controls
+    if one is None or label in REFERENCES:
+        words = ["reference"]
+    elif world.interim_controls if control else world.interim:
+        words = [f"interim, {len(world.of(label))} of {counted(world.planned(label), 'seed')}"]
+    else:
+        words = [one.word]
+    if missed := world.missed(label):
+        if words == ["not settled"]:
+            words = []
+        told = f"missed the target on {missed} of {counted(len(world.of(label)), 'seed')}"
+        accuracy = None if label == REFERENCE else world.against(label, REFERENCE, "accuracy_last10")
+        words.append(f"{told}, accuracy {points(accuracy)} points" if accuracy else told)
+    return "; ".join(words)
+
+
+def _p(world: World, label: str) -> str:
+    one = world.verdicts.get(label)
+    if one is None or world.interim:
+        return UNKNOWN
+    # Each reference is a family of one, for which Holm's correction changes nothing.
+    return probability(one.p).removeprefix("p ").removeprefix("= ") + ", not corrected" * (label in REFERENCES)
+
+
 def seconds(world: World, label: str) -> str:
-    """Return the mean seconds to the target, or "never"; with the number of seeds if the target was missed."""
+    """Return the geometric mean of the seconds to the target, or the number of seeds that reached it if not all did.
+
+    A mean over the successful runs only would make a row that often misses the target look fast.
+    """
     reached, seeds = world.reached(label)
-    if not reached:
-        return "never"
-    mean = amount(world.mean(label, lambda row: row.time_to_target_s))
-    return mean if reached == seeds else f"{mean} ({reached} of {seeds} seeds)"
+    return f"{reached} of {counted(seeds, 'seed')}" if reached < seeds else amount(world.geometric_mean(label, TIME))
+
+
+def rounds(world: World, label: str) -> str:
+    """Return the mean rounds to the target, with a mark if the window limits them."""
+    if world.missed(label):
+        return UNKNOWN
+    told = f"{world.mean(label, lambda row: row.rounds_to_target):.0f}"
+    return f"{told}, limited by the window" if world.limited_by_window(label) else told
 
 
 def cost_table(world: World) -> str:
@@ -192,10 +246,9 @@ def cost_table(world: World) -> str:
             for figure in ("accuracy_last10", "worst_tenth")
         )
         all_seeds = all(math.isfinite(row.rounds_to_all) for row in world.of(label))
-        reached, seeds = world.reached(label)
         lines.append([
             name(label),
-            amount(world.mean(label, lambda row: row.energy_to_target_j)) if reached == seeds else UNKNOWN,
+            UNKNOWN if world.missed(label) else amount(world.geometric_mean(label, ENERGY)),
             "1" if one is None else interval(one.energy), points(accuracy), points(worst),
             f"{100 * world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds)):.1f}",
             f"{world.mean(label, lambda row: row.median_plays):.1f}",
@@ -222,8 +275,8 @@ def _controls_intro(world: World) -> str:
 def controls_table(world: World) -> str:
     """Return the table of random selection with more clients or a deadline."""
     heads = [
-        "row", "verdict", "clients asked a round", f"seconds to {world.target}", "time ratio", "ratio of joules",
-        "failed, %", "`fedcs` to this row: time", "`fedcs` to this row: joules",
+        "row", "verdict", "clients asked a round", f"seconds to {world.target}", f"rounds to {world.target}",
+        "time ratio", "ratio of joules", "failed, %", "`fedcs` to this row: time", "`fedcs` to this row: joules",
     ]  # fmt: skip
     lines = []
     for label in world.controls:
@@ -231,8 +284,8 @@ def controls_table(world: World) -> str:
         rivals = [world.against("fedcs", label, figure) for figure in ("time_to_target_s", "energy_to_target_j")]
         failed = world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds))
         lines.append([
-            f"`{label}`", one.word, f"{world.asked(label):.3g}", seconds(world, label), time_ratio(one),
-            interval(one.energy), f"{100 * failed:.1f}",
+            f"`{label}`", verdict_text(world, label), f"{world.asked(label):.3g}", seconds(world, label),
+            rounds(world, label), time_ratio(one), interval(one.energy), f"{100 * failed:.1f}",
             *(UNKNOWN if rival is None else interval(rival) for rival in rivals),
         ])  # fmt: skip
     return table(heads, lines, left=2)
