@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from when_cells import Estimate, fulfils, ratio
+from when_cells import Estimate, ratio, zone_of
 from when_grid import GROUPS, RANDOM
 from when_markdown import NOTHING, listed, percent, points, table
 
@@ -52,23 +52,30 @@ def training_section(rows: Sequence[Row]) -> str:
 
 def known_section(rows: Sequence[Row]) -> str:
     """Return the worlds that were measured before."""
-    head = ["world", "clients", "a round", "rounds", "spread", "noise", "rule", "selector",
+    head = ["world", "clients", "a round", "rounds", "spread", "noise", "rule", "selector", "seeds",
             "saving without training, %", "saving with training, %"]  # fmt: skip
     by_world: dict[str, dict[str, dict[int, Row]]] = {}
     for row in rows:
         by_world.setdefault(row["world"], {}).setdefault(row["selector"], {})[int(row["seed"])] = row
-    lines, exceptions = [], []
+    lines, between, unclear = [], [], []
     for world, own in by_world.items():
         first = next(iter(own[RANDOM].values()))
         said = [first[name] or NOTHING for name in ("clients", "per_round", "rounds")] + [NOTHING] * 3
         if first["latency_spread"]:
             spread, noise = (_mean(list(own[RANDOM].values()), name) for name in ("latency_spread", "latency_noise"))
-            said[3:] = [f"{spread:.2f}", f"{noise:.2f}", "pays" if fulfils(spread, noise) else NOTHING]
-            if not fulfils(spread, noise):
-                exceptions.append(f"{_whole(own, GROUPS, 'choices_s')} % in {world}")
+            zone = zone_of(spread, noise)
+            said[3:] = [f"{spread:.2f}", f"{noise:.2f}", zone]
+            if zone == "between":
+                between.append(f"{_whole(own, GROUPS, 'choices_s')} % in {world}")
         for selector in (name for name in own if name != RANDOM):
             columns = [_known_saving(own, selector, column) for column in ("choices_s", "trained_s")]
-            lines.append([world, *said, selector, *(percent(one) if one else NOTHING for one in columns)])
+            lines.append([world, *said, selector, str(len(own[selector])),
+                          *(percent(one) if one else NOTHING for one in columns)])  # fmt: skip
+            unclear += [
+                f"{selector} in {world} {how} training ({percent(one)} %)"
+                for how, one in zip(("without", "with"), columns, strict=True)
+                if one and one.low <= 0 <= one.high
+            ]
     text = (
         "Worlds a, b and c are those of the page [selectors.md](selectors.md), whose runs trained. The last column was "
         "copied from these runs when this page was first written. World c has absent clients, which this page does not "
@@ -77,7 +84,11 @@ def known_section(rows: Sequence[Row]) -> str:
     )
     m, rounds, clients = (int(by_world["fashion-500"][RANDOM][1][name]) for name in ("per_round", "rounds", "clients"))
     bonus = math.sqrt((m + 1) * math.log(rounds) / (rounds * m / clients))  # radius of BSFL, (12)
-    remarks = [f"Worlds that do not fulfil the rule have ceilings of {listed(exceptions)}."] if exceptions else []
+    remarks = []
+    if between:
+        remarks.append(f"The worlds between the limits of the rule have ceilings of {listed(between)}.")
+    if unclear:
+        remarks.append(f"These savings have an interval that contains 0, so no saving is shown: {listed(unclear)}.")
     remarks += [
         f"In `fashion-500`, BSFL's bonus sqrt((m + 1) ln t / n) is {bonus:.1f} after {rounds} rounds, and speeds are "
         "at most 1. BSFL therefore selects each client about equally often. It orders only clients with equal plays by "

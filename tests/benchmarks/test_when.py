@@ -138,9 +138,16 @@ def test_a_ceiling_near_zero_has_no_share() -> None:
     assert results(10.0, 9.9, 9.0).share(fleet, "bsfl", 1) is None
 
 
-@pytest.mark.parametrize(("spread", "noise", "pays"), [(0.2, 0.2, True), (0.09, 0.0, False), (0.2, 0.3, False)])
-def test_the_rule(spread: float, noise: float, pays: bool) -> None:
-    assert results(10.0, 6.0, 7.0, spread, noise).pays(FLEETS.Fleet(4, 2, 0.4, 0.1)) is pays
+@pytest.mark.parametrize(
+    ("spread", "noise", "zone"),
+    [
+        (0.2, 0.2, "above"), (0.419, 0.422, "above"), (0.09, 0.0, "between"), (0.36, 0.40, "between"),
+        (0.2, 0.3, "between"), (0.105, 0.17, "below"), (0.0, 0.1, "below"),
+    ],
+)  # fmt: skip
+def test_the_rule(spread: float, noise: float, zone: str) -> None:
+    """Between ratios 0.6 and 1.0, and below a spread of 0.1, the grid has no fleet: the rule says nothing there."""
+    assert results(10.0, 6.0, 7.0, spread, noise).zone(FLEETS.Fleet(4, 2, 0.4, 0.1)) == zone
 
 
 # ---- the command and its page --------------------------------------------------------------------------------------
@@ -177,6 +184,46 @@ def test_a_fingerprint_names_what_a_row_depends_on() -> None:
     assert len(found) == len(list(grid.runs()))
     longer = GRIDS.Grid(grid.fleets, (1, 6), grid.seeds)
     assert not found & {longer.fingerprint(fleet, variant, seed) for fleet, seed, variant in longer.runs()}
+
+
+def page_rows(seeds: int) -> list[list[dict[str, str]]]:
+    """The rows of the page, those of the grid with the first seeds only."""
+    grid, *checks = (rows_of(PAGE.with_name(f"when{part}.csv")) for part in ("", "-training", "-known"))
+    return [[row for row in grid if int(row["seed"]) <= seeds], *checks]
+
+
+def page_of(seeds: int, wanted: int) -> str:
+    text, *_ = PAGES.page_text(PAGE, GRIDS.make_grid(False, wanted), *page_rows(seeds), "a machine")
+    return str(text)
+
+
+def test_a_page_with_missing_seeds_is_called_interim() -> None:
+    said = "Interim: 2 of 3 seeds of each run are done."
+    assert said in page_of(2, 3).split("![", 1)[0]
+    assert "Interim" not in page_of(2, 2)
+
+
+def test_the_page_names_the_values_that_no_fleet_has() -> None:
+    rows = [row for row in page_rows(2)[0] if row["selector"] == "random"]
+    latencies: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("clients", "spread", "noise"))
+        latencies.setdefault(key, []).append((float(row["latency_spread"]), float(row["latency_noise"])))
+    means = [np.mean(own, axis=0) for own in latencies.values()]
+    ratios, spreads = [s / n for s, n in means], [s for s, _ in means]
+    low, high = max(r for r in ratios if r < 0.8), min(r for r in ratios if r > 0.8)
+    text = " ".join(page_of(2, 2).split())
+    assert f"No fleet has a ratio of spread to noise between {low:.2f} and {high:.2f}." in text
+    low, high = max(s for s in spreads if s < 0.05), min(s for s in spreads if s > 0.05)
+    assert f"No fleet has a spread between {low:.2f} and {high:.2f}." in text
+
+
+def test_the_page_names_savings_that_chance_explains() -> None:
+    """With training in world b, the interval of BSFL contains 0; without training, it does not."""
+    (said,) = [one for one in " ".join(page_of(2, 2).split()).split(". ") if "interval that contains 0" in one]
+    assert "bsfl in b with training" in said
+    assert "cs-ucb in b without training" in said
+    assert "bsfl in b without training" not in said
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page was not written yet")
