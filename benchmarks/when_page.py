@@ -13,10 +13,10 @@ from when_cells import HIGH_RATIO, LOW_RATIO, NEAR_ZERO, SPREAD, Results
 from when_check_tables import known_section, training_section
 from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
 from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
-from when_markdown import NOTHING, cohort, listed, percent, plays_of, points, range_of, table, wrapped
+from when_markdown import NOTHING, cohort, label_of, listed, percent, plays_of, points, range_of, table, wrapped
 from when_picture import draw
 
-MAIN = ("bsfl", "bsfl auto 0.1", "cs-ucb", "cs-ucb auto 0.1", "oort", "tifl")
+MAIN = ("bsfl auto", "bsfl auto 0.1", "bsfl", "cs-ucb auto", "cs-ucb auto 0.1", "cs-ucb", "oort", "tifl")
 """Selectors of the tables by fleet."""
 DEFAULT = "bsfl auto"
 """BSFL as a deployment runs it."""
@@ -165,7 +165,8 @@ def _unequal(results: Results, above: Sequence[Fleet], below: Sequence[Fleet], p
 
 def _words(plays: Sequence[int]) -> str:
     return f"""The picture shows the mean saving over the seeds, with 95 % intervals. Its axes are keys of a scenario's
-table `system`: `compute_log_sd` sets the spread between clients, `network_round_cv` the noise.
+table `system`: `compute_log_sd` sets the spread between clients, `network_round_cv` the noise. The numbers in
+parentheses are the spread and the noise of the latencies, which `fedsel advise` estimates too.
 
 - **Saving**: how much shorter a round is than a round of random selection, in percent of random's seconds.
 - **Ceiling**: the saving of sorted groups. Sorted groups know each client's mean latency, and select clients of
@@ -181,7 +182,8 @@ No client trains in these runs. The latencies are those of the scenario `phones`
 and to send, and a deadline of {DEADLINE_S:g} s. Each phone has {EXAMPLES} examples. A `compute_log_sd` of
 {MEASURED:g} gives the measured phones. With another value, the keys
 `download_log_sd` and `upload_log_sd` change in proportion, so that 0 gives equal phones. All clients report the same
-loss to Oort, which falls from round to round, and the same accuracy to TiFL. The seconds of TiFL include its probes.
+loss to Oort, which falls from round to round. The numbers of Oort therefore hold only for clients with equal losses,
+and the tables mark them. All clients report the same accuracy to TiFL. The seconds of TiFL include its probes.
 """
 
 
@@ -205,7 +207,7 @@ def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequenc
             return f"{100 * np.mean(found):.0f} % ({range_of(found)} %), {jain:.2f}"
 
         head = ["selector", *(plays_of(count) for count in plays)]
-        lines = [[label, *(cell(label, count) for count in plays)] for label in labels]
+        lines = [[label_of(label), *(cell(label, count) for count in plays)] for label in labels]
         parts.append(f"{cohort(own[0])}, {len(paying)} fleet{'s' * (len(paying) > 1)}:\n\n" + table(head, lines))
         few, many = (
             np.mean([one.value for fleet in paying if (one := results.share(fleet, "cs-ucb", count)) is not None])
@@ -250,9 +252,10 @@ def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequen
         f"because its probes take time. The other selectors save {_seconds(others)} s.\n"
     ]
     for own in cohorts:
-        head = ["`compute_log_sd`", "`network_round_cv`", "ceiling", *MAIN]
+        head = ["`compute_log_sd`", "`network_round_cv`", "spread", "noise", "ceiling", *(label_of(v) for v in MAIN)]
         lines = [
-            [f"{fleet.spread:g}", f"{fleet.noise:g}", f"{points(results.ceiling(fleet).value)}",
+            [f"{fleet.spread:g}", f"{fleet.noise:g}", *(f"{one:.2f}" for one in results.latency(fleet)),
+             points(results.ceiling(fleet).value),
              *(" / ".join(points(results.saving(fleet, label, count).value) for count in counts) for label in MAIN)]
             for fleet in own
         ]  # fmt: skip
@@ -269,14 +272,17 @@ def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: S
     ]
     for own in cohorts:
         (fleet,) = [one for one in own if (one.spread, one.noise) == EXAMPLE]
+        spread, noise = results.latency(fleet)
 
         def cell(label: str, count: int, fleet: Fleet = fleet) -> str:
             whole, late = (results.saving(fleet, label, count, late=half) for half in (False, True))
             return f"{points(whole.value)} / {points(late.value)} / {results.jain(fleet, label, count):.2f}"
 
         head = ["selector", *(plays_of(count) for count in plays)]
-        lines = [[v.label, *(cell(v.label, count) for count in plays)] for v in variants() if v.label != RANDOM]
-        parts.append(f"{cohort(fleet)}:\n\n" + table(head, lines))
+        lines = [
+            [label_of(v.label), *(cell(v.label, count) for count in plays)] for v in variants() if v.label != RANDOM
+        ]
+        parts.append(f"{cohort(fleet)}, spread {spread:.2f}, noise {noise:.2f}:\n\n" + table(head, lines))
     return "\n".join(parts)
 
 

@@ -28,7 +28,7 @@ def module(name: str) -> Any:
 
 
 FLEETS, GRIDS, CELLS = module("when_fleet"), module("when_grid"), module("when_cells")
-CHECKS, PAGES = module("when_checks"), module("when_page")
+CHECKS, PAGES, PICTURE = module("when_checks"), module("when_page"), module("when_picture")
 FLEET = FLEETS.Fleet(6, 2, 0.78, 0.4)
 
 
@@ -224,6 +224,36 @@ def test_the_page_names_savings_that_chance_explains() -> None:
     assert "bsfl in b with training" in said
     assert "cs-ucb in b without training" in said
     assert "bsfl in b without training" not in said
+
+
+def test_seconds_with_training_come_from_the_runs_of_the_comparison_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text("world,selector,seed,simulated_s,rounds\nshards,bsfl,2,900,300\ncell,bsfl,2,30,300\n")
+    monkeypatch.setattr(CHECKS, "MEASURED_RUNS", runs)
+    CHECKS._runs.cache_clear()
+    try:
+        assert [CHECKS._measured(*one) for one in (("shards", "bsfl", 2), ("shards", "bsfl", 3))] == ["3", ""]
+    finally:
+        CHECKS._runs.cache_clear()
+
+
+def test_oort_is_marked_and_not_in_the_picture() -> None:
+    """Its clients report equal losses here; after more plays than with training, nothing checks its savings."""
+    assert "oort" not in PICTURE.LINES
+    cells = [
+        cell.strip() for line in page_of(2, 2).split("## Compared with")[0].splitlines() for cell in line.split("|")
+    ]
+    assert "oort, equal losses" in cells
+    assert "oort" not in cells
+
+
+def test_tables_and_picture_have_spread_and_noise_next_to_the_keys() -> None:
+    found = results(10.0, 6.0, 7.0, spread=0.21, noise=0.17)
+    assert PICTURE.ticks(found, [FLEETS.Fleet(4, 2, 0.4, 0.1)]) == (["0.4\n(0.21)"], ["0.1\n(0.17)"])
+    savings = page_of(2, 2).split("## Savings in each fleet")[1].split("## ")[0]
+    assert savings.count("| spread | noise | ceiling | bsfl auto | bsfl auto 0.1 | bsfl | cs-ucb auto |") == 2
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page was not written yet")
