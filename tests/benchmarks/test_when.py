@@ -256,6 +256,19 @@ def test_tables_and_picture_have_spread_and_noise_next_to_the_keys() -> None:
     assert savings.count("| spread | noise | ceiling | bsfl auto | bsfl auto 0.1 | bsfl | cs-ucb auto |") == 2
 
 
+def test_the_page_of_selectors_says_what_the_csv_file_has() -> None:
+    """The measured phones, 25 of 500 in a round: BSFL's saving is about twice that of CS-UCB, which falls."""
+    text = " ".join((ROOT / "docs" / "selectors.md").read_text(encoding="utf-8").split())
+    assert "`bsfl` saved about twice as much as `cs-ucb` after 50 selections of each phone" in text
+    assert "the saving of `cs-ucb` can become smaller during a long run" in text
+    found, fleet = CELLS.Results(page_rows(20)[0]), FLEETS.Fleet(500, 25, 0.78, 0.4)
+    bsfl, early, late = (
+        found.saving(fleet, *one) for one in (("bsfl auto", 50), ("cs-ucb auto", 5), ("cs-ucb auto", 50))
+    )
+    assert 1.6 < bsfl.value / late.value < 2.8
+    assert late.high < early.low
+
+
 @pytest.mark.skipif(not PAGE.exists(), reason="the page was not written yet")
 def test_the_page_is_what_its_csv_files_give() -> None:
     found = [rows_of(PAGE.with_name(f"when{part}.csv")) for part in ("", "-training", "-known")]
