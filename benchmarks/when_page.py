@@ -268,7 +268,13 @@ def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: S
     parts = [
         f"The fleet with `compute_log_sd` = {spread:g} and `network_round_cv` = {noise:g}. A cell has three numbers: "
         "the saving of the whole run and of the last half of the rounds, both in percent, and Jain's index. The last "
-        "half is rounded up to whole cycles. In a cycle, each client could be selected once.\n"
+        "half is rounded up to whole cycles. In a cycle, each client could be selected once.\n\n"
+        "With an exploration of 1, the saving of BSFL can be smaller after 15 plays than after 5 plays, and larger "
+        "again after 50 plays. The reason is the mixture of clients in a cohort. In the first cycles, all clients "
+        "have the same number of plays. BSFL then orders the clients by speed, so that a cohort has clients of "
+        "similar latency. After these cycles, fast clients have more plays than slow clients, and a cohort mixes "
+        "fast and slow clients. After more cycles, the cohorts consist of similar clients again, and the share of "
+        "fast clients grows.\n"
     ]
     for own in cohorts:
         (fleet,) = [one for one in own if (one.spread, one.noise) == EXAMPLE]

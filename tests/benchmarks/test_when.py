@@ -108,6 +108,25 @@ def test_a_run_reports_latencies_and_failures_and_pays_for_probes() -> None:
     np.testing.assert_allclose(course.seconds, expected)
 
 
+def test_cohorts_of_bsfl_are_similar_then_mixed_then_similar_again() -> None:
+    """The page explains by this why the saving falls and rises again: ranks of the latencies within a cohort."""
+    fleet = FLEETS.Fleet(100, 5, 0.78, 0.4)
+    times = FLEETS.draw_times(fleet, 2, 600)
+    course = FLEETS.run(times, "bsfl", {"min_latency": "auto", "exploration": 1.0}, 2)
+    ranks = np.argsort(np.argsort(times.mean))[course.cohorts]
+
+    def cycles(first: int, last: int) -> tuple[float, float, float]:
+        part = slice(first * fleet.cycle, last * fleet.cycle)
+        return float(course.seconds[part].mean()), float(ranks[part].std(axis=1).mean()), float(ranks[part].mean())
+
+    early, middle, late = cycles(1, 3), cycles(3, 5), cycles(15, 30)
+    assert early[0] < 0.9 * middle[0]
+    assert late[0] < 0.9 * middle[0]
+    assert early[1] < 0.6 * middle[1]
+    assert late[1] < 0.6 * middle[1]
+    assert late[2] < middle[2]
+
+
 # ---- shares --------------------------------------------------------------------------------------------------------
 
 
