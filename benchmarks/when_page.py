@@ -233,7 +233,11 @@ def _ceilings(results: Results, fleets: Sequence[Fleet]) -> str:
             f"{noise:.2f}", f"{results.random_s(fleet):.1f}", percent(results.ceiling(fleet)),
             results.zone(fleet), str(len(results.seeds(fleet, GROUPS))),
         ])  # fmt: skip
-    return "Spread and noise are those of the latencies.\n\n" + table(head, lines)
+    said = (
+        "Spread and noise are those of the latencies. The column `rule` has the place of the fleet: above or below the "
+        "limits of the rule, or between them.\n\n"
+    )
+    return said + table(head, lines)
 
 
 def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
