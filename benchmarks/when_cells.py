@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -15,8 +16,10 @@ from fedsel_flwr.checks import FloatArray
 
 NEAR_ZERO = 0.03
 """A ceiling below this part of random's seconds has no shares."""
-SPREAD, RATIO = 0.1, 0.75
-"""Selection pays in a fleet whose spread is at least SPREAD, and at least RATIO times its noise."""
+SPREAD, LOW_RATIO, HIGH_RATIO = 0.1, 0.6, 1.0
+"""Limits of the rule: the spread, and the ratio of spread to noise, rounded to one decimal."""
+Zone = Literal["above", "between", "below"]
+"""Place of a fleet with respect to the limits of the rule."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,21 @@ def ratio(above: FloatArray, below: FloatArray) -> Estimate:
     return Estimate(value, value - half, value + half, n)
 
 
-def fulfils(spread: float, noise: float) -> bool:
-    """Return whether the rule says that selection by latency pays.
+def zone_of(spread: float, noise: float) -> Zone:
+    """Return where a fleet lies with respect to the limits of the rule.
 
     Args:
         spread: Standard deviation of the clients' mean log seconds.
         noise: Standard deviation of one client's log seconds.
+
+    Returns:
+        "below" if the ratio of spread to noise is at most LOW_RATIO, "above" if the spread is at least SPREAD and the
+        ratio at least HIGH_RATIO, and "between" otherwise.
     """
-    return spread >= max(SPREAD, RATIO * noise)
+    quotient = round(spread / noise, 1) if noise > 0 else math.inf
+    if quotient <= LOW_RATIO:
+        return "below"
+    return "above" if spread >= SPREAD and quotient >= HIGH_RATIO else "between"
 
 
 class Results:
@@ -97,9 +107,9 @@ class Results:
         """Return spread and noise of the latencies."""
         return self._mean(fleet, RANDOM, "latency_spread"), self._mean(fleet, RANDOM, "latency_noise")
 
-    def pays(self, fleet: Fleet) -> bool:
-        """Return whether the rule says that selection by latency pays in this fleet."""
-        return fulfils(*self.latency(fleet))
+    def zone(self, fleet: Fleet) -> Zone:
+        """Return where this fleet lies with respect to the limits of the rule."""
+        return zone_of(*self.latency(fleet))
 
     def ceiling(self, fleet: Fleet) -> Estimate:
         """Return the saving of sorted groups, as a part of random's seconds."""

@@ -5,7 +5,7 @@ divided evenly, and each client takes 30 steps on one example each, so that late
 
 The second check computes selections without training in worlds whose ceiling is known from runs with training: (a) and
 (b) of ``docs/results/selectors.md``, and the scenario ``fashion-500``. World (c) has absent clients, so only the
-measured values are copied.
+measured values are copied. The copies in ``docs/results/when-known.csv`` come from the commit :data:`SOURCE`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from fedsel_flwr.simulations import Scenario, compare, load_scenario
 
 HERE = Path(__file__).resolve().parent
 MEASURED_RUNS = HERE.parent / "docs" / "results" / "selectors-runs.csv"
+SOURCE = "a1efc2e"
+"""Commit whose ``docs/results/selectors-runs.csv`` has the runs with training of the known worlds."""
 TRAINING_REVISION, KNOWN_REVISION = 1, 2
 """Raise a number when the rows of a check change."""
 TRAINED = ("random", "bsfl", "oort", "tifl")
@@ -46,7 +48,7 @@ WORLDS: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
     "c": ("", "trace", {}),
     "fashion-500": ("fashion-500", "", {"bsfl": 0.05, "cs-ucb": 5.0}),
 }
-"""World -> scenario, its name in the runs of the comparison page, tau_min of BSFL and tau_max of CS-UCB."""
+"""World -> scenario, its label in the runs of the comparison page, tau_min of BSFL and tau_max of CS-UCB."""
 ROUNDS, WORLD_SEEDS = {"fashion-500": 120}, {"fashion-500": 20}
 """Rounds and seeds that differ from the scenario and from SEEDS."""
 KNOWN_COLUMNS = (
@@ -158,7 +160,7 @@ def _measured(label: str, selector: str, seed: int) -> str:
     """Return the seconds a round of a run of the comparison page; empty if there is none."""
     for row in _runs() if label else ():
         known = row.get("simulated_s") and row.get("rounds")
-        if known and (row.get("scenario"), row.get("selector"), row.get("seed")) == (label, selector, str(seed)):
+        if known and (row.get("world"), row.get("selector"), row.get("seed")) == (label, selector, str(seed)):
             return f"{float(row['simulated_s']) / float(row['rounds']):.5g}"
     return ""
 

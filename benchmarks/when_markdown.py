@@ -38,6 +38,11 @@ def cohort(fleet: Fleet) -> str:
     return f"{fleet.per_round} of {fleet.clients} clients a round"
 
 
+def label_of(selector: str) -> str:
+    """Return the name of a selector in a table, with a mark on Oort, whose clients report equal losses here."""
+    return f"{selector}, equal losses" if selector == "oort" else selector
+
+
 def plays_of(count: int) -> str:
     """Return a number of plays in words."""
     return f"{count} play" + "s" * (count > 1)

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 from rows import Rows
-from when_cells import NEAR_ZERO, RATIO, SPREAD, Results
+from when_cells import HIGH_RATIO, LOW_RATIO, NEAR_ZERO, SPREAD, Results
 from when_check_tables import known_section, training_section
 from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
 from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
-from when_markdown import NOTHING, cohort, listed, percent, plays_of, points, range_of, table, wrapped
+from when_markdown import NOTHING, cohort, label_of, listed, percent, plays_of, points, range_of, table, wrapped
 from when_picture import draw
 
-MAIN = ("bsfl", "bsfl auto 0.1", "cs-ucb", "cs-ucb auto 0.1", "oort", "tifl")
+MAIN = ("bsfl auto", "bsfl auto 0.1", "bsfl", "cs-ucb auto", "cs-ucb auto 0.1", "cs-ucb", "oort", "tifl")
 """Selectors of the tables by fleet."""
-GREEDY = "bsfl auto 0.1"
-"""BSFL with the least exploration and the clock "auto"."""
+DEFAULT = "bsfl auto"
+"""BSFL as a deployment runs it."""
+GREEDY = ("bsfl auto 0.1", "cs-ucb auto 0.1")
+"""Selectors with the least exploration and the clock "auto"."""
 EXAMPLE = (0.78, 0.4)
 """Spread and noise of the fleet in the table of explorations: the measured phones."""
 MACHINE = "Machine: "
@@ -51,7 +53,7 @@ def page_text(
     fleets = [fleet for fleet in grid.fleets if all(results.has(fleet, v.label) for v in variants())]
     cohorts = [list(own) for _, own in itertools.groupby(fleets, key=lambda fleet: (fleet.clients, fleet.per_round))]
     parts = [
-        _rule(results, fleets, grid.plays),
+        "# When client selection pays\n\n" + _interim(results, grid) + _rule(results, fleets, grid.plays),
         f"![Savings by spread, noise and plays]({page.with_suffix('.png').name})\n",
         _words(grid.plays),
         "## Shares of the ceiling\n\n" + _shares(results, cohorts, grid.plays),
@@ -78,36 +80,93 @@ def machine_of(page: Path) -> str:
 
 
 def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> str:
-    paying = [fleet for fleet in fleets if results.pays(fleet)]
-    others = [fleet for fleet in fleets if fleet not in paying]
-    ceilings = range_of(results.ceiling(fleet).value for fleet in paying)
-    low = max((results.ceiling(fleet).value for fleet in others), default=math.nan)
-    first, few, many = plays[0], plays[1], plays[-1]
-    savings = {count: range_of(results.saving(fleet, "bsfl", count).value for fleet in paying) for count in plays}
-    greedy = [results.saving(fleet, GREEDY, many).value for fleet in paying]
-    jain = [results.jain(fleet, GREEDY, many) for fleet in paying]
-    return f"""# When client selection pays
-
-**Selection by latency pays if the spread between the clients' latencies is at least {SPREAD:g} and at least
-{RATIO:g} times the noise within a client. BSFL with the paper's exploration saves {savings[first]} % of the seconds
-after {plays_of(first)} of each client, and {savings[few]} % after {plays_of(few)}.**
+    zones = {fleet: results.zone(fleet) for fleet in fleets}
+    above, below = ([fleet for fleet in fleets if zones[fleet] == zone] for zone in ("above", "below"))
+    few, many = plays[1], plays[-1]
+    ceilings, low = (range_of(results.ceiling(fleet).value for fleet in above), _largest_ceiling(results, below))
+    first = {count: range_of(results.saving(f, DEFAULT, count).value for f in above) for count in (plays[0], few, many)}
+    return f"""**Selection with equal shares can shorten rounds by {ceilings} % if the spread between the clients'
+latencies is at least {SPREAD:g} and at least as large as the noise within a client. If the spread is at most
+{LOW_RATIO:g} times the noise, such a selection can shorten rounds by {low:.1f} % at most.**
 
 Spread is the standard deviation of the clients' mean log seconds. Noise is the standard deviation of one client's log
-seconds. `fedsel advise` estimates both from a history of latencies. {len(paying)} fleets of the grid fulfil the rule.
-Their ceiling is {ceilings} % of the seconds of random selection. {len(others)} fleets do not fulfil the rule. Their
-ceiling is at most {100 * low:.1f} %.
+seconds. `fedsel advise` estimates both from a history of latencies. The two sentences describe this grid only:
+{_fractions(fleets)} of the clients in a round, and all clients available.
 
-With {plays_of(first)} of each client, BSFL and CS-UCB have only measured the clients, so that no saving is expected.
-After {plays_of(many)}, BSFL saves {savings[many]} %. With the clock `auto` and an exploration of 0.1, BSFL saves
-{range_of(greedy)} %, because it selects fast clients more often than slow ones. Jain's index is then {min(jain):.2f}
-to {max(jain):.2f}. Shorter rounds alone do not make a better model. If slow clients have data that fast clients lack,
-the model may need more rounds. [selectors.md](selectors.md) compares the time to a target accuracy.
-"""
+- {len(above)} of the {len(fleets)} fleets are above the limits, and {len(below)} are below the limits.
+  {_gaps(results, fleets)} The grid does not show what selection saves between these values. The rule rounds the
+  ratio to one decimal.
+- The limits were chosen on the same fleets. No other fleets tested them.
+- The percentages are the ceiling: the saving of a selection that knows each client's mean latency. Real selectors must
+  first learn the latencies.
+- All savings on this page are seconds a round. They are not savings of the time to a target accuracy. Shorter rounds
+  alone do not make a better model. If slow clients have data that fast clients lack, the model may need more rounds.
+  [selectors.md](selectors.md) compares the time to a target accuracy.
+
+In a deployment, BSFL has by default the clock `auto` and the paper's exploration of 1. In the fleets above the limits,
+this BSFL saves {first[few]} % after {plays_of(few)} of each client, and {first[many]} % after {plays_of(many)}. After
+{plays_of(plays[0])}, BSFL saves {first[plays[0]]} %, because it has only measured the clients.
+
+An exploration of 0.1 gives larger savings at unequal shares, because fast clients are selected more often than slow
+ones. After {plays_of(many)}, the savings in percent are:
+
+{_unequal(results, above, below, many)}"""
+
+
+def _interim(results: Results, grid: Grid) -> str:
+    """Return a warning if a fleet lacks seeds of a selector."""
+    counts = [len(results.seeds(fleet, v.label)) for fleet in grid.fleets for v in variants()]
+    if min(counts) >= grid.seeds:
+        return ""
+    seen = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"**Interim: {seen} of {grid.seeds} seeds of each run are done. The numbers on this page may change.**\n\n"
+
+
+def _largest_ceiling(results: Results, fleets: Sequence[Fleet]) -> float:
+    return 100 * max((results.ceiling(fleet).value for fleet in fleets), default=math.nan)
+
+
+def _fractions(fleets: Sequence[Fleet]) -> str:
+    return listed([f"{100 * one:g} %" for one in sorted({fleet.per_round / fleet.clients for fleet in fleets})])
+
+
+def _gaps(results: Results, fleets: Sequence[Fleet]) -> str:
+    """Return the sentences on the intervals of ratio and spread without a fleet."""
+    latencies = [results.latency(fleet) for fleet in fleets]
+    gaps = (
+        ("ratio of spread to noise", [spread / noise for spread, noise in latencies], LOW_RATIO, HIGH_RATIO),
+        ("spread", [spread for spread, _ in latencies], 0.0, SPREAD),
+    )
+    said = []
+    for name, values, low, high in gaps:
+        middle = (low + high) / 2
+        ends = max([v for v in values if v < middle], default=math.nan), min([v for v in values if v > middle])
+        said.append(f"No fleet has a {name} between {ends[0]:.2f} and {ends[1]:.2f}.")
+    return " ".join(said)
+
+
+def _unequal(results: Results, above: Sequence[Fleet], below: Sequence[Fleet], plays: int) -> str:
+    """Return the table of the savings with little exploration, in fleets whose clients differ."""
+    groups = [("above", above), ("below, spread above 0", [fleet for fleet in below if fleet.spread > 0])]
+    lines = [
+        [name, str(len(own)), range_of(results.ceiling(fleet).value for fleet in own)]
+        + [
+            f"{range_of(results.saving(fleet, label, plays).value for fleet in own)}, "
+            f"{min(jains):.2f} to {max(jains):.2f}"
+            for label in GREEDY
+            if (jains := [results.jain(fleet, label, plays) for fleet in own])
+        ]
+        for name, own in groups
+        if own
+    ]
+    head = ["fleets", "number", "ceiling", *(f"{label}, Jain's index" for label in GREEDY)]
+    return table(head, lines)
 
 
 def _words(plays: Sequence[int]) -> str:
     return f"""The picture shows the mean saving over the seeds, with 95 % intervals. Its axes are keys of a scenario's
-table `system`: `compute_log_sd` sets the spread between clients, `network_round_cv` the noise.
+table `system`: `compute_log_sd` sets the spread between clients, `network_round_cv` the noise. The numbers in
+parentheses are the spread and the noise of the latencies, which `fedsel advise` estimates too.
 
 - **Saving**: how much shorter a round is than a round of random selection, in percent of random's seconds.
 - **Ceiling**: the saving of sorted groups. Sorted groups know each client's mean latency, and select clients of
@@ -123,21 +182,22 @@ No client trains in these runs. The latencies are those of the scenario `phones`
 and to send, and a deadline of {DEADLINE_S:g} s. Each phone has {EXAMPLES} examples. A `compute_log_sd` of
 {MEASURED:g} gives the measured phones. With another value, the keys
 `download_log_sd` and `upload_log_sd` change in proportion, so that 0 gives equal phones. All clients report the same
-loss to Oort, which falls from round to round, and the same accuracy to TiFL. The seconds of TiFL include its probes.
+loss to Oort, which falls from round to round. The numbers of Oort therefore hold only for clients with equal losses,
+and the tables mark them. All clients report the same accuracy to TiFL. The seconds of TiFL include its probes.
 """
 
 
 def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
     parts = [
-        "This table has only the fleets that fulfil the rule. A cell has the mean share of the ceiling over these "
-        "fleets, the smallest and the largest share, and the mean of Jain's index. The number in a selector's name is "
-        "the exploration. Without a number, the exploration is 1, as in the paper. With `auto`, the selector computes "
-        f"its clock from the latencies. Without `auto`, BSFL has `min_latency` = {MIN_LATENCY_S:g} s, and CS-UCB has "
-        f"`max_latency` = {DEADLINE_S:g} s.\n"
+        "This table has only the fleets above the limits of the rule. A cell has the mean share of the ceiling over "
+        "these fleets, the smallest and the largest share, and the mean of Jain's index. The number in a selector's "
+        "name is the exploration. Without a number, the exploration is 1, as in the paper. With `auto`, the selector "
+        f"computes its clock from the latencies. Without `auto`, BSFL has `min_latency` = {MIN_LATENCY_S:g} s, and "
+        f"CS-UCB has `max_latency` = {DEADLINE_S:g} s.\n"
     ]
     labels = [v.label for v in variants() if v.label not in (RANDOM, GROUPS)]
     for own in cohorts:
-        paying = [fleet for fleet in own if results.pays(fleet)]
+        paying = [fleet for fleet in own if results.zone(fleet) == "above"]
 
         def cell(label: str, count: int, paying: Sequence[Fleet] = paying) -> str:
             found = [one.value for fleet in paying if (one := results.share(fleet, label, count)) is not None]
@@ -147,7 +207,7 @@ def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequenc
             return f"{100 * np.mean(found):.0f} % ({range_of(found)} %), {jain:.2f}"
 
         head = ["selector", *(plays_of(count) for count in plays)]
-        lines = [[label, *(cell(label, count) for count in plays)] for label in labels]
+        lines = [[label_of(label), *(cell(label, count) for count in plays)] for label in labels]
         parts.append(f"{cohort(own[0])}, {len(paying)} fleet{'s' * (len(paying) > 1)}:\n\n" + table(head, lines))
         few, many = (
             np.mean([one.value for fleet in paying if (one := results.share(fleet, "cs-ucb", count)) is not None])
@@ -171,9 +231,13 @@ def _ceilings(results: Results, fleets: Sequence[Fleet]) -> str:
         lines.append([
             str(fleet.clients), str(fleet.per_round), f"{fleet.spread:g}", f"{fleet.noise:g}", f"{spread:.2f}",
             f"{noise:.2f}", f"{results.random_s(fleet):.1f}", percent(results.ceiling(fleet)),
-            "pays" if results.pays(fleet) else NOTHING, str(len(results.seeds(fleet, GROUPS))),
+            results.zone(fleet), str(len(results.seeds(fleet, GROUPS))),
         ])  # fmt: skip
-    return "Spread and noise are those of the latencies.\n\n" + table(head, lines)
+    said = (
+        "Spread and noise are those of the latencies. The column `rule` has the place of the fleet: above or below the "
+        "limits of the rule, or between them.\n\n"
+    )
+    return said + table(head, lines)
 
 
 def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
@@ -192,9 +256,10 @@ def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequen
         f"because its probes take time. The other selectors save {_seconds(others)} s.\n"
     ]
     for own in cohorts:
-        head = ["`compute_log_sd`", "`network_round_cv`", "ceiling", *MAIN]
+        head = ["`compute_log_sd`", "`network_round_cv`", "spread", "noise", "ceiling", *(label_of(v) for v in MAIN)]
         lines = [
-            [f"{fleet.spread:g}", f"{fleet.noise:g}", f"{points(results.ceiling(fleet).value)}",
+            [f"{fleet.spread:g}", f"{fleet.noise:g}", *(f"{one:.2f}" for one in results.latency(fleet)),
+             points(results.ceiling(fleet).value),
              *(" / ".join(points(results.saving(fleet, label, count).value) for count in counts) for label in MAIN)]
             for fleet in own
         ]  # fmt: skip
@@ -207,18 +272,27 @@ def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: S
     parts = [
         f"The fleet with `compute_log_sd` = {spread:g} and `network_round_cv` = {noise:g}. A cell has three numbers: "
         "the saving of the whole run and of the last half of the rounds, both in percent, and Jain's index. The last "
-        "half is rounded up to whole cycles. In a cycle, each client could be selected once.\n"
+        "half is rounded up to whole cycles. In a cycle, each client could be selected once.\n\n"
+        "With an exploration of 1, the saving of BSFL can be smaller after 15 plays than after 5 plays, and larger "
+        "again after 50 plays. The reason is the mixture of clients in a cohort. In the first cycles, all clients "
+        "have the same number of plays. BSFL then orders the clients by speed, so that a cohort has clients of "
+        "similar latency. After these cycles, fast clients have more plays than slow clients, and a cohort mixes "
+        "fast and slow clients. After more cycles, the cohorts consist of similar clients again, and the share of "
+        "fast clients grows.\n"
     ]
     for own in cohorts:
         (fleet,) = [one for one in own if (one.spread, one.noise) == EXAMPLE]
+        spread, noise = results.latency(fleet)
 
         def cell(label: str, count: int, fleet: Fleet = fleet) -> str:
             whole, late = (results.saving(fleet, label, count, late=half) for half in (False, True))
             return f"{points(whole.value)} / {points(late.value)} / {results.jain(fleet, label, count):.2f}"
 
         head = ["selector", *(plays_of(count) for count in plays)]
-        lines = [[v.label, *(cell(v.label, count) for count in plays)] for v in variants() if v.label != RANDOM]
-        parts.append(f"{cohort(fleet)}:\n\n" + table(head, lines))
+        lines = [
+            [label_of(v.label), *(cell(v.label, count) for count in plays)] for v in variants() if v.label != RANDOM
+        ]
+        parts.append(f"{cohort(fleet)}, spread {spread:.2f}, noise {noise:.2f}:\n\n" + table(head, lines))
     return "\n".join(parts)
 
 

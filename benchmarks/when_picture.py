@@ -15,14 +15,15 @@ from when_cells import Results
 from when_fleet import Fleet
 
 LINES = {
-    "bsfl": ("BSFL", "#0072b2", "-"),
+    "bsfl auto": ("BSFL, auto, exploration 1", "#0072b2", "-"),
     "bsfl auto 0.1": ("BSFL, auto, exploration 0.1", "#0072b2", "--"),
-    "cs-ucb": ("CS-UCB", "#d55e00", "-"),
+    "cs-ucb auto": ("CS-UCB, auto, exploration 1", "#d55e00", "-"),
     "cs-ucb auto 0.1": ("CS-UCB, auto, exploration 0.1", "#d55e00", "--"),
-    "oort": ("Oort", "#009e73", "-"),
     "tifl": ("TiFL", "#cc79a7", "-"),
 }
-"""Selector -> name in the legend, color and line."""
+"""Selector -> name in the legend, color and line. Oort is left out: its savings with training are not known."""
+MAP = "bsfl auto"
+"""Selector of the heat maps: BSFL as a deployment runs it."""
 NOISE = 0.4
 """Noise of the fleets in the panels with lines."""
 HEAT_PLAYS = 15
@@ -40,29 +41,47 @@ def draw(results: Results, fleets: Sequence[Fleet], plays: Sequence[int], path: 
         own = [fleet for fleet in fleets if (fleet.clients, fleet.per_round) == cohort]
         said = f"{cohort[1]} of {cohort[0]} clients"
         ceilings = {fleet: 100 * results.ceiling(fleet).value for fleet in own}
-        savings = {fleet: 100 * results.saving(fleet, "bsfl", shown).value for fleet in own}
-        _heat(figure.add_subplot(grid[0, 2 * i]), ceilings, f"Ceiling, {said}")
-        _heat(figure.add_subplot(grid[0, 2 * i + 1]), savings, f"BSFL, {shown} plays, {said}")
+        savings = {fleet: 100 * results.saving(fleet, MAP, shown).value for fleet in own}
+        _heat(figure.add_subplot(grid[0, 2 * i]), results, ceilings, f"Ceiling, {said}")
+        _heat(figure.add_subplot(grid[0, 2 * i + 1]), results, savings, f"BSFL auto, {shown} plays, {said}")
         first: Axes | None = None
         for j, spread in enumerate(spreads):
             axis = figure.add_subplot(grid[1 + i, j], sharey=first)
             first = first or axis
-            _lines(axis, results, Fleet(*cohort, spread, NOISE), plays)
-            axis.set_title(f"{said}, compute_log_sd {spread:g}", fontsize=9)
+            fleet = Fleet(*cohort, spread, NOISE)
+            _lines(axis, results, fleet, plays)
+            own_spread, own_noise = results.latency(fleet)
+            axis.set_title(
+                f"{said}, compute_log_sd {spread:g}\n(spread {own_spread:.2f}, noise {own_noise:.2f})", fontsize=9
+            )
             if j == 0:
                 axis.set_ylabel("saving, % of random's seconds", fontsize=8)
     handles, labels = figure.axes[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(
-        "Saving in seconds a round compared with random selection, %.\nTop: by spread between clients (compute_log_sd) "
-        f"and noise (network_round_cv). Below: by plays, with network_round_cv {NOISE:g}; bands are 95 % intervals.",
+        "Saving in seconds a round compared with random selection, %.\nTop: by compute_log_sd (spread between clients) "
+        f"and network_round_cv (noise). Below: by plays, with network_round_cv {NOISE:g}; bands are 95 % intervals.",
         fontsize=9,
     )
     figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
 
-def _heat(axis: Axes, values: dict[Fleet, float], title: str) -> None:
+def ticks(results: Results, fleets: Sequence[Fleet]) -> tuple[list[str], list[str]]:
+    """Return the labels of the columns and the rows of a heat map: the key's value, and the latencies' in parentheses.
+
+    Spread and noise of the latencies are means over the fleets of the column or the row.
+    """
+    labels: list[list[str]] = []
+    for index, key in enumerate(("spread", "noise")):
+        values: dict[float, list[float]] = {}
+        for fleet in fleets:
+            values.setdefault(getattr(fleet, key), []).append(results.latency(fleet)[index])
+        labels.append([f"{value:g}\n({np.mean(own):.2f})" for value, own in values.items()])
+    return labels[0], labels[1]
+
+
+def _heat(axis: Axes, results: Results, values: dict[Fleet, float], title: str) -> None:
     spreads = list(dict.fromkeys(fleet.spread for fleet in values))
     noises = list(dict.fromkeys(fleet.noise for fleet in values))
     table = np.full((len(noises), len(spreads)), np.nan)
@@ -74,10 +93,11 @@ def _heat(axis: Axes, values: dict[Fleet, float], title: str) -> None:
         axis.text(
             column, row, f"{value + 0.0:.0f}".replace("-0", "0"), ha="center", va="center", fontsize=9, color=color
         )
-    axis.set_xticks(range(len(spreads)), [f"{one:g}" for one in spreads], fontsize=8)
-    axis.set_yticks(range(len(noises)), [f"{one:g}" for one in noises], fontsize=8)
-    axis.set_xlabel("compute_log_sd", fontsize=8)
-    axis.set_ylabel("network_round_cv", fontsize=8)
+    columns, rows = ticks(results, list(values))
+    axis.set_xticks(range(len(spreads)), columns, fontsize=8)
+    axis.set_yticks(range(len(noises)), rows, fontsize=8)
+    axis.set_xlabel("compute_log_sd (spread)", fontsize=8)
+    axis.set_ylabel("network_round_cv (noise)", fontsize=8)
     axis.set_title(title, fontsize=9)
 
 
