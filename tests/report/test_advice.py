@@ -15,6 +15,7 @@ from fedsel_flwr import report
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.advice import SelectorAdvice, _conclude, advise
+from fedsel_flwr.report.choices import Fleet
 from fedsel_flwr.report.components import Interval
 from fedsel_flwr.report.latencies import SELECTORS
 from fedsel_flwr.theory import sorted_groups
@@ -181,3 +182,37 @@ def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(tmp_path / "nosuch")]) == 2
     assert "does not exist. Give the folder of a run, or a CSV file" in capsys.readouterr().err
+
+
+def true_seconds(own: Fleet, m: int) -> tuple[float, float]:
+    """Mean seconds per round of random selection and of sorted groups, from draws of the true fleet."""
+    number = own.log_means.size
+    drawn = np.random.default_rng(0).standard_normal((4000, number))
+    seconds = np.minimum(np.exp(own.log_means + own.noise * drawn), own.max_latency)
+    best = np.mean([seconds[:, group].max(axis=1).mean() for group in sorted_groups(own.log_means, m)])
+    cohorts = np.random.default_rng(1).permuted(np.tile(np.arange(number), (4000, 1)), axis=1)[:, :m]
+    return float(np.take_along_axis(seconds, cohorts, axis=1).max(axis=1).mean()), float(best)
+
+
+@pytest.mark.parametrize(
+    ("spread", "noise", "rounds", "limit"),
+    [
+        (0.1, 0.4, 40, math.inf),
+        (0.3, 0.4, 40, math.inf),
+        (0.5, 0.4, 40, math.inf),
+        (0.5, 0.4, 200, 12.6),
+        (0.5, 0.4, 200, 20.6),
+    ],
+    ids=["2 rows each, spread 0.1", "2 rows each, spread 0.3", "2 rows each, spread 0.5", "36 % cut", "13 % cut"],
+)
+def test_sparse_and_cut_off_histories(spread: float, noise: float, rounds: int, limit: float) -> None:
+    """Two rows for each of 200 clients, or many cut-off rows: the residuals say little about the noise's shape."""
+    own = fleet(200, spread, noise, limit)
+    # Round-robin selection gives every client the same number of rows.
+    found = advise(history(own, "round-robin", 10, rounds, seed=3), rounds=2)
+    usual, best = true_seconds(own, 10)
+    assert found.random_s.estimate == pytest.approx(usual, rel=0.1)
+    assert found.sorted_s.estimate == pytest.approx(best, rel=0.1)
+    # With two rows each, chance in the rows changes a small ceiling by more than a tenth.
+    if spread > 0.3:
+        assert found.ceiling.estimate == pytest.approx(1 - best / usual, rel=0.1)
