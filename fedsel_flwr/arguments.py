@@ -143,6 +143,10 @@ def add_small_commands(
         "client,seconds",
     )  # fmt: skip
     advise.add_argument(
+        "--clients", type=int, metavar="N",
+        help="the fleet has N clients (default: the folder's number; for a CSV file, the clients with a row)",
+    )  # fmt: skip
+    advise.add_argument(
         "--clients-per-round", type=int, metavar="N",
         help="select N clients per round (default: the folder's number; for a CSV file, 5 %% of its clients)",
     )  # fmt: skip

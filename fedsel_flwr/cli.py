@@ -270,7 +270,7 @@ def _advise(args: argparse.Namespace) -> int:
 
     advice = advise(
         args.source, clients_per_round=args.clients_per_round, max_latency=args.max_latency, rounds=args.rounds,
-        seed=args.seed,
+        seed=args.seed, num_clients=args.clients,
     )  # fmt: skip
     if args.json:
         _print_json(advice.facts())

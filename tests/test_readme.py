@@ -36,6 +36,7 @@ NOT_RUN = {
     ("README.md", "fedsel compare phones"): "over a minute",
     ("docs/your-flower-project.md", "flwr run . --stream"): "SuperLink",
     ("docs/README.md", "fedsel compare phones"): "over a minute",
+    ("docs/advising.md", "fedsel advise latencies.csv"): "your own rows",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
     ("docs/beyond-one-machine.md", "# on the SuperLink's machine"): "several machines",

@@ -10,8 +10,9 @@ Let d be the logs of the ratios of seconds per round to random selection, one pe
 
     mean(d) ± t_{n-1, 0.975} · sd(d) · √(1 + 1/n).
 
-This is Student's interval for one more fleet. It covers the uncertainty of the fit and the chance in the selections. It
-does not cover the chance in the latencies of a single run.
+This is Student's interval for one more fleet. It covers the uncertainty of the spread and the chance in the selections.
+It does not cover the uncertainty of the median, of the noise and of its shape. It does not cover the chance in the
+latencies of a single run either. The intervals are not corrected for several selectors.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ SHORTER = (50, 100)
 """Numbers of rounds for which the saving is also stated, if they are smaller."""
 MARGIN = 0.05
 """A saving below this share counts as no gain."""
+LONGEST_FACTOR = 30.0
+"""Largest factor by which the advice asks for a longer history."""
+UNADVISED = "fedcs"
+"""A selector that the advice never recommends, because it always selects the fastest clients."""
 SMALLEST_CEILING = 0.01
 """Share above which the interval of the ceiling must lie, so that shares of the ceiling are stated."""
 SCENARIOS_PARAMETERS = "Selectors have the parameters of the folder's scenario."
@@ -65,9 +70,10 @@ class SelectorAdvice:
         jain: Jain's index of the clients' selection counts after the last round.
         even: Whether the selector's shares count as equal (:data:`EVEN`).
         probes: Whether the selector probes clients. The time of probes is not counted.
-        reads_more: Whether the selector also reads losses. All clients have the same loss in the prediction.
-        word: "gain" if the interval of the saving is above 0, "no gain" if it ends below :data:`MARGIN`, else "not
-            settled". The saving is that after the last round.
+        reads_more: Whether the selector also reads losses. All clients have the same loss in the prediction, so it does
+            not hold for real runs, and :meth:`Advice.lines` does not print it.
+        word: "gain" if the interval of the saving begins at :data:`MARGIN` or above, "no gain" if it ends below, else
+            "not settled". The saving is that after the last round.
     """
 
     selector: str
@@ -83,6 +89,11 @@ class SelectorAdvice:
     def final(self) -> Interval:
         """The saving over all rounds."""
         return self.saving[max(self.saving)]
+
+    @property
+    def advisable(self) -> bool:
+        """Whether the advice may recommend the selector."""
+        return self.even and not self.probes and not self.reads_more and self.selector != UNADVISED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +119,8 @@ class Advice:
         random_jain: Jain's index of random selection after the last round.
         selectors: Predictions, in the order of :data:`~fedsel_flwr.report.latencies.SELECTORS`.
         preferred: The recommended selector; None if no selector is recommended.
-        word: "gain" if any selector gains, "no gain" if no selector gains, else "not settled".
+        word: "gain" if a selector gains, "no gain" if no selector that may be recommended gains, else "not settled".
+            Selectors that read losses, and FedCS, do not count.
         sentence: The advice in words.
         notes: Values that were chosen by default, and the selectors' parameters, as sentences.
     """
@@ -166,9 +178,9 @@ class Advice:
         body = [
             [
                 one.selector + ("*" if one.probes else "") + ("+" if one.reads_more else ""),
-                *(_percent(one.saving[end]) for end in ends),
-                "-" if math.isnan(one.ceiling_share) else f"{100 * one.ceiling_share:.0f} %",
-                f"{one.jain:.2f}",
+                *("-" if one.reads_more else _percent(one.saving[end]) for end in ends),
+                "-" if one.reads_more or math.isnan(one.ceiling_share) else f"{100 * one.ceiling_share:.0f} %",
+                "-" if one.reads_more else f"{one.jain:.2f}",
             ]
             for one in self.selectors
         ]
@@ -176,7 +188,10 @@ class Advice:
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                 for row in (head, *body)]  # fmt: skip
-        told.append("Ranges are 95 % intervals. *: without the time of probes. +: as if all clients had the same loss.")
+        told.append(
+            "Ranges are 95 % intervals in the model, not corrected for several selectors. Single runs differ more."
+        )
+        told.append("*: without the time of probes. +: not predicted, because the selector also reads losses.")
         return told
 
 
@@ -187,6 +202,7 @@ def advise(
     max_latency: float | None = None,
     rounds: int | None = None,
     seed: int = 1,
+    num_clients: int | None = None,
 ) -> Advice:
     """Advise whether selection by latency pays, from a history of latencies.
 
@@ -199,6 +215,8 @@ def advise(
             off.
         rounds: Number of rounds of the prediction. If None: that of the folder's scenario, else :data:`ROUNDS`.
         seed: Seed of the drawn fleets.
+        num_clients: Number of clients of the fleet. If None: that of the folder, or the number of clients with a row in
+            a CSV file.
 
     Returns:
         The advice.
@@ -219,7 +237,9 @@ def advise(
         ceiling 20 %: gain
     """
     if not isinstance(source, Latencies):
-        source = read_latencies(source, clients_per_round=clients_per_round, max_latency=max_latency)
+        source = read_latencies(
+            source, clients_per_round=clients_per_round, max_latency=max_latency, num_clients=num_clients
+        )
     m, seed = source.clients_per_round, whole("seed", seed, 0)
     rounds = whole("rounds", source.rounds or ROUNDS if rounds is None else rounds, 1)
     fitted = fit_components(source)
@@ -260,10 +280,10 @@ def advise(
                 even=jain >= EVEN * random_jain,
                 probes=bool(selector_class(name).asks),
                 reads_more="rms_loss" in selector_class(name).needs,
-                word="no gain" if final.high < MARGIN else "gain" if final.low > 0 else "not settled",
+                word="no gain" if final.high < MARGIN else "gain" if final.low >= MARGIN else "not settled",
             )
         )
-    preferred, word, sentence = _conclude(found, rounds)
+    preferred, word, sentence = _conclude(found, rounds, len(source.seconds), random_jain)
     return Advice(
         source=source.source, num_clients=source.num_clients, clients_per_round=m, max_latency=source.max_latency,
         rounds=rounds, measured=int((~source.censored).sum()), censored=int(source.censored.sum()),
@@ -299,51 +319,85 @@ def _of_fleet(source: Latencies, values: npt.NDArray[Any], number: int, usual: f
     return np.concatenate([own, np.full(source.num_clients - len(own), usual, dtype=own.dtype)])
 
 
-def _conclude(found: Sequence[SelectorAdvice], rounds: int) -> tuple[str | None, Word, str]:
+def _conclude(
+    found: Sequence[SelectorAdvice], rounds: int, rows: int, random_jain: float
+) -> tuple[str | None, Word, str]:
     """Return the recommended selector, the word for all selectors, and the sentences."""
 
     def told(one: SelectorAdvice) -> str:
         return f"{_percent(one.final)} of random selection's seconds per round over {rounds} rounds"
 
-    def limited(one: SelectorAdvice) -> bool:
-        return one.probes or one.reads_more
-
+    ranked = sorted((one for one in found if not one.reads_more), key=lambda one: -one.final.estimate)
     # Predictions that leave something out come last.
-    gaining = sorted((one for one in found if one.word == "gain"), key=lambda one: (limited(one), -one.final.estimate))
-    equal = [one for one in gaining if one.even and not limited(one)]
-    uneven = [one for one in gaining if not one.even and not limited(one)]
-    if equal:
-        text = f"Take {equal[0].selector}: it saves {told(equal[0])}, and the clients' shares stay about equal."
-        if uneven and uneven[0].final.estimate > equal[0].final.estimate:
-            text += (
-                f" {uneven[0].selector} saves more, {_percent(uneven[0].final)}. However, it selects fast clients more "
-                f"often (Jain's index {uneven[0].jain:.2f}), so training may need more rounds."
-            )
-        return equal[0].selector, "gain", text
+    others = sorted((one for one in ranked if one.selector != UNADVISED), key=lambda one: one.probes)
+    advisable = [one for one in ranked if one.advisable] or others
+    gaining = [one for one in advisable if one.word == "gain" and one.advisable]
+    probable = [one for one in advisable if one.final.low > 0 and one.final.estimate >= MARGIN and one.advisable]
+    warning = _warn(found, gaining[0].final.estimate if gaining else 0.0)
     if gaining:
         top = gaining[0]
+        text = (
+            f"Try {top.selector}: it saves {told(top)}. The clients' shares are about as equal as those of random "
+            f"selection (Jain's index {top.jain:.2f} and {random_jain:.2f})."
+        )
+        more = [one for one in others if one.word == "gain" and not one.even and not one.probes]
+        if more and more[0].final.estimate > top.final.estimate:
+            text += (
+                f" {more[0].selector} saves more, {_percent(more[0].final)}. However, it selects fast clients more "
+                f"often (Jain's index {more[0].jain:.2f}), so training may need more rounds."
+            )
+        return top.selector, "gain", text + warning
+    if probable:
+        top = probable[0]
+        return None, "not settled", f"Probably {top.selector}: it saves {told(top)}.{_more(top.final, rows)}{warning}"
+    if beyond := [one for one in others if one.word == "gain"]:
+        top = beyond[0]
         text = f"The largest saving is that of {top.selector}: {told(top)}."
         if top.probes:
             text += " This saving does not contain the time of probes."
-        if top.reads_more:
-            text += " This saving holds only if all clients have the same loss."
         if not top.even:
             text += (
                 f" It selects fast clients more often (Jain's index {top.jain:.2f}), so training may need more rounds."
             )
         text += " Compare the time to your target accuracy with fedsel compare before you decide."
-        return None, "gain", text
-    if all(one.word == "no gain" for one in found):
+        return None, "gain", text + warning
+    if all(one.word == "no gain" for one in advisable):
         return None, "no gain", (
-            f"No gain: no selector saves {100 * MARGIN:.0f} % or more of random selection's seconds per round over "
-            f"{rounds} rounds. Take random."
+            f"No gain: no selector that may be recommended saves {100 * MARGIN:.0f} % or more of random selection's "
+            f"seconds per round over {rounds} rounds. In seconds per round, random is as good.{warning}"
         )  # fmt: skip
-    first = max((one for one in found if one.word == "not settled"), key=lambda one: one.final.high)
+    first = max((one for one in advisable if one.word == "not settled"), key=lambda one: one.final.high)
     return None, "not settled", (
         f"Not settled: the saving of {first.selector} over {rounds} rounds is {100 * first.final.low:.0f} to "
-        f"{100 * first.final.high:.0f} % of random selection's seconds per round. A longer history narrows this "
-        "interval."
+        f"{100 * first.final.high:.0f} % of random selection's seconds per round.{_more(first.final, rows)}{warning}"
     )  # fmt: skip
+
+
+def _warn(found: Sequence[SelectorAdvice], saving: float) -> str:
+    """Return why FedCS is not recommended, if it saves more than this share."""
+    one = next((one for one in found if one.selector == UNADVISED and one.word == "gain"), None)
+    if one is None or one.final.estimate <= saving:
+        return ""
+    return (
+        f" Do not use {one.selector} with this number of clients per round, although it saves {_percent(one.final)}. "
+        f"It selects the same few clients (Jain's index {one.jain:.2f}), and then never reached the target accuracy in "
+        "docs/results/selectors.md."
+    )
+
+
+def _more(saving: Interval, rows: int) -> str:
+    """Return how many rows would settle the saving, as a sentence.
+
+    The width of the interval of the log ratio is proportional to 1 / √rows. The rows suffice if the interval reaches
+    from the estimate only to :data:`MARGIN`.
+    """
+    side = saving.low if saving.estimate >= MARGIN else saving.high
+    estimate, end, margin = (math.log1p(-share) for share in (saving.estimate, side, MARGIN))
+    if abs(end - estimate) > math.sqrt(LONGEST_FACTOR) * abs(margin - estimate):
+        return f" The estimate is so near to {100 * MARGIN:.0f} % that more rows may not settle the saving."
+    needed = rows * ((end - estimate) / (margin - estimate)) ** 2
+    digits = 10 ** max(0, math.floor(math.log10(needed)) - 1)
+    return f" About {digits * math.ceil(needed / digits):,} rows could settle it; the history has {rows:,}."
 
 
 def _mean(values: FloatArray) -> Interval:

@@ -54,6 +54,10 @@ QUANTILES = 513
 """Number of quantiles of the noise."""
 FEW_ROWS = 300
 """Number of measured rows below which the noise counts as normal, because its quantiles are uncertain."""
+FEW_EACH = 5.0
+"""Mean number of rows of a client below which the noise counts as normal, because the residuals contain its effect."""
+MANY_CUT_OFF = 0.05
+"""Share of censored rows above which the noise counts as normal, because its upper tail is unknown."""
 STEPS = 161
 """Number of points of the distribution from which the effects of censored clients are drawn."""
 
@@ -219,19 +223,36 @@ class _Rows:
 
     def draw_effects(self, mean: float, spread: float, noise: float, generator: np.random.Generator) -> FloatArray:
         """Draw each client's effect from its distribution given all its rows, shape (clients,)."""
-        centre, width = self.posterior(mean, spread, noise)
-        effect = generator.normal(centre, width)
+        effect = generator.normal(*self.posterior(mean, spread, noise))
         if self.limited.size:
-            centre, width = centre[self.limited], width[self.limited]
-            low, high = self._transition(mean + centre, width, noise)
-            step = (np.maximum(high, 0.0) + FAR - low)[:, None] / STEPS
-            x = low[:, None] + step * np.arange(STEPS)
-            density = self._log_later(mean + centre[:, None] + width[:, None] * x, noise) - x**2 / 2
-            chances = np.exp(density - density.max(axis=1, keepdims=True)).cumsum(axis=1)
-            place = (chances < generator.uniform(size=(len(x), 1)) * chances[:, -1:]).sum(axis=1)
-            drawn = low + step[:, 0] * (place + generator.uniform(-0.5, 0.5, size=len(x)))
-            effect[self.limited] = centre + width * drawn
+            points, step, chances = self._later_effects(mean, spread, noise)
+            sums = chances.cumsum(axis=1)
+            place = (sums < generator.uniform(size=(len(sums), 1)) * sums[:, -1:]).sum(axis=1)
+            effect[self.limited] = points[np.arange(len(sums)), place]
+            effect[self.limited] += step * generator.uniform(-0.5, 0.5, size=len(sums))
         return effect
+
+    def mean_effects(self, mean: float, spread: float, noise: float) -> FloatArray:
+        """Return the mean of each client's effect given all its rows, shape (clients,)."""
+        effect = self.posterior(mean, spread, noise)[0]
+        if self.limited.size:
+            points, _, chances = self._later_effects(mean, spread, noise)
+            effect[self.limited] = (points * chances).sum(axis=1) / chances.sum(axis=1)
+        return effect
+
+    def _later_effects(self, mean: float, spread: float, noise: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return points of the effects of the limited clients, given all rows.
+
+        Returns:
+            Effects, shape (limited, STEPS), their distance for each client, and their relative probabilities.
+        """
+        centre, width = (each[self.limited] for each in self.posterior(mean, spread, noise))
+        low, high = self._transition(mean + centre, width, noise)
+        step = (np.maximum(high, 0.0) + FAR - low) / STEPS
+        x = low[:, None] + step[:, None] * np.arange(STEPS)
+        points = centre[:, None] + width[:, None] * x
+        density = self._log_later(mean + points, noise) - x**2 / 2
+        return points, width * step, np.exp(density - density.max(axis=1, keepdims=True))
 
     def maximize(
         self, start: tuple[float, float, float], fixed: dict[str, float]
@@ -289,23 +310,25 @@ class _Rows:
 def _shape(latencies: Latencies, rows: _Rows, mean: float, spread: float, noise: float) -> FloatArray:
     """Return quantiles of the noise divided by sigma_e: those of the rows, or of the normal distribution.
 
-    The distribution of the rows is the Kaplan-Meier estimate, because some rows are censored. It has no fixed standard
-    deviation, because a client with many rows has more weight in sigma_e than here.
+    A residual is a row less mu and the mean effect of its client, given all its rows. Each residual is divided
+    by its own standard deviation. The distribution of the rows is the Kaplan-Meier estimate, because some rows are
+    censored. The normal distribution is better in short or strongly censored histories, because the effects then blur
+    the residuals.
     """
     share = np.linspace(0.0, 1.0, QUANTILES)
-    if rows.count.sum() < FEW_ROWS:
+    selections = latencies.selections
+    per_client, cut_off = float(selections[selections > 0].mean()), float(latencies.censored.mean())
+    if rows.count.sum() < FEW_ROWS or per_client < FEW_EACH or cut_off > MANY_CUT_OFF:
         return np.asarray(load_optional("scipy.special").ndtri(share.clip(1e-6, 1 - 1e-6)), dtype=np.float64)
-    # The mean of n rows is nearer to them than the true mean.
-    count = rows.count[latencies.client]
-    known = count > 1
-    effect = rows.draw_effects(mean, spread, noise, np.random.default_rng(0))
-    effect[rows.count > 1] = rows.posterior(mean, spread, noise)[0][rows.count > 1]
-    value = (np.log(latencies.seconds) - mean - effect[latencies.client]) / noise
-    value = (value * np.sqrt(count / np.maximum(count - 1, 1)))[known]
+    effect = rows.mean_effects(mean, spread, noise)
+    # A residual contains (1 - b) a_i and e_ij - b times the mean of the client's e_ij, with the shrinkage b.
+    b = selections * spread**2 / (noise**2 + selections * spread**2)
+    variance = noise**2 * (1 - (2 * b - b**2) / np.maximum(selections, 1)) + (1 - b) ** 2 * spread**2
+    value = (np.log(latencies.seconds) - mean - effect[latencies.client]) / np.sqrt(variance)[latencies.client]
     order = np.argsort(value, kind="stable")
-    value, measured = value[order], ~latencies.censored[known][order]
+    value, measured = value[order], ~latencies.censored[order]
     # Every client has the same weight, although a bandit selects some clients more often.
-    weight = 1.0 / np.bincount(latencies.client[known], minlength=rows.num_clients)[latencies.client[known][order]]
+    weight = 1.0 / selections[latencies.client[order]]
     at_risk = weight[::-1].cumsum()[::-1]
     below = 1.0 - np.cumprod(1.0 - measured * weight / at_risk)
     return np.asarray(np.interp(share, below[measured], value[measured]), dtype=np.float64)

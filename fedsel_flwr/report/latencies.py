@@ -18,7 +18,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,10 @@ SELECTORS = ("bsfl", "cs-ucb", "cs-ucb-q", "oort", "tifl", "fedcs")
 """Selectors that read latencies."""
 OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", "engine", "api"})
 """Keys of a scenario in which the runs of a folder may differ."""
+HOUR_S = 3600.0
+"""Median latency above which the seconds may be milliseconds."""
+EQUAL_ROWS = 3
+"""Number of equal largest values from which they may be a timeout."""
 SHARE = 0.05
 """Share of the clients of a CSV file that a round selects by default."""
 
@@ -91,7 +95,11 @@ class Latencies:
 
 
 def read_latencies(
-    path: str | os.PathLike[str], *, clients_per_round: int | None = None, max_latency: float | None = None
+    path: str | os.PathLike[str],
+    *,
+    clients_per_round: int | None = None,
+    max_latency: float | None = None,
+    num_clients: int | None = None,
 ) -> Latencies:
     """Read the latencies of a run, a comparison or a deployment, or a CSV file with the columns client and seconds.
 
@@ -103,26 +111,44 @@ def read_latencies(
             a CSV file.
         max_latency: Seconds at which latencies are cut off. If None: those of the folder; in a CSV file, nothing is cut
             off.
+        num_clients: Number of clients of the fleet. If None: that of the folder, or the number of clients with a row in
+            a CSV file.
 
     Returns:
         The latencies.
 
     Raises:
-        ParameterError: There is no history and no CSV file, or the file cannot be used.
+        ParameterError: There is no history and no CSV file, or the file cannot be used. Or more than ``num_clients``
+            clients have a row.
     """
     where = Path(path)
     if clients_per_round is not None:
         clients_per_round = whole("clients_per_round", clients_per_round, 1)
     if max_latency is not None:
         max_latency = real("max_latency", max_latency, above=0.0)
+    if num_clients is not None:
+        num_clients = whole("num_clients", num_clients, 1)
     if where.is_dir():
-        return _read_folders(where, clients_per_round, max_latency)
+        found = _read_folders(where, clients_per_round, max_latency)
+        if num_clients is None:
+            return found
+        _check_number(where, num_clients, max(np.bincount(found.fleet).tolist()))
+        return replace(found, num_clients=num_clients)
     if not where.is_file():
         raise ParameterError(f"{str(where)!r} does not exist. Give the folder of a run, or a CSV file.")
-    return _read_csv(where, clients_per_round, max_latency)
+    return _read_csv(where, clients_per_round, max_latency, num_clients)
 
 
-def _read_csv(path: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
+def _check_number(path: Path, num_clients: int, seen: int) -> None:
+    if num_clients < seen:
+        raise ParameterError(
+            f"{path} has rows of {seen:,} clients, but --clients is {num_clients:,}. Give the number of all clients."
+        )
+
+
+def _read_csv(
+    path: Path, clients_per_round: int | None, max_latency: float | None, num_clients: int | None
+) -> Latencies:
     limit = math.inf if max_latency is None else max_latency
     number: dict[str, int] = {}
     client, seconds = list[int](), list[float]()
@@ -148,22 +174,35 @@ def _read_csv(path: Path, clients_per_round: int | None, max_latency: float | No
         if not name or not 0 < value < math.inf:
             raise ParameterError(
                 f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {name!r} and "
-                f"{given!r}. Correct the line or remove it."
+                f"{given!r}. Correct the line. If the client timed out, write the timeout and set --max-latency."
             )
         client.append(number.setdefault(name, len(number)))
         seconds.append(value)
     if not seconds:
         raise ParameterError(f"{path} has no rows. Write one line for each selected client of each round.")
     notes = []
+    if num_clients is None:
+        num_clients = len(number)
+        notes.append(f"Only the {num_clients:,} clients with a row count (set --clients to the number of all clients).")
+    _check_number(path, num_clients, len(number))
     if clients_per_round is None:
-        clients_per_round = max(1, round(SHARE * len(number)))
+        clients_per_round = max(1, round(SHARE * num_clients))
         clients = "1 client" if clients_per_round == 1 else f"{clients_per_round} clients"
         notes.append(f"{clients} per round, which is 5 % of the clients (set --clients-per-round).")
     if max_latency is None:
         notes.append("No latency counts as cut off (set --max-latency).")
+        if (equal := seconds.count(max(seconds))) >= EQUAL_ROWS and len(set(seconds)) > 1:
+            notes.append(
+                f"{equal:,} rows have the largest value, {max(seconds):g} s. If this is the server's timeout, set "
+                f"--max-latency {max(seconds):g}."
+            )
+    elif max(seconds) < limit:
+        notes.append("No row is cut off. If slow clients timed out, add a row with the timeout for each such client.")
+    if float(np.median(seconds)) > HOUR_S:
+        notes.append("The median latency is more than an hour. If the values are milliseconds, divide them by 1,000.")
     return _latencies(
         client, np.minimum(seconds, limit), np.array(seconds) >= limit, [0] * len(number),
-        num_clients=len(number), clients_per_round=clients_per_round, max_latency=limit, source=str(path),
+        num_clients=num_clients, clients_per_round=clients_per_round, max_latency=limit, source=str(path),
         num_examples=np.full(len(number), np.nan), notes=tuple(notes),
     )  # fmt: skip
 

@@ -101,10 +101,37 @@ def test_csv(tmp_path: Path) -> None:
     assert not found.censored.any()
     assert (found.num_clients, found.clients_per_round, found.max_latency) == (2, 1, math.inf)
     assert [note.split(" (")[0] for note in found.notes] == [
-        "1 client per round, which is 5 % of the clients", "No latency counts as cut off",
+        "Only the 2 clients with a row count", "1 client per round, which is 5 % of the clients",
+        "No latency counts as cut off",
     ]  # fmt: skip
-    cut = read_latencies(path, clients_per_round=2, max_latency=3.0)
+    more = read_latencies(path, num_clients=40)
+    assert (more.num_clients, more.clients_per_round, len(more.fleet)) == (40, 2, 2)
+    cut = read_latencies(path, clients_per_round=2, max_latency=3.0, num_clients=2)
     assert (cut.seconds.tolist(), cut.censored.tolist(), cut.notes) == ([2.5, 3.0, 3.0], [False, True, True], ())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "remark"),
+    [
+        (
+            [9, 180, 180, 180],
+            None,
+            r"3 rows have the largest value, 180 s. If this is the server's timeout, set --max-la",
+        ),
+        ([9, 180, 180, 170], None, ""),
+        ([9, 180, 180, 180], 180.0, ""),
+        ([9, 170, 170, 170], 180.0, "No row is cut off. If slow clients timed out, add a row with the timeout"),
+        ([9000, 4000, 179_000, 8000], None, "more than an hour. If the values are milliseconds, divide them by 1,000"),
+    ],
+    ids=["timeout", "two rows", "known timeout", "no timeouts", "milliseconds"],
+)
+def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text("client,seconds\n" + "".join(f"{k % 2},{value}\n" for k, value in enumerate(seconds)))
+    notes = read_latencies(path, clients_per_round=1, max_latency=limit, num_clients=2).notes
+    odd = [note for note in notes if note != "No latency counts as cut off (set --max-latency)."]
+    assert len(odd) == bool(remark)
+    assert all(remark in note for note in odd)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +142,13 @@ def test_csv(tmp_path: Path) -> None:
         ("client,seconds\n", "has no rows"),
         ("client,seconds\na,1\nb,fast\n", "line 3: expected a client and a number of seconds above 0, got 'b' and 'f"),
         ("client,seconds\na,0\n", "line 2: .* got 'a' and '0'"),
+        ("client,seconds\na,timeout\n", "If the client timed out, write the timeout and set --max-latency"),
         ("client,seconds\na,inf\n", "line 2"),
         ("client,seconds\n,3\n", "line 2"),
         ("client,seconds\na\n", "line 2"),
         (b"client,seconds\n\xff,3\n", "cannot be read as text"),
     ],
-    ids=["empty", "column", "no rows", "text", "zero", "infinite", "no client", "short", "bytes"],
+    ids=["empty", "column", "no rows", "text", "zero", "timeout", "infinite", "no client", "short", "bytes"],
 )
 def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
