@@ -28,7 +28,7 @@ Machine: {machine}.
 ## How to read the tables
 
 - All selectors run on the same seeds. A seed determines data, partition, devices, channels, first model and batches.
-- The target is reached when the mean accuracy of {window} measured rounds is at least the target accuracy.
+- The target is reached when the mean accuracy of {window} evaluated rounds is at least the target accuracy.
 - Ratios compare a selector with `random` on the same seeds. They are geometric means with Student's 95 % interval.
   Seconds and joules to the target are geometric means over the seeds.
 - If a row missed the target on a seed, the tables show the number of seeds that reached it, and no seconds. A mean over

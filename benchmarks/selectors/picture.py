@@ -122,7 +122,7 @@ def draw_curves(world: World, path: Path) -> Path:
         )
     axis.axhline(100 * world.scenario.target_accuracy, color="#999999", linewidth=0.8)
     axis.set_xlabel("simulated seconds")
-    axis.set_ylabel(f"accuracy, %, mean of {world.scenario.target_rounds} measured rounds")
+    axis.set_ylabel(f"accuracy, %, mean of {world.scenario.target_rounds} evaluated rounds")
     axis.set_title(f"({world.letter}) {world.scenario.description}", fontsize=9)
     axis.set_xlim(0, end)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")

@@ -36,7 +36,7 @@ class RunRow(RunSummary):
         run_s: Seconds of processor time of the whole simulation.
         curve_s: Simulated seconds at the points of the curve.
         curve_j: Joules at the points of the curve.
-        curve_accuracy: Mean accuracy of the last measured rounds at these points, as many rounds as for the target.
+        curve_accuracy: Mean accuracy of the last evaluated rounds at these points, as many rounds as for the target.
     """
 
     world: str
