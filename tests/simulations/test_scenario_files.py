@@ -305,7 +305,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("text", "key", "allowed"), UNKNOWN)
 def test_unknown_key_in_a_file(text: str, key: str, allowed: tuple[str, ...], tmp_path: Path) -> None:
-    refused(file_with(tmp_path, text), None, f"unknown key {key!r}", "mine.toml", "llowed are ", *allowed)
+    refused(file_with(tmp_path, text), None, f"unknown key {key!r}", "mine.toml", "llowed keys are ", *allowed)
 
 
 @pytest.mark.parametrize(
