@@ -20,16 +20,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import CLIENTS, JOURNAL, ROUNDS, SCENARIO, read_history
-
-if TYPE_CHECKING:
-    from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.history import LATE, History
 
 CLIENT, SECONDS = "client", "seconds"
 """Columns of a CSV file."""
@@ -256,7 +254,7 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             k = number.setdefault((seed, row.client_id), len(number))
             if row.num_examples > 0:
                 examples[k] = row.num_examples
-            late = row.timed_out or "late" in _kinds(row.problem)
+            late = row.timed_out or LATE in row.problem_kinds
             if row.completed and row.latency_source not in ("first", "max_latency") and row.latency_s > 0:
                 value = min(row.latency_s, limit)
                 censored.append(value >= limit)
@@ -314,8 +312,3 @@ def _find_limit(scenario: Mapping[str, Any], histories: Sequence[History]) -> fl
     declared = scenario.get("wireless", {}).get("max_latency_s")
     failed = [row.latency_s for history in histories for row in history.clients if row.latency_source == "max_latency"]
     return float(declared or max(failed, default=math.inf))
-
-
-def _kinds(problem: str) -> list[str]:
-    """Return the kinds of problems of a row."""
-    return [one.partition(":")[0] for one in problem.split("; ")]

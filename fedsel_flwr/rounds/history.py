@@ -173,8 +173,7 @@ class History(state_dicts.NotByClient):
 
     def problem_counts(self) -> Counter[str]:
         """Return the number of problems of each kind."""
-        problems = (problem for row in self.clients if row.problem for problem in row.problem.split("; "))
-        return Counter(problem.split(":")[0] for problem in problems)
+        return Counter(kind for row in self.clients if row.problem for kind in row.problem_kinds)
 
     def log_unusable_rounds(self) -> None:
         """Log an error if the last :data:`UNUSABLE_ROUNDS` rounds had no usable update."""
@@ -299,7 +298,7 @@ def failure_reason(row: ClientRecord) -> str:
     'late'
     """
     # A base strategy's exception may be long and hold commas, but commas separate the reasons in the field.
-    kinds = [problem.split(":")[0].replace(",", " ")[:40] for problem in row.problem.split("; ")]
+    kinds = [kind.replace(",", " ")[:40] for kind in row.problem_kinds]
     return next((kind for kind in kinds if kind not in MINOR_PROBLEMS), kinds[0])
 
 

@@ -80,6 +80,11 @@ class ClientRecord:
     spare: bool = False
 
     @property
+    def problem_kinds(self) -> list[str]:
+        """The kind of each problem, in order; one empty text if there is no problem."""
+        return [problem.split(":")[0] for problem in self.problem.split("; ")]
+
+    @property
     def transfer_s(self) -> float:
         """Seconds of the round trip without training: transfer, waiting, and the start of the client's process.
 
