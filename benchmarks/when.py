@@ -25,11 +25,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
 
 import numpy as np
-from rows import Rows
 from when_checks import KNOWN_COLUMNS, KNOWN_KEY, PLAYS, POINTS, SEEDS, TRAINING_COLUMNS, TRAINING_KEY, known, train
 from when_fleet import Fleet
 from when_grid import KEY, Grid, Variant, columns, make_grid, rows_of
 from when_page import machine_of, write_page
+
+from fedsel_flwr.simulations.reproductions.rows import Rows
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "when.md"
 SMOKE_PAGE = Path("runs") / "when" / "when.md"

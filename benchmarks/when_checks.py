@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import Rows, fingerprint
 from when_fleet import Fleet, Times, draw_times, run
 from when_grid import GROUPS, RANDOM, variants
 
@@ -27,6 +26,7 @@ from fedsel_flwr.clients.device import mean_latencies, probe_delays
 from fedsel_flwr.report import jain_index
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import Scenario, compare, load_scenario
+from fedsel_flwr.simulations.reproductions.rows import Rows, fingerprint
 
 HERE = Path(__file__).resolve().parent
 MEASURED_RUNS = HERE.parent / "docs" / "results" / "selectors-runs.csv"

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from rows import Rows, fingerprint
 from when_fleet import DEADLINE_S, EXAMPLES, PAYLOAD_BITS, Fleet, Times, draw_times, run
+
+from fedsel_flwr.simulations.reproductions.rows import Rows, fingerprint
 
 KEY = ("clients", "per_round", "spread", "noise", "selector", "seed")
 SPREADS, NOISES, COHORTS = (0.0, 0.2, 0.4, 0.78, 1.2), (0.1, 0.4, 1.0), ((100, 5), (500, 25))

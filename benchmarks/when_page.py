@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from rows import Rows
 from when_cells import HIGH_RATIO, LOW_RATIO, NEAR_ZERO, SPREAD, Results
 from when_check_tables import known_section, training_section
 from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
 from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
 from when_markdown import NOTHING, cohort, label_of, listed, percent, plays_of, points, range_of, table, wrapped
 from when_picture import draw
+
+from fedsel_flwr.simulations.reproductions.rows import Rows
 
 MAIN = ("bsfl auto", "bsfl auto 0.1", "bsfl", "cs-ucb auto", "cs-ucb auto 0.1", "cs-ucb", "oort", "tifl")
 """Selectors of the tables by fleet."""

@@ -110,7 +110,7 @@ def add_tracking_options(parser: argparse.ArgumentParser) -> None:
 def add_small_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
 ) -> None:
-    """Add the commands that start no run (show, cite, doctor and advise), and the option of list.
+    """Add show, cite, doctor, advise and reproduce, and the option of list.
 
     Args:
         commands: The existing commands.
@@ -161,8 +161,37 @@ def add_small_commands(
         help="predict N rounds (default: the rounds of the folder's scenario, or 300)",
     )
     advise.add_argument("--seed", type=int, default=1, metavar="N", help="set the seed of the prediction (default: 1)")
+    _add_reproduce(commands)
     for each in (commands.choices["list"], show, doctor, advise):
         each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+
+
+def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command that reproduces the papers' figures."""
+    reproduce = commands.add_parser(
+        "reproduce", allow_abbrev=False, help="reproduce figures and tables of the papers, with a verdict on each"
+    )
+    reproduce.add_argument(
+        "figures", nargs="*", metavar="NAME",
+        help="reproduce these figures: names of --list, the name of a paper (such as xia), or all",
+    )  # fmt: skip
+    reproduce.add_argument("--list", action="store_true", help="print name, verdict, minutes and claim of each figure")
+    reproduce.add_argument(
+        "--smoke", action="store_true",
+        help="run a few rounds of each run on one seed, print no verdict, and write nothing. If a data set is missing, "
+        "the digits of scikit-learn replace it",
+    )  # fmt: skip
+    reproduce.add_argument("--jobs", type=int, default=1, metavar="N", help="use N processes (default: 1)")
+    reproduce.add_argument(
+        "--seeds", type=int, metavar="N", help="run the seeds 1 to N (default: the figure's number of seeds)"
+    )
+    reproduce.add_argument(
+        "--out", default="reproductions", metavar="DIR",
+        help="write rows, pages and pictures to DIR, and take finished rows from it (default: ./reproductions)",
+    )  # fmt: skip
+    reproduce.add_argument(
+        "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
+    )
 
 
 def _read_tracking(args: argparse.Namespace) -> None:

@@ -196,7 +196,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace) -> int:
-    small = {"list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor, "advise": _advise}
+    small = {
+        "list": _list,
+        "show": _show_scenario,
+        "cite": _cite,
+        "doctor": _doctor,
+        "advise": _advise,
+        "reproduce": _reproduce,
+    }
     if args.command in small:
         return small[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
@@ -276,6 +283,24 @@ def _advise(args: argparse.Namespace) -> int:
         _print_json(advice.facts())
     else:
         print("\n".join(advice.lines()))
+    return 0
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    """Reproduce figures, or list them."""
+    _require("pydantic")
+    from fedsel_flwr.simulations.reproductions import reproducing
+
+    if args.list:
+        print("\n".join(reproducing.list_figures()))
+        return 0
+    names = reproducing.named_figures(args.figures)
+    _require("torch", "flwr", "scipy", "matplotlib")
+    _set_environment()
+    if args.smoke:
+        reproducing.smoke(names, args.data_dir or "")
+    else:
+        reproducing.reproduce(names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=args.data_dir or "")
     return 0
 
 

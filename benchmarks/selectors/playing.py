@@ -9,8 +9,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from cells import Cell
-from rows import Rows
 from runs import COLUMNS, KEY, row_values
+
+from fedsel_flwr.simulations.reproductions.rows import Rows
 
 
 def open_rows(path: Path) -> Rows:

@@ -75,6 +75,9 @@ class System(Protocol):
     def mean_latencies(self, points: FloatArray) -> FloatArray:
         """Return each client's mean latency, capped at the deadline, s; points of the unit cube, shape (n, 3)."""
 
+    def latencies(self, points: FloatArray) -> FloatArray:
+        """Return latencies, not capped, s, shape (rounds, K); points of the unit cube, shape (rounds, K, 3)."""
+
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy of a client in a round, J; ``compute_s`` replaces the time to train."""
 

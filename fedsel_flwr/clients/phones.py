@@ -18,7 +18,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -181,18 +181,33 @@ class PhoneModel:
         Returns:
             Mean latencies, shape (num_clients,).
         """
+        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
+
+    def latencies(self, points: FloatArray) -> FloatArray:
+        """Return the latencies of every phone in several rounds, not capped, s.
+
+        Args:
+            points: Points of the unit cube, shape (rounds, num_clients, 3). Uniform points give the distribution of
+                :meth:`draws`.
+
+        Returns:
+            Latencies, shape (rounds, num_clients).
+        """
+        return np.stack(list(self._latencies(points)), axis=1)
+
+    def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
+        """Yield each phone's latencies; points have the shape (n, 3) for all phones, or (n, num_clients, 3)."""
         # Imported here, because a run needs no SciPy.
         from scipy.special import ndtri
 
         network_sd = _log_sd(self.network_round_cv)
         # Minus, because a throughput is a divisor.
-        now = np.exp(ndtri(points) * [_log_sd(self.compute_round_cv), -network_sd, -network_sd])
-        means = np.empty(self.num_clients)
+        spread = [_log_sd(self.compute_round_cv), -network_sd, -network_sd]
+        shared = np.exp(ndtri(points) * spread) if points.ndim == 2 else None
         for k, own in enumerate(self._own_draws(range(self.num_clients))):
+            now = np.exp(ndtri(points[:, k]) * spread) if shared is None else shared
             usual = self._delays(k, own, [0.0, 0.0, 0.0])
-            seconds = now @ [usual.compute_s, usual.download_s, usual.upload_s]
-            means[k] = np.minimum(seconds, self.max_latency_s).mean()
-        return means
+            yield now @ [usual.compute_s, usual.download_s, usual.upload_s]
 
     def _own_draws(self, partition_ids: Sequence[int]) -> list[list[float]]:
         """Return the standard normal draws of the clients' own medians; zeros if ``devices`` sets the medians."""

@@ -15,7 +15,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -190,16 +190,31 @@ class SystemModel:
         Returns:
             Mean latencies, shape (num_clients,).
         """
-        # Rayleigh fading: the power is Exp(1), here drawn with its inverse distribution function.
-        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])
-        means = np.empty(self.num_clients)
+        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
+
+    def latencies(self, points: FloatArray) -> FloatArray:
+        """Return the latencies of every client in several rounds, not capped, s.
+
+        Args:
+            points: Points of the unit cube, shape (rounds, num_clients, 3). Uniform points give the distribution of
+                :meth:`draws`.
+
+        Returns:
+            Latencies, shape (rounds, num_clients).
+        """
+        return np.stack(list(self._latencies(points)), axis=1)
+
+    def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
+        """Yield each client's latencies; points have the shape (n, 3) for all clients, or (n, num_clients, 3)."""
         for k, distance in enumerate(self._distances_km(range(self.num_clients))):
+            own = points if points.ndim == 2 else points[:, k]
+            # Rayleigh fading: the power is Exp(1), here drawn with its inverse distribution function.
+            gain_down, gain_up = -np.log1p(-own[:, 0]), -np.log1p(-own[:, 1])
             low, high = computing_rate_bounds(k, self.num_clients, step=self.computing_step)
             down = self.downlink.transfer_time(self.payload_down_bits, distance, gain_down)  # (32)
             up = self.uplink.transfer_time(self.payload_up_bits, distance, gain_up)  # (34)
-            computing = self.samples_per_round / (low + (high - low) * points[:, 2])  # (36)
-            means[k] = np.minimum(down + computing + up, self.max_latency_s).mean()
-        return means
+            computing = self.samples_per_round / (low + (high - low) * own[:, 2])  # (36)
+            yield down + computing + up
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy that a client spends in a round: its radio while it sends, and its processor.

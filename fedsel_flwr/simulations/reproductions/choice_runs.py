@@ -1,0 +1,213 @@
+"""Runs of choices: a selector selects from drawn latencies, and no client trains.
+
+The latencies come from the scenario's system model (:mod:`fedsel_flwr.clients.system`,
+:mod:`fedsel_flwr.clients.phones`). All arms of a figure get the same latencies and the same available clients on a
+seed. Columns other than latency, completion and number of examples have the same value for every client.
+
+====================  ==============================================================================================
+outcome               meaning
+====================  ==============================================================================================
+regret                regret of means after the last round, as in :mod:`fedsel_flwr.theory.regret`
+regret_realized       the same with the realized reward of each round, as the papers print it
+regret_20             regret of means after 20 rounds, and ``realized_20`` the same with realized rewards
+growth                exponent of the regret in the last half of the rounds: 1 if it is linear, near 0 if logarithmic
+log_fit, linear_fit   share of the variance of the regret that a + b ln t, or a + b t, explains
+seconds_per_round     mean duration of a round, s
+failed                number of selected clients that did not complete
+lowest_margin         smallest difference between a client's share of rounds and its fairness c_k
+largest_count         largest number of rounds of one client
+jain                  Jain's index of the numbers of rounds
+bonus                 mean over the clients of sqrt((m+1) ln t / n), the bonus of UCB, after the last round
+rounds_to_bonus_01    rounds until this mean falls below 0.1; infinity if it does not
+====================  ==============================================================================================
+
+Curves are the outcomes ``regret``, ``regret_realized``, ``failed`` and ``seconds`` at :data:`POINTS` rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.clients.device import System, quasirandom_points
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.summary import jain_index
+from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.simulations.reproductions.paper_figure import Regret
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.theory import bsfl_regret, fair_optimum, fair_regret, xia_regret
+
+POINTS = 25
+"""Number of points of a curve."""
+STREAM = 31
+"""Number that separates the draws of this module from other draws of the same seed."""
+NEUTRAL = {
+    "local_accuracy": 0.5, "loss": 1.0, "rms_loss": 1.0, "batch_loss": 1.0, "accuracy": 0.5, "energy_score": 0.5,
+    "num_examples": 1.0,
+}  # fmt: skip
+"""Column -> its value for every client."""
+
+
+def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], dict[str, FloatArray]]:
+    """Run a scenario's selector on drawn latencies.
+
+    Args:
+        scenario: The scenario. Its data, model and training are not used.
+        regret: The regret.
+
+    Returns:
+        Outcomes, and curves of shape (points,).
+
+    Raises:
+        ParameterError: The selector needs a column that only training gives.
+    """
+    system = _system(scenario)
+    latency, available = draw_rounds(scenario, system)
+    chosen, completed = _select(scenario, latency, available)
+    rounds, m = scenario.rounds, scenario.clients_per_round
+    longest = system.max_latency_s
+    capped = np.where(completed, np.minimum(latency, longest), longest)
+    seconds = np.where(chosen, capped, 0.0).max(axis=1)
+    failed = np.cumsum((chosen & ~completed).sum(axis=1))
+    plays = np.cumsum(chosen, axis=0)
+    at = np.unique(np.round(np.linspace(1, rounds, POINTS)).astype(np.int64))
+    curves = {"at": at.astype(np.float64), "failed": failed[at - 1], "seconds": np.cumsum(seconds)[at - 1]}
+    outcomes = {
+        "seconds_per_round": float(seconds.mean()),
+        "failed": float(failed[-1]),
+        "largest_count": float(plays[-1].max()),
+        "jain": jain_index(plays[-1]),
+        "lowest_margin": math.nan,
+        **_bonus(plays, m),
+    }
+    if regret.fairness:
+        outcomes["lowest_margin"] = float((plays[-1] / rounds - np.array(regret.fairness)).min())
+    if regret.kind != "none":
+        means, realized = _regrets(regret, system, chosen, capped, m)
+        curves |= {"regret": means[at - 1], "regret_realized": realized[at - 1]}
+        outcomes |= {"regret": float(means[-1]), "regret_realized": float(realized[-1])}
+        early = min(20, rounds) - 1
+        outcomes |= {"regret_20": float(means[early]), "realized_20": float(realized[early]), **_growth(means)}
+    return outcomes, curves
+
+
+def draw_rounds(scenario: Scenario, system: System) -> tuple[FloatArray, BoolArray]:
+    """Draw the latencies and the available clients of all rounds, equal for all selectors on a seed.
+
+    Returns:
+        Latencies that are not capped, s, and whether a client is available, both of shape (rounds, num_clients).
+    """
+    generator = np.random.default_rng([scenario.seed, STREAM])
+    size = scenario.rounds, scenario.num_clients
+    latency = system.latencies(generator.random((*size, 3)))
+    present = generator.random(size)
+    if scenario.availability.kind == "trace":
+        raise ParameterError("availability.kind = 'trace' needs a clock. Set 'always' or 'bernoulli' for choices")
+    share = scenario.availability.probability if scenario.availability.kind == "bernoulli" else 1.0
+    return latency, present < share
+
+
+def _system(scenario: Scenario) -> System:
+    return scenario.system_model(np.asarray(_sizes(scenario)), model_bytes=int(scenario.system.payload_bytes))
+
+
+def _sizes(scenario: Scenario) -> list[int]:
+    """Return each client's number of examples: those of the partition, otherwise equal ones."""
+    return list(scenario.partition.sizes) or [scenario.partition.examples_per_client] * scenario.num_clients
+
+
+def _select(scenario: Scenario, latency: FloatArray, available: BoolArray) -> tuple[BoolArray, BoolArray]:
+    """Run the selector; return whether each client was selected, and whether it would complete."""
+    from fedsel_flwr.simulations.on_flower.building import selector_params
+
+    sizes = _sizes(scenario)
+    params = selector_params(scenario, dict(enumerate(sizes)))
+    selector = create(scenario.selector, **params)
+    if lacking := set(selector.needs) - NEUTRAL.keys() - {"latency", "completed"}:
+        raise ParameterError(
+            f"selector {scenario.selector!r} reads {', '.join(sorted(lacking))}, which only training gives. "
+            "Use the runner 'training'"
+        )
+    everyone = np.arange(scenario.num_clients)
+    selector.inform(everyone, num_examples=np.array(sizes, dtype=np.float64))
+    longest, chosen = scenario.wireless.max_latency_s, np.zeros(latency.shape, dtype=np.bool_)
+    completed = latency < longest
+    for t in range(scenario.rounds):
+        here = everyone[available[t]]
+        request = selector.probe(here)
+        if request is not None:
+            answers = {name: np.full(len(request.clients), NEUTRAL[name]) for name in request.columns}
+            selector.inform(request.clients, **answers)
+        clients = selector.select(here)
+        done = completed[t, clients]
+        columns: dict[str, Any] = {
+            name: np.full(len(clients), value) for name, value in NEUTRAL.items() if name in selector.needs
+        }
+        seconds = np.where(done, latency[t, clients], longest)
+        selector.observe(RoundReport(clients=clients, completed=done, latency=seconds, **columns))
+        chosen[t, clients] = True
+    return chosen, completed
+
+
+def _regrets(
+    regret: Regret, system: System, chosen: BoolArray, capped: FloatArray, clients_per_round: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return the cumulative regret of means and of realized rewards, both of shape (rounds,)."""
+    points = np.repeat(quasirandom_points()[:, np.newaxis], system.num_clients, axis=1)
+    longest, m = system.max_latency_s, clients_per_round
+    exact = np.minimum(system.latencies(points), longest)
+
+    def reward(seconds: FloatArray) -> FloatArray:
+        if regret.kind == "bsfl":
+            return np.asarray(np.minimum(1.0, regret.min_latency / seconds))
+        return 1.0 - seconds / longest  # Xia (5)
+
+    mean = reward(exact).mean(axis=0)
+    if regret.kind == "xia":
+        means = xia_regret(mean, chosen, m)
+    elif regret.kind == "fair":
+        best, _ = fair_optimum(mean, regret.availability, list(regret.fairness), m)
+        means = fair_regret(mean, chosen, best, m)
+    else:
+        weights = regret.data_weights or None
+        means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, weights)
+    # The terms of generalization are the same in both.
+    taken = chosen.any(axis=1)
+    expected = np.where(chosen, mean, np.inf).min(axis=1)
+    seen = np.where(chosen, reward(capped), np.inf).min(axis=1)
+    return means, np.asarray(means + np.cumsum(np.where(taken, expected - seen, 0.0)))
+
+
+def _growth(regret: FloatArray) -> dict[str, float]:
+    """Return how the regret grows with the rounds."""
+    rounds = len(regret)
+    number = np.arange(1.0, rounds + 1)
+    half = rounds // 2
+    rising = regret[half - 1] > 0 and regret[-1] > 0
+    growth = math.log(regret[-1] / regret[half - 1]) / math.log(rounds / half) if rising else math.nan
+    return {
+        "growth": float(growth),
+        "log_fit": _explained(np.log(number), regret),
+        "linear_fit": _explained(number, regret),
+    }
+
+
+def _explained(x: FloatArray, y: FloatArray) -> float:
+    """Return the share of the variance of y that a + b x explains; NaN if y is constant."""
+    if y.std() == 0:
+        return math.nan
+    return float(np.corrcoef(x, y)[0, 1] ** 2)
+
+
+def _bonus(plays: Any, clients_per_round: int) -> dict[str, float]:
+    """Return the mean bonus of UCB (Xia (18), Ben Ami (12)) at the end, and the rounds until it falls below 0.1."""
+    number = np.arange(1, len(plays) + 1)[:, np.newaxis]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bonus = np.sqrt((clients_per_round + 1) * np.log(number) / plays).mean(axis=1)
+    below = np.flatnonzero(bonus < 0.1)
+    # The bonus of round 1 is 0, because ln 1 = 0.
+    below = below[below > 0]
+    return {"bonus": float(bonus[-1]), "rounds_to_bonus_01": float(below[0] + 1) if len(below) else math.inf}

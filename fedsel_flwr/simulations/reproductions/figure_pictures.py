@@ -1,0 +1,134 @@
+"""Pictures of reproduced figures: curves over the rounds, or outcomes by cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsel_flwr.report.paired import student_interval
+from fedsel_flwr.report.panels import label_panel, line_style
+from fedsel_flwr.report.run_folder import atomic_write, load_optional
+from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedsel_flwr.simulations.reproductions.reproducing import Results
+
+MOST_COLUMNS = 4
+"""Largest number of panels side by side."""
+LABELS = {
+    "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
+    "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
+    "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
+    "simulated_s": "simulated time (s)", "at": "round",
+}  # fmt: skip
+"""Names of curves on axes."""
+
+
+def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
+    """Draw the picture of a figure.
+
+    Args:
+        figure: The figure.
+        results: Its outcomes.
+        folder: Folder of the file, ``<name>.png``.
+
+    Returns:
+        The file; None if the figure has no picture, or no run has finished.
+    """
+    wanted = figure.picture
+    cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
+    if not (wanted.curve or wanted.outcome) or not cells:
+        return None
+    count = len(cells) if wanted.curve else 1
+    columns = min(count, MOST_COLUMNS)
+    rows = math.ceil(count / columns)
+    drawing = _new_figure(max(4.2 * columns, 6.5), 3.6 * rows + 0.8)
+    axes = list(np.ravel(drawing.subplots(rows, columns, squeeze=False)))
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    if wanted.curve:
+        for own, cell in zip(axes, cells, strict=False):
+            _draw_curves(own, figure, results, cell)
+    else:
+        _draw_outcome(axes[0], figure, results, cells)
+    handles: dict[str, Any] = {}
+    for own in axes[:count]:
+        handles |= {label: handle for handle, label in zip(*own.get_legend_handles_labels(), strict=True)}
+    columns = max(1, min(len(handles), int(drawing.get_figwidth() / (0.75 + 0.075 * max(map(len, handles))))))
+    drawing.legend(
+        handles.values(), handles.keys(), frameon=False, fontsize=9, loc="outside lower center", ncols=columns
+    )
+    path = folder / f"{figure.name}.png"
+    with atomic_write(path) as temporary:
+        drawing.savefig(temporary, format="png", dpi=110)
+    return path
+
+
+def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
+    """Return the arms with finished runs in a cell."""
+    name = figure.picture.curve
+    if name:
+        return [arm for arm in figure.arms if results.curves(name, arm, cell)]
+    return [arm for arm in figure.arms if results.values(figure.picture.outcome, arm, cell)]
+
+
+def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str) -> None:
+    """Draw a line for each arm: the mean over the seeds, with its 95 % interval as a band."""
+    wanted = figure.picture
+    over = "at" if wanted.over == "round" else wanted.over
+    for index, arm in enumerate(figure.arms):
+        found = results.curves(wanted.curve, arm, cell, over)
+        if not found:
+            continue
+        grid = found[0][0] if over == "at" else _common_grid([x for x, _ in found])
+        values = np.array([np.interp(grid, x, y) for x, y in found])
+        style = line_style(index, len(figure.arms))
+        axes.plot(grid, values.mean(axis=0), label=arm, **style)
+        if len(values) > 1:
+            ends = np.array([student_interval(column) for column in values.T])
+            axes.fill_between(grid, ends[:, 0], ends[:, 1], color=style["color"], alpha=0.15, linewidth=0)
+    label_panel(axes, cell, LABELS.get(over, over), LABELS.get(wanted.curve, wanted.curve))
+
+
+def _common_grid(series: Sequence[Any]) -> Any:
+    """Return points that every series covers."""
+    return np.linspace(max(one[0] for one in series), min(one[-1] for one in series), 50)
+
+
+def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, cells: Sequence[str]) -> None:
+    """Draw a point with its 95 % interval for each arm and cell."""
+    outcome = figure.picture.outcome
+    for index, arm in enumerate(figure.arms):
+        style = line_style(index, len(figure.arms))
+        shift = (index - (len(figure.arms) - 1) / 2) * 0.6 / max(1, len(figure.arms))
+        places, means, ends = [], [], []
+        for place, cell in enumerate(cells):
+            values = np.array(list(results.values(outcome, arm, cell).values()))
+            if not len(values) or not np.isfinite(values).all():
+                continue
+            low, high = student_interval(values) if len(values) > 1 else (values[0], values[0])
+            places.append(place + shift)
+            means.append(float(values.mean()))
+            ends.append((means[-1] - low, high - means[-1]))
+        if places:
+            axes.errorbar(
+                places, means, yerr=np.array(ends).T, fmt="o", color=style["color"], label=arm, capsize=2, markersize=4
+            )
+    axes.set_xticks(range(len(cells)), [cell or "all" for cell in cells], rotation=30 if len(cells) > 5 else 0)
+    label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size in inches."""
+    figure: Figure = load_optional("matplotlib.figure").Figure(
+        figsize=(width, height), layout="constrained", facecolor="white"
+    )
+    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,378 @@
+"""Figures of the papers as TOML files: what to run, and what the paper claims.
+
+The files lie in the folder ``figures`` of this package, one for each figure or table. The name of a figure is the path
+of its file: ``figures/xia/fig-1a.toml`` is "xia-fig-1a". A file holds a scenario and changes of it, arms, cells and
+checks:
+
+* An **arm** is a row of the figure: a selector with parameters, or with keys of the scenario.
+* A **cell** is a setting in which every arm runs, such as a number of clients per round.
+* A **check** compares two arms in one outcome. The checks together are the paper's claim.
+
+A **reading** is one of several admissible interpretations of a figure, if the paper does not say which one it means.
+Each check belongs to one reading, or to all of them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.scenario_tables import Count, Positive, Table
+
+PAPERS = {
+    "xia": "Xia et al., CS-UCB and CS-UCB-Q",
+    "bsfl": "Ben Ami et al., BSFL and ALSA",
+    "gpfl": "GPFL",
+    "kim": "Kim et al., FedCA and FedCM",
+    "pczfl": "PCZFL",
+}
+"""Folder of a paper -> its name on pages."""
+Runner = Literal["choices", "training"]
+Relation = Literal["below", "above", "equal"]
+REGRET = "regret."
+"""Prefix of keys that replace values of the regret instead of the scenario."""
+EVERY = ""
+"""Name of the only cell of a figure without cells, and of the reading of checks that belong to all readings."""
+
+
+class Arm(Table):
+    """Arm of a figure.
+
+    ``selector`` is the arm's selector; if it is empty, the arm's own name. ``set`` replaces keys of the scenario.
+    ``only`` lists the cells in which the arm runs; if it is empty, the arm runs in all cells.
+    """
+
+    selector: str = ""
+    params: dict[str, Any] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+
+class Check(Table):
+    """Check of a claim: the outcome of the arm ``left`` is below, above or equal to that of the arm ``right``.
+
+    An arm is written as "cs-ucb", "cs-ucb @ N = 2" or "random - cs-ucb @ N = 2". The first form means the arm in every
+    cell of ``cells``, and gives one check for each of them; without ``cells``, in every cell of the figure. The last
+    form is the difference of two arms. ``right`` may be a number.
+
+    Outcomes are compared as ratios left / right. They are compared as differences left - right if ``difference`` is
+    true, or if an arm is a difference. ``paper`` is the value of the ratio, or of the difference, in the paper. It may
+    be a pair, the paper's numbers for left and right. Without it, the paper states no number.
+
+    ``order`` replaces ``left`` and ``right``: each arm is above (or below) the next one. ``paper`` then has a number
+    for each arm.
+    """
+
+    says: str
+    outcome: str
+    left: str = ""
+    right: str | float = ""
+    order: tuple[str, ...] = ()
+    relation: Relation
+    cells: tuple[str, ...] = ()
+    difference: bool = False
+    paper: float | tuple[float, ...] | None = None
+    margin: Positive = 0.05
+    reading: str = EVERY
+
+    @model_validator(mode="after")
+    def _compares_two(self) -> Check:
+        if bool(self.order) == bool(self.left) or (len(self.order) < 2 if self.order else self.right == ""):
+            raise ValueError("a check needs left and right, or order with at least two arms. Give one of them")
+        needed = len(self.order) or 2
+        if isinstance(self.paper, tuple) and len(self.paper) != needed:
+            raise ValueError(f"paper must have {needed} numbers, one for each arm, got {len(self.paper)}")
+        if self.order and isinstance(self.paper, float):
+            raise ValueError("paper must have one number for each arm of order. Give a list")
+        return self
+
+
+class Regret(Table):
+    """Regret of a figure of choices: Xia (14), Xia (25) or Ben Ami (7).
+
+    ``alpha``, ``beta`` and ``min_latency`` belong to "bsfl", ``fairness`` and ``availability`` to "fair". They define
+    the reward, and do not depend on the selector.
+    """
+
+    kind: Literal["none", "xia", "fair", "bsfl"] = "none"
+    alpha: Annotated[float, Field(ge=0)] = 1.0
+    beta: Count = 1
+    min_latency: Positive = 0.05
+    data_weights: tuple[Positive, ...] = ()
+    fairness: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Question(Table):
+    """Question about a figure that extra runs answer: a table of outcomes, and one sentence without numbers."""
+
+    question: str
+    outcomes: tuple[str, ...]
+    arms: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    answer: str = ""
+
+
+class Picture(Table):
+    """Picture of a figure.
+
+    With ``curve``, each arm is a line over the rounds, and each cell a panel. With ``outcome``, each arm has a point
+    with an interval in each cell.
+    """
+
+    curve: str = ""
+    outcome: str = ""
+    cells: tuple[str, ...] = ()
+    over: str = "round"
+
+
+class PaperFigure(Table):
+    """Figure or table of a paper.
+
+    Attributes:
+        name: Name on the command line, for example "xia-fig-1a".
+        paper: A key of :data:`PAPERS`.
+        figure: Its name in the paper, for example "Fig. 1a".
+        claim: What the paper claims, one sentence.
+        runner: How the runs are computed. "choices" draws latencies and trains nothing. "training" simulates the
+            scenario.
+        minutes: Estimated minutes of one core for all runs.
+        seeds: Number of seeds, from 1.
+        scenario: Name of the scenario.
+        set: Dotted key of the scenario -> value.
+        arms: The arms.
+        cells: Name of each cell -> keys of the scenario that it replaces.
+        checks: The checks.
+        questions: Questions that extra cells answer. Their cells take part in no check without ``cells``.
+        regret: Regret, for figures of choices.
+        picture: The picture.
+        illustration: True for a figure without a claim. It has no verdict.
+        left_out: Reason if the figure is not run.
+        shortened: Reason if the runs are shorter or smaller than the paper's. The verdict is then at most "direction
+            only".
+        data: Remark if the data are not the paper's.
+        note: Settings that the paper does not give, deviations, and reasons for differences.
+    """
+
+    name: str
+    paper: str
+    figure: str
+    claim: str
+    runner: Runner = "training"
+    minutes: Positive = 1.0
+    seeds: Count = 20
+    scenario: str = ""
+    set: dict[str, Any] = Field(default_factory=dict)
+    arms: dict[str, Arm] = Field(default_factory=dict)
+    cells: dict[str, dict[str, Any]] = Field(default={EVERY: {}})
+    checks: tuple[Check, ...] = ()
+    questions: tuple[Question, ...] = ()
+    regret: Regret = Regret()
+    picture: Picture = Picture()
+    illustration: bool = False
+    left_out: str = ""
+    shortened: str = ""
+    data: str = ""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _refers_to_its_own_parts(self) -> PaperFigure:
+        asked = {cell for question in self.questions for cell in question.cells}
+        named = {cell for check in self.checks for cell in check.cells} | asked | set(self.picture.cells)
+        if unknown := sorted(named - self.cells.keys()):
+            raise ValueError(f"there is no cell {', '.join(map(repr, unknown))}. The cells are {', '.join(self.cells)}")
+        for comparison in self.comparisons():
+            for arm in comparison.arms:
+                arm.check(self)
+        return self
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Names of the readings; one empty name if there is only one."""
+        return tuple(dict.fromkeys(check.reading for check in self.checks if check.reading)) or (EVERY,)
+
+    @property
+    def claimed_cells(self) -> tuple[str, ...]:
+        """Cells that take part in checks without ``cells``: all that no question asks for."""
+        asked = {cell for question in self.questions for cell in question.cells}
+        return tuple(cell for cell in self.cells if cell not in asked) or tuple(self.cells)
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the comparisons of all checks: one for each cell, and for each neighbouring pair of an order."""
+        for check in self.checks:
+            pairs: list[tuple[str, str | float]] = [*pairwise(check.order)] or [(check.left, check.right)]
+            papers = _papers(check, len(pairs))
+            for (left, right), paper in zip(pairs, papers, strict=True):
+                for cell in check.cells or self.claimed_cells:
+                    other = right if isinstance(right, float) else ArmName.read(right, cell)
+                    yield Comparison(check, ArmName.read(left, cell), other, paper)
+                    if "@" in left and (isinstance(right, float) or "@" in right):
+                        break
+
+    def scenario_of(self, arm: str, cell: str, seed: int, data_dir: str = "") -> Scenario:
+        """Return the scenario of a run.
+
+        Raises:
+            ParameterError: A key or a value of the file is wrong.
+        """
+        own = self.arms[arm]
+        selector = own.selector or arm
+        keys = {key: value for key, value in self._keys(arm, cell).items() if not key.startswith(REGRET)}
+        keys |= {f"selectors.{selector}.{key}": value for key, value in own.params.items()}
+        keys |= {"seed": seed, "selector": selector, "engine": "vectorized", "data.data_dir": data_dir}
+        return load_scenario(self.scenario, keys)
+
+    def regret_in(self, arm: str, cell: str) -> Regret:
+        """Return the regret of an arm in a cell."""
+        changed = {
+            key.removeprefix(REGRET): value for key, value in self._keys(arm, cell).items() if key.startswith(REGRET)
+        }
+        return Regret.model_validate(self.regret.model_dump() | changed)
+
+    def _keys(self, arm: str, cell: str) -> dict[str, Any]:
+        """Return the keys that the figure, a cell and an arm replace."""
+        return dict(self.set) | self.cells[cell] | self.arms[arm].set
+
+    def runs(self, seeds: int | None = None) -> Iterator[tuple[str, str, int]]:
+        """Yield cell, arm and seed of every run."""
+        for seed in range(1, (seeds or self.seeds) + 1):
+            for cell in self.cells:
+                for name, arm in self.arms.items():
+                    if not arm.only or cell in arm.only:
+                        yield cell, name, seed
+
+
+class ArmName:
+    """An arm in a cell, or the difference of two arms in a cell.
+
+    Attributes:
+        arms: The arm, or the two arms.
+        cell: The cell.
+    """
+
+    def __init__(self, arms: tuple[str, ...], cell: str) -> None:
+        self.arms, self.cell = arms, cell
+
+    @classmethod
+    def read(cls, text: str, cell: str) -> ArmName:
+        """Read "arm", "arm @ cell" or "arm - arm @ cell"; ``cell`` is used if the text names none.
+
+        >>> ArmName.read("random - cs-ucb @ N = 2", "").arms
+        ('random', 'cs-ucb')
+        """
+        arms, _, own = text.partition(" @ ")
+        return cls(tuple(arms.split(" - ")), own or cell)
+
+    def __str__(self) -> str:
+        return " minus ".join(self.arms) + (f", {self.cell}" if self.cell else "")
+
+    def check(self, figure: PaperFigure) -> None:
+        """Refuse an arm or a cell that the figure does not have.
+
+        Raises:
+            ValueError: Names the arm or the cell.
+        """
+        for name in self.arms:
+            if name not in figure.arms:
+                raise ValueError(f"there is no arm {name!r}. The arms are {', '.join(figure.arms)}")
+            if self.cell not in figure.cells or (figure.arms[name].only and self.cell not in figure.arms[name].only):
+                raise ValueError(f"arm {name!r} does not run in cell {self.cell!r}. Correct the check")
+
+
+class Comparison:
+    """Comparison of one check: two arms in one outcome.
+
+    Attributes:
+        check: The check.
+        left: The left arm.
+        right: The right arm, or a number.
+        paper: Ratio or difference in the paper; None if the paper gives no number.
+    """
+
+    def __init__(self, check: Check, left: ArmName, right: ArmName | float, paper: float | None) -> None:
+        self.check, self.left, self.right, self.paper = check, left, right, paper
+
+    @property
+    def arms(self) -> list[ArmName]:
+        """The arms that are not numbers."""
+        return [arm for arm in (self.left, self.right) if isinstance(arm, ArmName)]
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the outcomes are compared as a ratio."""
+        return not self.check.difference and all(len(arm.arms) == 1 for arm in self.arms)
+
+
+def _papers(check: Check, pairs: int) -> list[float | None]:
+    """Return the paper's ratio or difference of each pair of a check."""
+    if not isinstance(check.paper, tuple):
+        return [check.paper] * pairs
+    differs = check.difference or " - " in check.left
+    return [a - b if differs else a / b for a, b in pairwise(check.paper)]
+
+
+def _folder() -> Traversable:
+    return resources.files("fedsel_flwr.simulations.reproductions") / "figures"
+
+
+@lru_cache
+def figure_names() -> tuple[str, ...]:
+    """Return the names of all figures, paper by paper, in the order of the papers."""
+    found: list[str] = []
+    for paper in PAPERS:
+        folder = _folder() / paper
+        if folder.is_dir():
+            stems = sorted((entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")), key=_order)
+            found += [f"{paper}-{stem}" for stem in stems]
+    return tuple(found)
+
+
+def _order(stem: str) -> tuple[str, int, str]:
+    """Return a sort key: "fig-2" before "fig-10"."""
+    kind, _, rest = stem.partition("-")
+    digits = "".join(character for character in rest if character.isdigit())
+    return kind, int(digits or 0), rest
+
+
+def load_figure(name: str) -> PaperFigure:
+    """Read a figure.
+
+    Args:
+        name: A name from :func:`figure_names`.
+
+    Raises:
+        ParameterError: The figure does not exist, or its file is wrong.
+
+    >>> load_figure("xia-fig-1a").claim.split()[0]
+    'CS-UCB'
+    """
+    if name not in figure_names():
+        raise ParameterError(f"there is no figure {name!r}. fedsel reproduce --list shows all names")
+    paper, _, stem = name.partition("-")
+    return read_figure((_folder() / paper / f"{stem}.toml").read_text("utf-8"), name)
+
+
+def read_figure(text: str, name: str) -> PaperFigure:
+    """Read a figure from the text of its file.
+
+    Raises:
+        ParameterError: The text is not valid TOML, or a key is wrong. The error names the key.
+    """
+    try:
+        figure = PaperFigure.model_validate(tomllib.loads(text) | {"name": name})
+    except tomllib.TOMLDecodeError as error:
+        raise ParameterError(f"{name} is not valid TOML: {error}. Correct the file") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ParameterError(f"{name}: {faults}. Correct the file") from error
+    return figure

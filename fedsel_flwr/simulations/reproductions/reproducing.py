@@ -1,0 +1,372 @@
+"""Reproduction of figures: simulate the missing runs, judge the claims, write the pages.
+
+Every run is a row of a CSV file, ``<paper>-<runner>.csv`` in the output folder. The row has a fingerprint of everything
+that the run depends on. Figures that need the same run share its row, and a repeated command simulates only the missing
+runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
+from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Runner, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Rows, fingerprint
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import replace_keys
+
+REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1}
+"""Runner -> revision. Raise it when a change of the code changes its results."""
+KEY = ("run", "selector", "seed")
+"""Columns that name a run. They also order the file."""
+COLUMNS = (FINGERPRINT, *KEY, "cpu_s", "outcomes", "curves")
+"""Columns of a file. ``outcomes`` and ``curves`` are JSON."""
+DIGITS = 5
+"""Significant digits of outcomes and curves."""
+SMOKE_ROUNDS = 6
+"""Largest number of rounds in a smoke test."""
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Run of a figure: an arm in a cell on a seed.
+
+    Attributes:
+        figure: The figure.
+        cell: Name of the cell.
+        arm: Name of the arm.
+        scenario: Scenario of the run.
+    """
+
+    figure: PaperFigure
+    cell: str
+    arm: str
+    scenario: Scenario
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the run depends on, without the data folder and values that equal the defaults."""
+        own = self.scenario.model_dump(mode="json", exclude={"data": {"data_dir"}}, exclude_defaults=True)
+        for key in ("description", "engine", "name"):
+            own.pop(key, None)
+        tables = self.scenario.selectors
+        own["selectors"] = {name: table for name, table in tables.items() if name == self.scenario.selector}
+        found: dict[str, Any] = {"scenario": own, "revision": REVISIONS[self.figure.runner]}
+        if self.figure.runner == "choices":
+            # Data, model and training have no effect on choices.
+            for key in ("data", "model", "training", "target_accuracy", "target_rounds"):
+                own.pop(key, None)
+            found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json")
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of :attr:`settings`."""
+        return fingerprint(runner=self.figure.runner, **self.settings)
+
+    @property
+    def run(self) -> str:
+        """Description of the run for readers of the file: scenario and changed keys."""
+        keys = dict(self.figure.set) | self.figure.cells[self.cell] | self.figure.arms[self.arm].set
+        return " ".join([self.figure.scenario, *(f"{key}={_short(value)}" for key, value in sorted(keys.items()))])
+
+    def simulate(self) -> dict[str, Any]:
+        """Simulate the run and return its row."""
+        start = time.process_time()
+        outcomes, curves = simulate_run(self)
+        return {
+            FINGERPRINT: self.fingerprint,
+            "run": self.run,
+            "selector": _selector_text(self.scenario),
+            "seed": self.scenario.seed,
+            "cpu_s": round(time.process_time() - start, 2),
+            "outcomes": _encode({key: value for key, value in outcomes.items() if not math.isnan(value)}),
+            "curves": _encode(curves),
+        }
+
+
+def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:
+    """Simulate a run; return its outcomes and curves."""
+    figure = cell.figure
+    if figure.runner == "choices":
+        from fedsel_flwr.simulations.reproductions.choice_runs import run_choices
+
+        return run_choices(cell.scenario, figure.regret_in(cell.arm, cell.cell))
+    from fedsel_flwr.simulations.reproductions.training_runs import run_training
+
+    return run_training(cell.scenario)
+
+
+def cells_of(figure: PaperFigure, seeds: int | None = None, data_dir: str = "") -> list[Cell]:
+    """Return all runs of a figure, seed by seed."""
+    return [
+        Cell(figure, cell, arm, figure.scenario_of(arm, cell, seed, data_dir)) for cell, arm, seed in figure.runs(seeds)
+    ]
+
+
+def open_rows(folder: Path, figure: PaperFigure) -> Rows:
+    """Open the file with the runs of a figure."""
+    return Rows(folder / f"{figure.paper}-{figure.runner}.csv", COLUMNS, KEY)
+
+
+class Results:
+    """Outcomes of the finished runs of a figure.
+
+    Args:
+        cells: The runs of the figure.
+        rows: The file.
+
+    Attributes:
+        missing: The runs without a row.
+        cpu_s: Processor seconds of the finished runs.
+    """
+
+    def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
+        by_fingerprint = {row[FINGERPRINT]: row for row in rows}
+        self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
+        self.missing, self.cpu_s = [], 0.0
+        for cell in cells:
+            row = by_fingerprint.get(cell.fingerprint)
+            if row is None:
+                self.missing.append(cell)
+                continue
+            self.cpu_s += float(row["cpu_s"])
+            own = self._found.setdefault((cell.arm, cell.cell), {})
+            own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
+
+    def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
+        """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""
+        return {seed: one[0].get(outcome, math.nan) for seed, one in self._found.get((arm, cell), {}).items()}
+
+    def curves(self, name: str, arm: str, cell: str, over: str = "at") -> list[tuple[FloatArray, FloatArray]]:
+        """Return a curve of an arm in a cell for each seed: x and y."""
+        found = [one[1] for one in self._found.get((arm, cell), {}).values()]
+        return [(np.array(one[over]), np.array(one[name])) for one in found if name in one and over in one]
+
+
+def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:
+    """Return the verdict on a figure: "not run" if a run is missing."""
+    if figure.illustration:
+        return FigureVerdict(word="illustration")
+    if figure.left_out or results.missing:
+        return FigureVerdict(word="not run")
+    return judge(figure, results.values)
+
+
+def reproduce(
+    names: Sequence[str],
+    folder: str | Path,
+    *,
+    jobs: int = 1,
+    seeds: int | None = None,
+    data_dir: str = "",
+    announce: Announce = print,
+) -> dict[str, FigureVerdict]:
+    """Simulate the missing runs of figures, and write the pages of their papers.
+
+    Args:
+        names: Names of figures.
+        folder: Folder of the CSV files, pages and pictures; created if needed.
+        jobs: Number of processes.
+        seeds: Number of seeds. If None, the number of each figure.
+        data_dir: Folder of the data sets. If empty, $FEDSEL_DATA.
+        announce: Function that receives each line of the progress.
+
+    Returns:
+        Name -> verdict.
+
+    Raises:
+        ParameterError: A figure does not exist, or its data are missing.
+    """
+    from fedsel_flwr.simulations.reproductions.result_pages import write_pages
+
+    target, figures = Path(folder), {name: load_figure(name) for name in names}
+    for figure in figures.values():
+        if not (figure.left_out or figure.illustration):
+            _play_missing(figure, target, jobs, seeds, data_dir, announce)
+    write_pages(target, {figure.paper for figure in figures.values()})
+    found = {}
+    for name, figure in figures.items():
+        found[name] = verdict_of(figure, results_of(figure, target, seeds))
+        announce(f"{name}: {found[name].word}")
+    return found
+
+
+def results_of(figure: PaperFigure, folder: Path, seeds: int | None = None) -> Results:
+    """Return the outcomes of the finished runs of a figure."""
+    if figure.left_out or figure.illustration:
+        return Results([], open_rows(folder, figure))
+    return Results(cells_of(figure, seeds), open_rows(folder, figure))
+
+
+def _play_missing(
+    figure: PaperFigure, folder: Path, jobs: int, seeds: int | None, data_dir: str, announce: Announce
+) -> None:
+    """Simulate the runs of a figure that have no row, and add a row when a run has finished."""
+    rows, cells = open_rows(folder, figure), cells_of(figure, seeds, data_dir)
+    unique = {cell.fingerprint: cell for cell in cells}
+    missing = [cell for mark, cell in unique.items() if not rows.done(mark)]
+    announce(f"{figure.name}: {len(unique) - len(missing)} of {len(unique)} runs are finished")
+    if not missing:
+        return
+    # Runs of the same seed and cell share the data of their scenario.
+    missing.sort(key=lambda cell: (cell.scenario.seed, cell.cell))
+    groups = [list(own) for _, own in groupby(missing, key=lambda cell: (cell.scenario.seed, cell.cell))]
+    done = len(unique) - len(missing)
+    for row in _in_processes(groups, jobs):
+        rows.add(row)
+        done += 1
+        announce(f"{figure.name}: {row['selector']}, seed {row['seed']} took {row['cpu_s']:.0f} s "
+                 f"({done} of {len(unique)})")  # fmt: skip
+    rows.sort()
+
+
+def _in_processes(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all runs, from one or several processes."""
+    if jobs == 1:
+        for group in groups:
+            for cell in group:
+                yield cell.simulate()
+        return
+    from loky import as_completed, get_reusable_executor
+
+    from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
+
+    with get_reusable_executor(jobs, env=dict.fromkeys(THREADS, "1"), kill_workers=True) as workers:
+        cells = [cell for group in groups for cell in group]
+        for future in as_completed([workers.submit(_simulate, cell) for cell in cells]):
+            yield future.result()
+
+
+def _simulate(cell: Cell) -> dict[str, Any]:
+    return cell.simulate()
+
+
+def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) -> None:
+    """Run a short version of figures: every arm and cell for a few rounds on one seed, without a verdict.
+
+    Args:
+        names: Names of figures.
+        data_dir: Folder of the data sets. If a data set is missing, the digits of scikit-learn replace it.
+        announce: Function that receives each line.
+
+    Raises:
+        ParameterError: A figure does not exist, or a run is impossible.
+    """
+    for name in names:
+        figure = load_figure(name)
+        if figure.illustration:
+            announce(f"{name}: illustration, nothing to run")
+            continue
+        start, replaced = time.monotonic(), False
+        unique = {cell.fingerprint: cell for cell in cells_of(figure, 1, data_dir)}
+        for cell in unique.values():
+            short, own = shortened(cell, data_dir)
+            replaced |= own
+            outcomes, _ = simulate_run(short)
+            if not any(math.isfinite(value) for value in outcomes.values()):
+                raise ParameterError(f"{name}: the run {cell.run!r} of {cell.arm!r} has no finite outcome. Report it")
+        remark = " on digits, because the data set is missing" if replaced else ""
+        announce(f"{name}: {len(unique)} short runs{remark}, {time.monotonic() - start:.0f} s")
+
+
+def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
+    """Return a short version of a run, and whether digits replace its data set."""
+    from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder
+
+    s, keys = cell.scenario, dict[str, Any]()
+    images = IMAGE_SETS.get(s.data.dataset)
+    absent = images is not None and not (find_data_folder(data_dir) / images.expected_file).exists()
+    if absent and cell.figure.runner == "training":
+        keys = {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
+        if s.partition.kind in ("sizes", "classes"):
+            keys |= {"partition.kind": "iid", "partition.classes_per_client": ()}
+    if cell.figure.runner == "training":
+        keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
+        keys |= {"evaluation_every": 1}
+    for key in ("aggregation.warmup_rounds", "selectors.pczfl.warmup_rounds"):
+        table = s.aggregation.model_dump() if key.startswith("aggregation") else s.selectors.get("pczfl", {})
+        if table.get("warmup_rounds"):
+            keys[key] = 2
+    short = replace_keys(s.model_dump(), {"rounds": min(s.rounds, SMOKE_ROUNDS), **keys})
+    return Cell(cell.figure, cell.cell, cell.arm, short), absent and cell.figure.runner == "training"
+
+
+def packaged_verdicts() -> dict[str, dict[str, Any]]:
+    """Return the recorded verdicts: name -> ``verdict``, ``seeds`` and ``minutes``."""
+    file = resources.files("fedsel_flwr.simulations.reproductions") / "verdicts.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
+
+def named_figures(given: Sequence[str]) -> list[str]:
+    """Return the names of figures.
+
+    Args:
+        given: Names of figures, names of papers, or "all".
+
+    Raises:
+        ParameterError: Nothing is given, or a name is unknown.
+    """
+    known = figure_names()
+    if not given:
+        raise ParameterError("no figure is named. Give a name of fedsel reproduce --list, a paper's name, or all")
+    found: list[str] = []
+    for one in given:
+        own = [name for name in known if one in ("all", name) or name.startswith(f"{one}-")]
+        if not own:
+            raise ParameterError(f"there is no figure or paper {one!r}. fedsel reproduce --list shows all names")
+        found += own
+    return list(dict.fromkeys(found))
+
+
+def list_figures() -> Iterator[str]:
+    """Yield a line for each figure: name, verdict, minutes and claim."""
+    recorded = packaged_verdicts()
+    width = max(map(len, figure_names()), default=0)
+    for name in figure_names():
+        figure = load_figure(name)
+        known = recorded.get(name, {})
+        word, minutes = known.get("verdict", "not run"), known.get("minutes", figure.minutes)
+        if figure.illustration:
+            word = "illustration"
+        yield f"{name:<{width}}  {word:<17}  {minutes:>4.0f} min  {figure.claim}"
+
+
+def _selector_text(scenario: Scenario) -> str:
+    """Return the selector and its parameters, for readers of the file."""
+    own = scenario.selectors.get(scenario.selector, {})
+    return " ".join([scenario.selector, *(f"{key}={_short(value)}" for key, value in sorted(own.items()))])
+
+
+def _short(value: Any) -> str:
+    text = str(value).replace("\n", " ").replace(" ", "")
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _encode(values: Mapping[str, Any]) -> str:
+    """Return numbers as JSON with a few digits."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return [rounded(float(one)) for one in value]
+        value = float(f"{value:.{DIGITS}g}")
+        return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+    return json.dumps({key: rounded(value) for key, value in values.items()}, separators=(",", ":"))
+
+
+def _decode(text: str) -> Any:
+    return json.loads(text)

@@ -1,0 +1,261 @@
+"""Pages of reproduced figures: one page for each paper, and a page that counts the verdicts.
+
+Every number on these pages comes from the CSV files of the runs, and every word of a verdict from
+:mod:`fedsel_flwr.simulations.reproductions.claims`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.report.paired import student_interval
+from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, Finding, describe_words
+from fedsel_flwr.simulations.reproductions.figure_pictures import draw
+from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
+
+COUNTS = "README.md"
+"""Name of the page that counts the verdicts."""
+BEGIN, END = "<!-- reproduce: begin -->", "<!-- reproduce: end -->"
+"""Marks of the part of the page :data:`COUNTS` that the command writes."""
+RELATIONS = {"below": "<", "above": ">", "equal": "="}
+
+
+def write_pages(folder: Path, papers: Collection[str]) -> None:
+    """Write the page and the pictures of papers, and the counts of all verdicts.
+
+    Args:
+        folder: Folder of the CSV files.
+        papers: Keys of :data:`~fedsel_flwr.simulations.reproductions.paper_figure.PAPERS`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for paper in (paper for paper in PAPERS if paper in papers):
+        figures = [one for one in map(load_figure, figure_names()) if one.paper == paper]
+        found = {one.name: results_of(one, folder) for one in figures}
+        for one in figures:
+            draw(one, found[one.name], folder)
+        _write(folder / f"{paper}.md", paper_page(paper, figures, found, folder))
+    _write_counts(folder)
+
+
+def record_verdicts(folder: Path, path: Path) -> None:
+    """Write the verdicts of all figures to the package's file.
+
+    Args:
+        folder: Folder of the CSV files.
+        path: The file.
+    """
+    recorded = {}
+    for one in map(load_figure, figure_names()):
+        results = results_of(one, folder)
+        recorded[one.name] = verdict_facts(one, results)
+    _write(path, json.dumps(recorded, indent=1) + "\n")
+
+
+def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
+    """Return what the package records about a figure: verdict, number of seeds, and minutes of one core."""
+    minutes = figure.minutes if results.missing or not results.cpu_s else results.cpu_s / 60
+    return {
+        "verdict": verdict_of(figure, results).word,
+        "seeds": figure.seeds,
+        "minutes": round(minutes, 1) if minutes < 10 else round(minutes),
+    }
+
+
+def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, Results], folder: Path) -> str:
+    """Return the page of a paper."""
+    verdicts = {one.name: verdict_of(one, found[one.name]) for one in figures}
+    hours = sum(results.cpu_s for results in found.values()) / 3600
+    lines = [
+        f"# {PAPERS[paper]}: figures and tables",
+        "",
+        "Written by the command below. A repeated command simulates only the runs that have no row in the CSV files.",
+        "",
+        "```",
+        f"fedsel reproduce {' '.join(one.name for one in figures[:1])} --out docs/results",
+        "```",
+        "",
+        f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. Their meaning is on "
+        f"[the page of all verdicts]({COUNTS}). The finished runs took {hours:.2f} hours of one core.",
+        "",
+        "| figure | the paper's claim | verdict | seeds | minutes |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for one in figures:
+        facts = verdict_facts(one, found[one.name])
+        lines.append(
+            f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {one.seeds} | "
+            f"{facts['minutes']} |"
+        )
+    for one in figures:
+        lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, folder: Path) -> Iterator[str]:
+    """Yield the lines of a figure's section."""
+    yield f'<a id="{figure.name}"></a>'
+    yield ""
+    yield f"## {figure.figure}: {verdict.word}"
+    yield ""
+    yield f"{figure.claim} `fedsel reproduce {figure.name}`"
+    for text in (figure.data, figure.note.strip()):
+        if text:
+            yield ""
+            yield text
+    if figure.shortened:
+        yield ""
+        yield f'{figure.shortened} The verdict is therefore at most "direction only".'
+    if figure.left_out:
+        yield ""
+        yield f"Not run: {figure.left_out} Estimated: {figure.minutes:.0f} minutes of one core."
+    if results.missing:
+        total = len(results.missing)
+        yield ""
+        yield (
+            f"{total} runs of this figure are missing: {_missing(results)}. All runs of the figure take about "
+            f"{figure.minutes / 60:.2f} core-hours."
+        )
+    if verdict.readings:
+        yield ""
+        yield (
+            "Verdict of each reading: " + "; ".join(f"{name}: {word}" for name, word in verdict.readings.items()) + "."
+        )
+    if verdict.findings:
+        yield ""
+        yield from _findings_table(verdict.findings)
+    if (folder / f"{figure.name}.png").exists():
+        yield ""
+        yield f"![{figure.figure}: {figure.claim}]({figure.name}.png)"
+    for question in figure.questions:
+        yield ""
+        yield f"**{question.question}** {question.answer}".rstrip()
+        yield ""
+        arms, cells = question.arms or tuple(figure.arms), question.cells or figure.claimed_cells
+        yield from _outcomes_table(figure, results, question.outcomes, arms, cells)
+    if not (figure.left_out or figure.illustration):
+        yield ""
+        yield f"Runs: [{figure.paper}-{figure.runner}.csv]({figure.paper}-{figure.runner}.csv)."
+
+
+def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the table of the checks."""
+    yield "| check | outcome | left | right | ratio or difference, 95 % interval | paper | p (Holm) | verdict |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for one in findings:
+        check, comparison = one.comparison.check, one.comparison
+        arms = f"{comparison.left} {RELATIONS[check.relation]} {comparison.right}"
+        reading = f" ({check.reading})" if check.reading else ""
+        word: str = one.word
+        if one.word == "not settled":
+            word += f" ({one.seeds_needed} seeds would do)" if one.seeds_needed else ""
+        ends = f"{_number(one.estimate)} ({_number(one.low)} to {_number(one.high)})"
+        sign = "x " if comparison.is_ratio else "difference "
+        paper = "" if comparison.paper is None else _number(comparison.paper)
+        p = "" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+        yield (
+            f"| {check.says}{reading}: {arms} | `{check.outcome}` | {_number(one.left)} | {_number(one.right)} | "
+            f"{sign}{ends} | {paper} | {p} | {word} |"
+        )
+
+
+def _outcomes_table(
+    figure: PaperFigure, results: Results, outcomes: Sequence[str], arms: Sequence[str], cells: Sequence[str]
+) -> Iterator[str]:
+    """Yield a table of outcomes: mean with 95 % interval for each arm and cell."""
+    yield "| cell | arm | " + " | ".join(f"`{name}`" for name in outcomes) + " | seeds |"
+    yield "| --- | --- |" + " --- |" * (len(outcomes) + 1)
+    for cell in cells:
+        for arm in arms:
+            if figure.arms[arm].only and cell not in figure.arms[arm].only:
+                continue
+            columns = [np.array(list(results.values(name, arm, cell).values())) for name in outcomes]
+            if not len(columns[0]):
+                continue
+            shown = " | ".join(mean_text(values) for values in columns)
+            yield f"| {cell or 'all'} | {arm} | {shown} | {len(columns[0])} |"
+
+
+def mean_text(values: Any) -> str:
+    """Return the mean of values with its 95 % interval, for example "0.71 (0.69 to 0.73)"."""
+    if not len(values) or not np.isfinite(values).all():
+        reached = int(np.isfinite(values).sum()) if len(values) else 0
+        return f"finite on {reached} of {len(values)} seeds" if reached else "none"
+    if len(values) < 2 or values.std() == 0:
+        return _number(float(values.mean()))
+    low, high = student_interval(values)
+    return f"{_number(float(values.mean()))} ({_number(low)} to {_number(high)})"
+
+
+def _missing(results: Results) -> str:
+    """Describe the missing runs: for each cell and arm, the seeds."""
+    seeds: dict[str, list[int]] = {}
+    for cell in results.missing:
+        name = str(ArmName((cell.arm,), cell.cell))
+        seeds.setdefault(name, []).append(cell.scenario.seed)
+    parts = [f"{name} (seeds {', '.join(map(str, own))})" for name, own in seeds.items()]
+    shown = "; ".join(parts[:6])
+    return shown if len(parts) <= 6 else f"{shown}; and {len(parts) - 6} more arms"
+
+
+def _write_counts(folder: Path) -> None:
+    """Write the part of the page of all verdicts that this command owns."""
+    page = folder / COUNTS
+    before = page.read_text("utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+    head, _, rest = before.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    _write(page, f"{head}{BEGIN}\n{_counts(folder)}{END}{tail}" if rest else before)
+
+
+def _counts(folder: Path) -> str:
+    """Return the table that counts the verdicts of each paper."""
+    lines = ["", "| paper | verdicts |", "| --- | --- |"]
+    everything = []
+    for paper, title in PAPERS.items():
+        figures = [one for one in map(load_figure, figure_names()) if one.paper == paper]
+        words = [verdict_of(one, results_of(one, folder)).word for one in figures]
+        everything += words
+        link = f"[{title}]({paper}.md)" if (folder / f"{paper}.md").exists() else title
+        lines.append(f"| {link} | {describe_words(words) or 'none'} |")
+    lines.append(f"| all | {describe_words(everything)} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def machine() -> str:
+    """Describe this machine in one phrase."""
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def _anchor(figure: PaperFigure) -> str:
+    """Return the anchor of a figure's section without the verdict, which GitHub makes from its title."""
+    return figure.name
+
+
+def _number(value: float) -> str:
+    """Return a number with three significant digits, without exponent.
+
+    >>> _number(0.7345), _number(1234.5), _number(0.00012)
+    ('0.734', '1,234', '0.00012')
+    """
+    if not math.isfinite(value):
+        return "none" if math.isnan(value) else "infinite"
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 8)}f}"
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
