@@ -66,8 +66,9 @@ class Cell:
         own["selectors"] = {name: table for name, table in tables.items() if name == self.scenario.selector}
         found: dict[str, Any] = {"scenario": own, "revision": REVISIONS[self.figure.runner]}
         if self.figure.runner == "choices":
-            # Data, model and training have no effect on choices.
-            for key in ("data", "model", "training", "target_accuracy", "target_rounds"):
+            # Data and model have no effect on choices. Training sets the times of phones only.
+            unused = ("data", "model", "target_accuracy", "target_rounds")
+            for key in unused if self.scenario.system.kind == "phones" else (*unused, "training"):
                 own.pop(key, None)
             found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json")
         return found
