@@ -113,9 +113,14 @@ def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:
 
 def cells_of(figure: PaperFigure, seeds: int | None = None, data_dir: str = "") -> list[Cell]:
     """Return all runs of a figure, seed by seed."""
-    return [
-        Cell(figure, cell, arm, figure.scenario_of(arm, cell, seed, data_dir)) for cell, arm, seed in figure.runs(seeds)
-    ]
+    # The scenario of an arm in a cell is read once, because seeds differ in nothing else.
+    first: dict[tuple[str, str], Scenario] = {}
+    found = []
+    for cell, arm, seed in figure.runs(seeds):
+        if (arm, cell) not in first:
+            first[arm, cell] = figure.scenario_of(arm, cell, seed, data_dir)
+        found.append(Cell(figure, cell, arm, first[arm, cell].model_copy(update={"seed": seed})))
+    return found
 
 
 def open_rows(folder: Path, figure: PaperFigure) -> Rows:
@@ -242,14 +247,9 @@ def _in_processes(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[dict[
             for cell in group:
                 yield cell.simulate()
         return
-    from loky import as_completed, get_reusable_executor
+    from fedsel_flwr.simulations.comparisons.parallel_runs import map_in_parallel
 
-    from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
-
-    with get_reusable_executor(jobs, env=dict.fromkeys(THREADS, "1"), kill_workers=True) as workers:
-        cells = [cell for group in groups for cell in group]
-        for future in as_completed([workers.submit(_simulate, cell) for cell in cells]):
-            yield future.result()
+    yield from map_in_parallel(_simulate, [cell for group in groups for cell in group], jobs)
 
 
 def _simulate(cell: Cell) -> dict[str, Any]:
