@@ -155,11 +155,12 @@ class Partition(Table):
     ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold one number per client.
     ``examples_per_client`` belongs to the kind "sampled", in which clients may share examples. The kind "dirichlet" is
     Kim's client heterogeneity, and "dirichlet-classes" his class heterogeneity. The kind "dirichlet-sizes" is GPFL's
-    quadratic program.
+    quadratic program. The kind "writers" gives each client all images of some writers. It is for the data set "mnist",
+    and needs the extended labels of QMNIST in the data folder.
     """
 
     kind: Literal[
-        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled"
+        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled", "writers"
     ] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2

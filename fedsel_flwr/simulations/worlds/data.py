@@ -60,6 +60,7 @@ class Dataset:
         num_classes: The number of classes; labels are 0 … num_classes - 1. 1 for a regression.
         input_shape: The shape of one example, for an image (channels, height, width).
         task: Whether labels are classes or numbers to predict. It determines loss and quality.
+        file_rows: The row of each training example in the files of an image set, shape (n,). None for other data.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Dataset:
     num_classes: int
     input_shape: tuple[int, ...]
     task: Task = "classification"
+    file_rows: IntArray | None = None
 
     def read_only(self) -> Dataset:
         """Make the arrays read-only and return this data set."""
@@ -137,6 +139,7 @@ def load_dataset(
         num_classes=1 if regression else int(labels.max()) + 1,
         input_shape=tuple(int(size) for size in inputs.shape[1:]),
         task="regression" if regression else "classification",
+        file_rows=None if images is None else rows,
     )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, torch_seeded
 from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
+from fedsel_flwr.simulations.worlds.given_partitions import read_writers
+from fedsel_flwr.simulations.worlds.image_files import find_data_folder
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 
@@ -256,10 +258,12 @@ def _takes_seed(make: Callable[..., Any]) -> bool:
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
+    writers = _writers_of(scenario, dataset) if scenario.partition.kind == "writers" else None
     partitions = partition_indices(
         _partition_labels(scenario, dataset),
         scenario.num_clients,
         **scenario.partition.model_dump(),
+        writers=writers,
         seed=scenario.seed,
     )
     # A sampled partition is not a tuple, because it draws new arrays at each access.
@@ -267,6 +271,24 @@ def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
         for rows in partitions:
             rows.flags.writeable = False
     return partitions
+
+
+def _writers_of(scenario: Scenario, dataset: Dataset) -> IntArray:
+    """Return the writer of each training example; refuse data sets whose writers are unknown."""
+    if dataset.name != "mnist" or dataset.file_rows is None:
+        raise ParameterError(
+            f"partition.kind = 'writers' needs data.dataset = 'mnist', got {dataset.name!r}, whose writers are "
+            "unknown. Choose 'mnist', or another kind of partition."
+        )
+    folder = find_data_folder(scenario.data.data_dir or None)
+    digits, writers = read_writers(folder)
+    rows = dataset.file_rows
+    if rows.max() >= len(digits) or (digits[rows] != dataset.train.labels).any():
+        raise ParameterError(
+            f"the digits in QMNIST/raw in the data folder {folder} are not the labels in MNIST/raw, so the writers of "
+            "the images are unknown. Replace the files of both data sets by the originals."
+        )
+    return writers[rows]
 
 
 def _partition_labels(scenario: Scenario, dataset: Dataset) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -24,6 +25,9 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Synthetic
 from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, load_dataset
+from fedsel_flwr.simulations.worlds.given_partitions import read_writers
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
+from fedsel_flwr.simulations.worlds.own_data import OwnData
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import play
 
@@ -213,6 +217,99 @@ def test_a_download_is_tried_with_a_timeout_that_is_taken_back(tmp_path: Path, m
     assert len(load_dataset("fashion-mnist", data_dir=tmp_path).train) == 90  # what was missing has come
     assert seen == [30.0]
     assert socket.getdefaulttimeout() == before
+
+
+# ---- the writers of MNIST -----------------------------------------------------------------------------------------
+
+WRITERS = {"data.dataset": "mnist", "partition.kind": "writers", "clients_per_round": 1}
+
+
+def write_mnist(folder: Path, writers: Any, digits: Any = None) -> Path:
+    """Write an MNIST of len(writers) + 20 images, image i of digit i mod 10, and QMNIST's table; return its path."""
+    for half, count in (("train", len(writers)), ("t10k", 20)):
+        write_idx(folder / "MNIST" / "raw", f"{half}-%-ubyte", np.zeros((count, 28, 28)), 10)
+    table = np.full((len(writers), 8), 77)
+    table[:, 0] = np.arange(len(writers)) % 10 if digits is None else digits
+    table[:, 2] = writers
+    path = folder / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.compress(np.array([0xC02, len(writers), 8, *table.ravel()], dtype=">i4").tobytes()))
+    return path
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_client_of_the_partition_writers_has_all_training_images_of_its_writers(
+    tmp_path: Path, packed: bool, no_network: list[str]
+) -> None:
+    """100 images by 20 writers; the server's 10 are left out before the writers are shared among 6 clients."""
+    by = np.random.default_rng(1).permutation(np.arange(100) % 20) * 3
+    path = write_mnist(tmp_path, by)
+    if not packed:
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    world = World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(tmp_path), "num_clients": 6}))
+    rows = world.dataset.file_rows
+    assert rows is not None
+    np.testing.assert_array_equal(rows % 10, world.dataset.train.labels)
+    assert len(set(rows.tolist())) == len(rows) == 90
+    assert np.sort(np.concatenate(list(world.partitions))).tolist() == list(range(90))
+    owned = [set(by[rows[part]].tolist()) for part in world.partitions]
+    assert sorted(map(len, owned)) == [3, 3, 3, 3, 4, 4]
+    assert sum(map(len, owned)) == len(set.union(*owned))
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault", "message"),
+    [
+        ({"data.dataset": "fashion-mnist"}, "", r"'writers' needs data\.dataset = 'mnist', got 'fashion-mnist'"),
+        ({"data.dataset": "digits"}, "", r"'writers' needs data\.dataset = 'mnist', got 'digits'"),
+        ({"data.dataset": "synthetic-regression", "model.name": "linear"}, "", r"got 'synthetic-regression'"),
+        ({"num_clients": 21}, "", r"21 clients cannot share 20 writers"),
+        ({}, "missing", r"qmnist-train-labels-idx2-int\.gz, which does not exist\. Copy https://.*--data-dir"),
+        ({}, "other digits", r"are not the labels in MNIST/raw"),
+        ({}, "short", r"are not the labels in MNIST/raw"),
+        ({}, "truncated", r"qmnist-train-labels-idx2-int\.gz is damaged"),
+        ({}, "header", r"is damaged \(ValueError: the header does not fit"),
+    ],
+)
+def test_faults_of_the_partition_writers(
+    tmp_path: Path, no_network: list[str], keys: dict[str, Any], fault: str, message: str
+) -> None:
+    path = write_mnist(tmp_path, np.arange(100) % 20, np.ones(100) if fault == "other digits" else None)
+    write_fashion(tmp_path)
+    content = gzip.decompress(path.read_bytes())
+    if fault == "missing":
+        path.unlink()
+    if fault == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    if fault == "header":
+        path.write_bytes(gzip.compress(content + content[12:44]))
+    if fault == "short":
+        content = np.array([0xC02, 50, 8], dtype=">i4").tobytes() + content[12 : 12 + 50 * 32]
+        path.write_bytes(gzip.compress(content))
+    with pytest.raises(ParameterError, match=message):
+        World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(tmp_path), "num_clients": 6, **keys}))
+
+
+def test_the_users_data_have_no_writers() -> None:
+    data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mnist")
+    with pytest.raises(ParameterError, match=r"'writers' needs data\.dataset = 'mnist'"):
+        World(load_scenario("smoke", {**WRITERS, "data.validation_fraction": 0.5}), OwnParts(data=data))
+
+
+def test_the_real_writers(shared_data: Path) -> None:
+    """The counts of QMNIST's authors' file: 539 writers of 19 to 131 images, 116 in the median."""
+    if not (shared_data / "QMNIST").exists() or not (shared_data / "MNIST").exists():
+        pytest.skip(f"{shared_data} holds no QMNIST/raw or MNIST/raw; set FEDSEL_DATA to a folder with both")
+    digits, writers = read_writers(shared_data)
+    assert np.bincount(digits).tolist() == DIGITS
+    images = np.unique(writers, return_counts=True)[1]
+    assert (len(images), images.min(), images.max(), np.median(images)) == (539, 19, 131, 116)
+    world = World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(shared_data), "num_clients": 539}))
+    assert world.dataset.file_rows is not None
+    owned = [np.unique(writers[world.dataset.file_rows[part]]) for part in world.partitions]
+    assert np.sort(np.concatenate(owned)).tolist() == np.unique(writers).tolist()
+    assert {len(one) for one in owned} == {1}
 
 
 # ---- CIFAR-10 from its archive ------------------------------------------------------------------------------------
