@@ -113,6 +113,8 @@ class Table(BaseModel):
 class Data(Table):
     """Data set: its name, its folder, and its validation and test shares.
 
+    The server's validation set is the share ``validation_fraction`` of the training examples. With ``validation_from``
+    = "test" it is this share of the test examples, the rest of them tests, and the clients have all training examples.
     The data sets of torchvision need ``data_dir``. The keys ``synthetic_...`` describe synthetic data.
     ``local_test_fraction`` is the share of each client's examples that become its local test set. If it is 0, a client
     tests on its training examples.
@@ -123,6 +125,7 @@ class Data(Table):
     ] = "digits"
     data_dir: str = ""
     validation_fraction: Fraction = 0.1
+    validation_from: Literal["train", "test"] = "train"
     test_fraction: Fraction = 0.2
     local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     synthetic_examples: Count = Synthetic.num_examples

@@ -111,10 +111,16 @@ def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Pa
             data_dir=data.data_dir or None,
             seed=scenario.seed,
             validation_fraction=data.validation_fraction,
+            validation_from=data.validation_from,
             test_fraction=data.test_fraction,
             synthetic=data.synthetic(),
         ).read_only()
         return dataset, _draw_partitions(scenario, dataset)
+    if data.validation_from != "train":
+        raise ParameterError(
+            f"data.validation_from = {data.validation_from!r} is for the data sets of this package, but {given.name!r} "
+            "is your own data. Pass the server's examples as OwnData(validation=...)."
+        )
     given = given.of(scenario.seed)
     dataset = given.dataset(scenario.seed, data.validation_fraction).read_only()
     if given.partition is None:

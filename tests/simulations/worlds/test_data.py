@@ -89,6 +89,47 @@ def test_fractions_set_the_sizes() -> None:
         load_dataset("digits", validation_fraction=0.005)
 
 
+def test_the_validation_set_may_come_from_the_test_set() -> None:
+    """360 of 1,797 digits are the test set (20 %). A fifth of them are 72; all others, 1,437, are the clients'."""
+    before, digits = load_dataset("digits"), load_dataset("digits", validation_from="test", validation_fraction=0.2)
+    assert lengths(digits) == [1437, 72, 288]
+    for part in parts(digits):
+        share = np.bincount(load_digits().target) / 1797
+        assert np.abs(np.bincount(part.labels) - share * len(part)).max() <= 1.0
+
+    def rows(*splits: Split) -> list[bytes]:
+        return sorted(row.tobytes() for split in splits for row in split.inputs)
+
+    assert rows(digits.validation, digits.test) == rows(before.test)
+    assert rows(digits.train) == rows(before.train, before.validation)
+    assert len(set(rows(*parts(digits)))) == 1797  # no example is in two parts
+    other = load_dataset("digits", validation_from="test", validation_fraction=0.2, seed=1)
+    assert rows(other.validation) != rows(digits.validation)
+    numbers = load_dataset("synthetic-regression", synthetic=LINE, validation_from="test", validation_fraction=0.25)
+    assert lengths(numbers) == [800, 50, 150]
+    with pytest.raises(ParameterError, match=r"validation_fraction = 0.02 leaves too few of 360"):
+        load_dataset("digits", validation_from="test", validation_fraction=0.02)
+
+
+def test_the_clients_of_a_scenario_then_hold_every_training_image(tmp_path: Path, no_network: list[str]) -> None:
+    write_fashion(tmp_path)
+    keys = {"data.dataset": "fashion-mnist", "data.data_dir": str(tmp_path), "data.validation_fraction": 0.5}
+    world = World(load_scenario("smoke", {**keys, "data.validation_from": "test"}))
+    greys = [np.rint((split.inputs[:, 0, 0, 0] * 0.3530 + 0.2860) * 255).astype(int) for split in parts(world.dataset)]
+    assert greys[0].tolist() == list(range(100))  # image i has the grey value i
+    assert [len(one) for one in greys[1:]] == [10, 10]
+    assert sorted([*greys[1], *greys[2]]) == list(range(20))
+    for split, grey in zip(parts(world.dataset), greys, strict=True):
+        np.testing.assert_array_equal(split.labels, grey % 10)
+    assert sum(world.num_examples().values()) == 100
+
+
+def test_validation_examples_of_the_users_data_are_given_by_the_user() -> None:
+    data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mine")
+    with pytest.raises(ParameterError, match=r"validation_from = 'test' .* 'mine' is your own .*OwnData\(validation="):
+        World(load_scenario("smoke", {"data.validation_from": "test"}), OwnParts(data=data))
+
+
 def test_the_seed_alone_decides_the_split() -> None:
     before = np.random.get_state()[1].copy()  # noqa: NPY002 (this is the state that must stay)
     first, again, other = (parts(load_dataset("digits", seed=seed)) for seed in (5, 5, 6))
