@@ -243,13 +243,12 @@ class UtilityOption(Selector):
         self.accuracy_weight = None if accuracy_weight is None else fraction("accuracy_weight", accuracy_weight)
         if self.accuracy_weight is None:
             return
-        kept = {column: attribute for column, attribute in self.remembers.items() if column not in replaced}
         # Declared on the object, because the class declares what its own paper reads.
         vars(self).update(
             needs=(self.needs - replaced) | {"accuracy", "energy_score"},
             requires=self.requires | {"energy_score"},
             asks=self.asks - replaced,
-            remembers={**kept, "accuracy": "_accuracy", "energy_score": "_energy_score"},
+            remembers={**self.remembers, "accuracy": "_accuracy", "energy_score": "_energy_score"},
             client_state={**self.client_state, "_accuracy": 0.0, "_energy_score": 0.0},
         )
         self._accuracy, self._energy_score = np.zeros(0), np.zeros(0)

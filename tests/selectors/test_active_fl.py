@@ -114,11 +114,11 @@ def test_utilities_are_those_of_the_last_completed_round() -> None:
 
 
 def test_a_spare_keeps_its_utility() -> None:
-    """The server measures nothing on a spare; one that answered has not failed."""
+    """The server measures no accuracy of a spare, which may report a score; one that answered has not failed."""
     selector = build(accuracy_weight=0.5)
     selector.inform(np.arange(2), energy_score=np.full(2, 0.6), accuracy=np.full(2, 0.2))
     selector.observe(
-        rounds.report([0, 1], accuracy={0: 0.4}, energy_score={0: 0.6}, spare=np.array([False, True]))
+        rounds.report([0, 1], accuracy={0: 0.4}, energy_score={0: 0.6, 1: 0.9}, spare=np.array([False, True]))
     )  # fmt: skip
     np.testing.assert_allclose(selector._valuations(), [0.5, 0.4])
 

@@ -180,6 +180,16 @@ def test_the_largest_utilities_among_the_candidates_are_chosen(weight: float) ->
         last |= {k: both for k, both in said.items() if k not in failed}
 
 
+def test_a_dead_client_keeps_the_largest_utility() -> None:
+    """So strategies must exclude it for some rounds; without the utility a client is asked, and does not answer."""
+    selector = build(clients_per_round=1, accuracy_weight=0.5)
+    selector.inform(np.arange(3), energy_score=np.array([0.5, 0.9, 0.6]))
+    absent = {"accuracy": np.full(1, np.nan), "energy_score": np.full(1, np.nan)}
+    assert [rounds.play(selector, range(3), failed=[1], **absent) for _ in range(20)] == [[1]] * 20
+    assert selector.asks_failed_for_ever
+    assert not build().asks_failed_for_ever
+
+
 def test_only_power_of_choice_has_the_utility() -> None:
     """Its variants differ from it in how they learn losses, of which the utility reads none."""
     for name in ("cpow-d", "rpow-d"):
