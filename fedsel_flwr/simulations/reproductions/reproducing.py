@@ -286,11 +286,11 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
 
 def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
     """Return a short version of a run, and whether digits replace its data set."""
-    from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder
+    from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, has_image_set
 
     s, keys = cell.scenario, dict[str, Any]()
-    images = IMAGE_SETS.get(s.data.dataset)
-    absent = images is not None and not (find_data_folder(data_dir) / images.expected_file).exists()
+    name = s.data.dataset
+    absent = name in IMAGE_SETS and not has_image_set(name, find_data_folder(data_dir))
     if absent and cell.figure.runner == "training":
         keys = {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
         if s.partition.kind in ("sizes", "classes"):

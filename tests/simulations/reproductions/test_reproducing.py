@@ -116,6 +116,20 @@ def test_a_smoke_test_prints_no_verdict_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_smoke_test_plays_digits_if_the_data_set_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = read_figure(
+        'paper = "gpfl"\nfigure = "Fig. 99"\nclaim = "A claim."\nscenario = "gpfl-fashion"\n'
+        "[arms.random]\n[arms.gpfl]\n"
+        '[[checks]]\nsays = "it"\noutcome = "accuracy"\nleft = "gpfl"\nright = "random"\nrelation = "above"\n',
+        "gpfl-fig-99",
+    )
+    monkeypatch.setattr(reproducing, "load_figure", lambda name: figure)
+    reproducing.smoke(["gpfl-fig-99"], str(tmp_path), print)
+    assert "gpfl-fig-99: 2 short runs on digits, because the data set is missing" in capsys.readouterr().out
+
+
 def test_the_list_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
