@@ -130,6 +130,14 @@ def test_a_smoke_test_plays_digits_if_the_data_set_is_missing(
     assert "gpfl-fig-99: 2 short runs on digits, because the data set is missing" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_figures_pass_their_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "all", "--smoke"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(figure_names())
+
+
 def test_the_list_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
