@@ -22,7 +22,13 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
-from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Runner, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.paper_figure import (
+    REGRET,
+    PaperFigure,
+    Runner,
+    figure_names,
+    load_figure,
+)
 from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Rows, fingerprint
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
@@ -80,8 +86,11 @@ class Cell:
 
     @property
     def run(self) -> str:
-        """Description of the run for readers of the file: scenario and changed keys."""
+        """Description of the run for readers of the file: scenario and changed keys, those of the regret included."""
         keys = dict(self.figure.set) | self.figure.cells[self.cell] | self.figure.arms[self.arm].set
+        if self.figure.runner == "choices":
+            regret = self.figure.regret_in(self.arm, self.cell).model_dump(exclude_defaults=True)
+            keys |= {REGRET + key: value for key, value in regret.items()}
         return " ".join([self.figure.scenario, *(f"{key}={_short(value)}" for key, value in sorted(keys.items()))])
 
     def simulate(self) -> dict[str, Any]:
