@@ -28,6 +28,8 @@ LABELS = {
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
     "simulated_s": "simulated time (s)", "at": "round", "average": "regret of means per round",
     "average_realized": "regret of realized rewards per round",
+    "margin_1": "share of client 1 minus c_1", "margin_2": "share of client 2 minus c_2",
+    "margin_3": "share of client 3 minus c_3",
 }  # fmt: skip
 """Names of curves on axes."""
 

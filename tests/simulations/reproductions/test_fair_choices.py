@@ -125,7 +125,7 @@ def test_a_picture_has_a_panel_for_each_curve(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
     assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) == tmp_path / "xia-fig-9.png"
     regret, margin = drawn[0].axes
-    assert (regret.get_ylabel(), margin.get_ylabel()) == ("regret of means", "margin 1")
+    assert (regret.get_ylabel(), margin.get_ylabel()) == ("regret of means", "share of client 1 minus c_1")
     labels = regret.get_legend_handles_labels()[1]
     assert labels == ["cs-ucb-q", "bound of cs-ucb-q", "random"]
     assert regret.get_yscale() == "symlog"
