@@ -52,7 +52,8 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
         return None
     panels = [(cell, curve) for cell in cells for curve in curves]
     count = len(panels) or 1
-    columns = min(count, MOST_COLUMNS)
+    # With several curves, each cell is a row.
+    columns = min(len(curves) if len(curves) > 1 else count, MOST_COLUMNS)
     rows = math.ceil(count / columns)
     drawing = _new_figure(max(4.2 * columns, 6.5), 3.6 * rows + 0.8)
     axes = list(np.ravel(drawing.subplots(rows, columns, squeeze=False)))
