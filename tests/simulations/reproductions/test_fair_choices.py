@@ -14,7 +14,8 @@ from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.reproductions import figure_pictures
 from fedsel_flwr.simulations.reproductions.choice_runs import _fairness, draw_rounds, run_choices
 from fedsel_flwr.simulations.reproductions.paper_figure import Regret, figure_names, load_figure, read_figure
-from fedsel_flwr.simulations.reproductions.reproducing import _selector_text, cells_of, reproduce, results_of
+from fedsel_flwr.simulations.reproductions.reproducing import _selector_text, cells_of, open_rows, reproduce, results_of
+from fedsel_flwr.simulations.reproductions.result_pages import paper_page
 from fedsel_flwr.theory import fair_optimum
 
 KEYS = {
@@ -140,3 +141,16 @@ def test_runs_with_different_fingerprints_have_different_descriptions() -> None:
         for cell in cells_of(figure, 1):
             key = figure.paper, figure.runner, cell.run, _selector_text(cell.scenario)
             assert described.setdefault(key, cell.fingerprint) == cell.fingerprint, (figure.name, key)
+
+
+def test_a_run_that_two_figures_share_counts_once_in_the_hours(tmp_path: Path) -> None:
+    """Two figures with equal runs of 1,800 s each: 4 runs, so 2.00 hours and not 4.00."""
+    figure = read_figure(TEXT, "xia-fig-9")
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
+                  "cpu_s": 1800.0, "outcomes": '{"regret":1}', "curves": "{}"})  # fmt: skip
+    twin = figure.model_copy(update={"name": "xia-fig-10"})
+    found = {one.name: results_of(one, tmp_path) for one in (figure, twin)}
+    page = paper_page("xia", [figure, twin], found, tmp_path)
+    assert "took 2.00 hours" in page
