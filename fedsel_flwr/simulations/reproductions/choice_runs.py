@@ -10,18 +10,25 @@ outcome               meaning
 regret                regret of means after the last round, as in :mod:`fedsel_flwr.theory.regret`
 regret_realized       the same with the realized reward of each round, as the papers print it
 regret_20             regret of means after 20 rounds, and ``realized_20`` the same with realized rewards
+regret_late           regret of means in the last half of the rounds, and ``realized_late`` with realized rewards
+bound                 printed bound (29) of Xia on the regret of CS-UCB-Q
 growth                exponent of the regret in the last half of the rounds: 1 if it is linear, near 0 if logarithmic
 log_fit, linear_fit   share of the variance of the regret that a + b ln t, or a + b t, explains
 seconds_per_round     mean duration of a round, s
 failed                number of selected clients that did not complete
 lowest_margin         smallest difference between a client's share of rounds and its fairness c_k
+margin_1, ...         this difference for client 1, and so on, with at most five clients
+violated_1, ...       1 if this difference is below minus :data:`TOLERANCE`, otherwise 0
+rounds_to_fair        rounds until no client's difference falls below minus :data:`TOLERANCE` any more; all rounds, if
+                      one does after the last round
 largest_count         largest number of rounds of one client
 jain                  Jain's index of the numbers of rounds
 bonus                 mean over the clients of sqrt((m+1) ln t / n), the bonus of UCB, after the last round
 rounds_to_bonus_01    rounds until this mean falls below 0.1; infinity if it does not
 ====================  ==============================================================================================
 
-Curves are the outcomes ``regret``, ``regret_realized``, ``failed`` and ``seconds`` at :data:`POINTS` rounds.
+Curves are the outcomes ``regret``, ``regret_realized``, ``bound``, ``failed``, ``seconds`` and ``margin_1`` (and so
+on) at :data:`POINTS` rounds. ``average`` and ``average_realized`` are the regrets divided by the number of rounds.
 """
 
 from __future__ import annotations
@@ -35,13 +42,17 @@ from fedsel_flwr.checks import BoolArray, FloatArray
 from fedsel_flwr.clients.device import System, quasirandom_points
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import jain_index
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import CSUCBQ, RoundReport, Selector, create
 from fedsel_flwr.simulations.reproductions.paper_figure import Regret
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.theory import bsfl_regret, fair_optimum, fair_regret, xia_regret
+from fedsel_flwr.theory import bsfl_regret, cs_ucb_q_regret_bound, fair_optimum, fair_regret, xia_regret
 
 POINTS = 25
 """Number of points of a curve."""
+TOLERANCE = 0.01
+"""Largest difference by which a client's share of rounds may be below its fairness c_k, because (6) is a limit."""
+MOST_MARGINS = 5
+"""Largest number of clients whose differences from the fairness are separate outcomes."""
 STREAM = 31
 """Number that separates the draws of this module from other draws of the same seed."""
 NEUTRAL = {
@@ -66,7 +77,8 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
     """
     system = _system(scenario)
     latency, available = draw_rounds(scenario, system)
-    chosen, completed = _select(scenario, latency, available)
+    selector = _selector(scenario)
+    chosen, completed = _select(scenario, selector, latency, available)
     rounds, m = scenario.rounds, scenario.clients_per_round
     longest = system.max_latency_s
     capped = np.where(completed, np.minimum(latency, longest), longest)
@@ -84,13 +96,23 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
         **_bonus(plays, m),
     }
     if regret.fairness:
-        outcomes["lowest_margin"] = float((plays[-1] / rounds - np.array(regret.fairness)).min())
+        margins = plays / np.arange(1, rounds + 1)[:, np.newaxis] - np.array(regret.fairness)
+        outcomes |= _fairness(margins)
+        curves |= {f"margin_{k}": own[at - 1] for k, own in enumerate(margins.T[:MOST_MARGINS], 1)}
     if regret.kind != "none":
         means, realized = _regrets(regret, system, chosen, capped, m)
         curves |= {"regret": means[at - 1], "regret_realized": realized[at - 1]}
+        curves |= {"average": means[at - 1] / at, "average_realized": realized[at - 1] / at}
         outcomes |= {"regret": float(means[-1]), "regret_realized": float(realized[-1])}
         early = min(20, rounds) - 1
         outcomes |= {"regret_20": float(means[early]), "realized_20": float(realized[early]), **_growth(means)}
+        half = max(rounds // 2, 1) - 1
+        late = {"regret_late": means[-1] - means[half], "realized_late": realized[-1] - realized[half]}
+        outcomes |= {name: float(value) for name, value in late.items()}
+        if regret.fairness and isinstance(selector, CSUCBQ):
+            weight = selector.queue_weight
+            curves["bound"] = np.array([cs_ucb_q_regret_bound(regret.fairness, m, weight, int(t)) for t in at])
+            outcomes["bound"] = float(curves["bound"][-1])
     return outcomes, curves
 
 
@@ -119,20 +141,25 @@ def _sizes(scenario: Scenario) -> list[int]:
     return list(scenario.partition.sizes) or [scenario.partition.examples_per_client] * scenario.num_clients
 
 
-def _select(scenario: Scenario, latency: FloatArray, available: BoolArray) -> tuple[BoolArray, BoolArray]:
-    """Run the selector; return whether each client was selected, and whether it would complete."""
+def _selector(scenario: Scenario) -> Selector:
+    """Return the scenario's selector; refuse one that needs columns of training."""
     from fedsel_flwr.simulations.on_flower.building import selector_params
 
-    sizes = _sizes(scenario)
-    params = selector_params(scenario, dict(enumerate(sizes)))
-    selector = create(scenario.selector, **params)
+    selector = create(scenario.selector, **selector_params(scenario, dict(enumerate(_sizes(scenario)))))
     if lacking := set(selector.needs) - NEUTRAL.keys() - {"latency", "completed"}:
         raise ParameterError(
             f"selector {scenario.selector!r} reads {', '.join(sorted(lacking))}, which only training gives. "
             "Use the runner 'training'"
         )
+    selector.inform(np.arange(scenario.num_clients), num_examples=np.array(_sizes(scenario), dtype=np.float64))
+    return selector
+
+
+def _select(
+    scenario: Scenario, selector: Selector, latency: FloatArray, available: BoolArray
+) -> tuple[BoolArray, BoolArray]:
+    """Run the selector; return whether each client was selected, and whether it would complete."""
     everyone = np.arange(scenario.num_clients)
-    selector.inform(everyone, num_examples=np.array(sizes, dtype=np.float64))
     longest, chosen = scenario.wireless.max_latency_s, np.zeros(latency.shape, dtype=np.bool_)
     completed = latency < longest
     for t in range(scenario.rounds):
@@ -174,11 +201,32 @@ def _regrets(
     else:
         weights = regret.data_weights or None
         means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, weights)
-    # The terms of generalization are the same in both.
+    # The terms of generalization are the same in both. A round without available clients has reward 0 in both.
     taken = chosen.any(axis=1)
-    expected = np.where(chosen, mean, np.inf).min(axis=1)
-    seen = np.where(chosen, reward(capped), np.inf).min(axis=1)
-    return means, np.asarray(means + np.cumsum(np.where(taken, expected - seen, 0.0)))
+    expected = np.where(chosen, mean, np.inf)[taken].min(axis=1)
+    seen = np.where(chosen, reward(capped), np.inf)[taken].min(axis=1)
+    lost = np.zeros(len(chosen))
+    lost[taken] = expected - seen
+    return means, np.asarray(means + np.cumsum(lost))
+
+
+def _fairness(margins: FloatArray) -> dict[str, float]:
+    """Return how far the shares of rounds are from the fairness.
+
+    Args:
+        margins: Share of the rounds so far minus c_k, shape (rounds, num_clients).
+    """
+    last = margins[-1]
+    unfair = np.flatnonzero((margins < -TOLERANCE).any(axis=1))
+    reached = int(unfair[-1]) + 2 if len(unfair) else 1
+    own = {f"margin_{k}": float(value) for k, value in enumerate(last[:MOST_MARGINS], 1)}
+    violated = {f"violated_{k}": float(value < -TOLERANCE) for k, value in enumerate(last[:MOST_MARGINS], 1)}
+    return {
+        "lowest_margin": float(last.min()),
+        "rounds_to_fair": float(min(reached, len(margins))),
+        **own,
+        **violated,
+    }
 
 
 def _growth(regret: FloatArray) -> dict[str, float]:

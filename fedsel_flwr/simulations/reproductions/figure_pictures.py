@@ -26,7 +26,10 @@ LABELS = {
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
-    "simulated_s": "simulated time (s)", "at": "round",
+    "simulated_s": "simulated time (s)", "at": "round", "average": "regret of means per round",
+    "average_realized": "regret of realized rewards per round",
+    "margin_1": "share of client 1 minus c_1", "margin_2": "share of client 2 minus c_2",
+    "margin_3": "share of client 3 minus c_3",
 }  # fmt: skip
 """Names of curves on axes."""
 
@@ -44,18 +47,21 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
     """
     wanted = figure.picture
     cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
-    if not (wanted.curve or wanted.outcome) or not cells:
+    curves = wanted.curves or ((wanted.curve,) if wanted.curve else ())
+    if not (curves or wanted.outcome) or not cells:
         return None
-    count = len(cells) if wanted.curve else 1
-    columns = min(count, MOST_COLUMNS)
+    panels = [(cell, curve) for cell in cells for curve in curves]
+    count = len(panels) or 1
+    # With several curves, each cell is a row.
+    columns = min(len(curves) if len(curves) > 1 else count, MOST_COLUMNS)
     rows = math.ceil(count / columns)
     drawing = _new_figure(max(4.2 * columns, 6.5), 3.6 * rows + 0.8)
     axes = list(np.ravel(drawing.subplots(rows, columns, squeeze=False)))
     for unused in axes[count:]:
         unused.set_axis_off()
-    if wanted.curve:
-        for own, cell in zip(axes, cells, strict=False):
-            _draw_curves(own, figure, results, cell)
+    if curves:
+        for own, (cell, curve) in zip(axes, panels, strict=False):
+            _draw_curves(own, figure, results, cell, curve)
     else:
         _draw_outcome(axes[0], figure, results, cells)
     handles: dict[str, Any] = {}
@@ -73,18 +79,17 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
 
 def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
     """Return the arms with finished runs in a cell."""
-    name = figure.picture.curve
-    if name:
+    if name := figure.picture.curve or "".join(figure.picture.curves[:1]):
         return [arm for arm in figure.arms if results.curves(name, arm, cell)]
     return [arm for arm in figure.arms if results.values(figure.picture.outcome, arm, cell)]
 
 
-def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str) -> None:
+def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str, curve: str) -> None:
     """Draw a line for each arm: the mean over the seeds, with its 95 % interval as a band."""
     wanted = figure.picture
     over = "at" if wanted.over == "round" else wanted.over
     for index, arm in enumerate(figure.arms):
-        found = results.curves(wanted.curve, arm, cell, over)
+        found = results.curves(curve, arm, cell, over)
         if not found:
             continue
         grid = found[0][0] if over == "at" else _common_grid([x for x, _ in found])
@@ -94,7 +99,11 @@ def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str) -
         if len(values) > 1:
             ends = np.array([student_interval(column) for column in values.T])
             axes.fill_between(grid, ends[:, 0], ends[:, 1], color=style["color"], alpha=0.15, linewidth=0)
-    label_panel(axes, cell, LABELS.get(over, over), LABELS.get(wanted.curve, wanted.curve))
+        if wanted.bound and (bound := results.curves(wanted.bound, arm, cell, over)):
+            mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0)
+            axes.plot(grid, mean, label=f"bound of {arm}", color=style["color"], linestyle="--", linewidth=1)
+    axes.set_yscale(wanted.scale)
+    label_panel(axes, cell, LABELS.get(over, over), LABELS.get(curve, curve.replace("_", " ")))
 
 
 def _common_grid(series: Sequence[Any]) -> Any:

@@ -127,11 +127,15 @@ class Question(Table):
 class Picture(Table):
     """Picture of a figure.
 
-    With ``curve``, each arm is a line over the rounds, and each cell a panel. With ``outcome``, each arm has a point
-    with an interval in each cell.
+    With ``curve``, each arm is a line over the rounds, and each cell a panel. ``curves`` replaces ``curve`` by several
+    curves, each with its own panels. ``bound`` is a curve that is added as a dashed line. ``scale`` is the scale of
+    the vertical axis of curves. With ``outcome``, each arm has a point with an interval in each cell.
     """
 
     curve: str = ""
+    curves: tuple[str, ...] = ()
+    bound: str = ""
+    scale: Literal["linear", "log", "symlog"] = "linear"
     outcome: str = ""
     cells: tuple[str, ...] = ()
     over: str = "round"

@@ -22,7 +22,13 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
-from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Runner, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.paper_figure import (
+    REGRET,
+    PaperFigure,
+    Runner,
+    figure_names,
+    load_figure,
+)
 from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Rows, fingerprint
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
@@ -80,8 +86,11 @@ class Cell:
 
     @property
     def run(self) -> str:
-        """Description of the run for readers of the file: scenario and changed keys."""
+        """Description of the run for readers of the file: scenario and changed keys, those of the regret included."""
         keys = dict(self.figure.set) | self.figure.cells[self.cell] | self.figure.arms[self.arm].set
+        if self.figure.runner == "choices":
+            regret = self.figure.regret_in(self.arm, self.cell).model_dump(exclude_defaults=True)
+            keys |= {REGRET + key: value for key, value in regret.items()}
         return " ".join([self.figure.scenario, *(f"{key}={_short(value)}" for key, value in sorted(keys.items()))])
 
     def simulate(self) -> dict[str, Any]:
@@ -137,21 +146,23 @@ class Results:
 
     Attributes:
         missing: The runs without a row.
-        cpu_s: Processor seconds of the finished runs.
+        seconds: Fingerprint of each finished run -> its processor seconds.
+        cpu_s: Their sum.
     """
 
     def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
         by_fingerprint = {row[FINGERPRINT]: row for row in rows}
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing, self.cpu_s = [], 0.0
+        self.missing, self.seconds = [], dict[str, float]()
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
                 self.missing.append(cell)
                 continue
-            self.cpu_s += float(row["cpu_s"])
+            self.seconds[cell.fingerprint] = float(row["cpu_s"])
             own = self._found.setdefault((cell.arm, cell.cell), {})
             own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
+        self.cpu_s = sum(self.seconds.values())
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
         """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""
