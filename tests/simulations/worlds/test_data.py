@@ -646,6 +646,14 @@ def test_selectors_without_a_validation_set_run_on_numbers(selector: str) -> Non
     assert history.problem_counts() == {}
 
 
+def test_an_option_that_a_regression_cannot_have_is_refused_before_round_1() -> None:
+    """The class of the selector needs no validation set; the object with this option does."""
+    keys = {"rounds": 2, "selector": "active-fl"}
+    assert play(load_scenario("ben-ami-linear", keys)).history.problem_counts() == {}
+    with pytest.raises(ParameterError, match=r"active-fl \(accuracy\) measures classifiers"):
+        play(load_scenario("ben-ami-linear", {**keys, "selectors.active-fl.accuracy_weight": 0.5}))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
