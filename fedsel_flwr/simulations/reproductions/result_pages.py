@@ -142,7 +142,7 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         yield ""
         arms, cells = question.arms or tuple(figure.arms), question.cells or figure.claimed_cells
         yield from _outcomes_table(figure, results, question.outcomes, arms, cells)
-    if not (figure.left_out or figure.illustration):
+    if figure.has_runs:
         yield ""
         yield f"Runs: [{figure.paper}-{figure.runner}.csv]({figure.paper}-{figure.runner}.csv)."
 

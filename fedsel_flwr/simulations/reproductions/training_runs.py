@@ -17,20 +17,34 @@ server_ms           mean milliseconds of the server's part of a round (PCZFL and
 run_s               processor seconds of the run
 ==================  ================================================================================================
 
-Curves are ``accuracy``, ``loss``, ``simulated_s``, ``score_energy`` (sum of 1 - energy score over the selected clients)
-and ``seen`` (number of clients that were selected at least once) at :data:`POINTS` rounds.
+Curves at :data:`POINTS` rounds are ``accuracy``, ``loss`` and ``simulated_s``, and these:
+
+* ``score_energy``: sum of 1 - energy score over the selected clients.
+* ``seen``: number of clients that were selected at least once.
+
+Seed 1 of PCZFL also has curves of its balls, before training, after a quarter of the rounds, and at the end. The curve
+``balls_rounds`` lists these rounds. For each round t there are two groups of curves:
+
+* ``balls_t_x``, ``balls_t_y``, ``balls_t_radius`` and ``balls_t_front``: the balls with a client. ``front`` is 1 for a
+  ball on the Pareto front, otherwise 0.
+* ``contexts_t_x`` and ``contexts_t_y``: the clients' contexts.
+
+x is the accuracy, and y is the energy score.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.selectors import PCZFL, RoundReport
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -48,7 +62,62 @@ def run_training(scenario: Scenario) -> tuple[dict[str, float], dict[str, FloatA
     Returns:
         Outcomes, and curves of shape (points,).
     """
-    return outcomes_of(scenario, simulate(scenario, engine="vectorized", quiet=True))
+    # One seed is enough for a picture, and keeps the file of the runs small.
+    if scenario.selector != PCZFL.name or scenario.seed != 1:
+        return outcomes_of(scenario, simulate(scenario, engine="vectorized", quiet=True))
+    from fedsel_flwr.simulations.on_flower.building import selector_params
+
+    selector = RecordedPCZFL(total_rounds=scenario.rounds, **selector_params(scenario, {}))
+    result = simulate(scenario, engine="vectorized", quiet=True, selector=selector)
+    outcomes, curves = outcomes_of(scenario, result)
+    return outcomes, curves | selector.balls()
+
+
+class RecordedPCZFL(PCZFL):
+    """PCZFL that records its balls before training, after a quarter of the rounds, and after the last round.
+
+    Args:
+        total_rounds: Number of rounds.
+        **params: Parameters of :class:`~fedsel_flwr.selectors.PCZFL`.
+    """
+
+    name: ClassVar[str] = PCZFL.name
+
+    def __init__(self, *, total_rounds: int, **params: Any) -> None:
+        super().__init__(**params)
+        self.total_rounds = total_rounds
+        self._records: dict[int, dict[str, FloatArray]] = {}
+
+    def balls(self) -> dict[str, FloatArray]:
+        """Return the records as curves."""
+        curves = {"balls_rounds": np.array(sorted(self._records), dtype=np.float64)}
+        for number, record in self._records.items():
+            curves |= {key.format(number): value for key, value in record.items()}
+        return curves
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        super()._inform(clients, columns)
+        if self.round == 0:
+            self._record()
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        if self.round in (max(1, self.total_rounds // 4), self.total_rounds):
+            self._record()
+
+    def _record(self) -> None:
+        """Record the balls with a client, and the contexts."""
+        clients = np.flatnonzero(self._registered)
+        relevant = np.flatnonzero(self._domains(clients).any(axis=0))
+        x, y = self._contexts(clients).T
+        self._records[self.round] = {
+            "balls_{}_x": self._centre[relevant, 0],
+            "balls_{}_y": self._centre[relevant, 1],
+            "balls_{}_radius": self._radius[relevant],
+            "balls_{}_front": self._undominated(relevant).astype(np.float64),
+            "contexts_{}_x": x,
+            "contexts_{}_y": y,
+        }
 
 
 def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float], dict[str, FloatArray]]:
