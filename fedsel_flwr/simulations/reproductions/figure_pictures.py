@@ -47,9 +47,9 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
         The file; None if the figure has no picture, or no run has finished.
     """
     wanted = figure.picture
-    cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
     if wanted.curve == BALLS:
         return _draw_balls(figure, results, folder)
+    cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
     if not (wanted.curve or wanted.outcome) or not cells:
         return None
     count = len(cells) if wanted.curve else 1

@@ -127,7 +127,7 @@ class Picture(Table):
     """Picture of a figure.
 
     With ``curve``, each arm is a line over the rounds, and each cell a panel. With ``outcome``, each arm has a point
-    with an interval in each cell. The curve "balls" draws PCZFL's balls of one arm in one cell instead.
+    with an interval in each cell.
     """
 
     curve: str = ""
