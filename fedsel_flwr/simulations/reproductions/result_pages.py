@@ -93,10 +93,8 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
     ]
     for one in figures:
         facts = verdict_facts(one, found[one.name])
-        lines.append(
-            f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {one.seeds} | "
-            f"{facts['minutes']} |"
-        )
+        size = f"{one.seeds} | {facts['minutes']}" if one.arms else " | "
+        lines.append(f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {size} |")
     for one in figures:
         lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
     return "\n".join(lines) + "\n"

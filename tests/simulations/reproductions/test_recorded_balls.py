@@ -12,6 +12,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, read_figure
 from fedsel_flwr.simulations.reproductions.reproducing import cells_of, open_rows, results_of, verdict_of
+from fedsel_flwr.simulations.reproductions.result_pages import paper_page
 from fedsel_flwr.simulations.reproductions.training_runs import outcomes_of, run_training
 from fedsel_flwr.simulations.scenario_files import load_scenario
 
@@ -71,4 +72,11 @@ def test_an_illustration_with_arms_has_runs_and_a_picture(figure: PaperFigure, t
     path = draw(figure, results, tmp_path)
     assert path is not None
     assert path.read_bytes()[:4] == b"\x89PNG"
-    assert not read_figure(BALLS.replace("arms = { pczfl = {} }", ""), "pczfl-fig-0").has_runs
+
+
+def test_an_illustration_without_arms_has_no_runs_seeds_or_minutes(tmp_path: Path) -> None:
+    sketch = read_figure(BALLS.replace("arms = { pczfl = {} }", ""), "pczfl-fig-0")
+    assert not sketch.has_runs
+    page = paper_page("pczfl", [sketch], {sketch.name: results_of(sketch, tmp_path)}, tmp_path)
+    assert "| illustration |  |  |" in page
+    assert "Runs:" not in page
