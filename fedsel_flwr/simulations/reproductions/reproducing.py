@@ -137,21 +137,26 @@ class Results:
 
     Attributes:
         missing: The runs without a row.
-        cpu_s: Processor seconds of the finished runs.
+        seconds: Fingerprint of each finished run -> its processor seconds.
     """
 
     def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
         by_fingerprint = {row[FINGERPRINT]: row for row in rows}
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing, self.cpu_s = [], 0.0
+        self.missing, self.seconds = list[Cell](), dict[str, float]()
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
                 self.missing.append(cell)
                 continue
-            self.cpu_s += float(row["cpu_s"])
+            self.seconds[cell.fingerprint] = float(row["cpu_s"])
             own = self._found.setdefault((cell.arm, cell.cell), {})
             own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of the finished runs."""
+        return sum(self.seconds.values())
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
         """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""

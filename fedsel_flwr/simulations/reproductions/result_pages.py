@@ -72,7 +72,9 @@ def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
 def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, Results], folder: Path) -> str:
     """Return the page of a paper."""
     verdicts = {one.name: verdict_of(one, found[one.name]) for one in figures}
-    hours = sum(results.cpu_s for results in found.values()) / 3600
+    # Several figures may share a run.
+    seconds = {run: one for results in found.values() for run, one in results.seconds.items()}
+    hours = sum(seconds.values()) / 3600
     lines = [
         f"# {PAPERS[paper]}: figures and tables",
         "",

@@ -80,3 +80,15 @@ def test_an_illustration_without_arms_has_no_runs_seeds_or_minutes(tmp_path: Pat
     page = paper_page("pczfl", [sketch], {sketch.name: results_of(sketch, tmp_path)}, tmp_path)
     assert "| illustration |  |  |" in page
     assert "Runs:" not in page
+
+
+def test_the_hours_of_a_page_count_a_shared_run_once(figure: PaperFigure, tmp_path: Path) -> None:
+    """Two figures with the same two runs of 1,800 s each: one hour, not two."""
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        own = {"fingerprint": cell.fingerprint, "run": cell.run, "selector": "pczfl", "seed": cell.scenario.seed}
+        rows.add(own | {"cpu_s": 1800.0, "outcomes": "{}", "curves": "{}"})
+    other = read_figure(BALLS, "pczfl-fig-00")
+    found = {one.name: results_of(one, tmp_path) for one in (figure, other)}
+    assert [one.cpu_s for one in found.values()] == [3600, 3600]
+    assert "took 1.00 hours of one core" in paper_page("pczfl", [figure, other], found, tmp_path)
