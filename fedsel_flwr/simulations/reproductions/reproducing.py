@@ -138,12 +138,13 @@ class Results:
     Attributes:
         missing: The runs without a row.
         seconds: Fingerprint of each finished run -> its processor seconds.
+        cpu_s: Their sum.
     """
 
     def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
         by_fingerprint = {row[FINGERPRINT]: row for row in rows}
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing, self.seconds = list[Cell](), dict[str, float]()
+        self.missing, self.seconds = [], dict[str, float]()
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
@@ -152,11 +153,7 @@ class Results:
             self.seconds[cell.fingerprint] = float(row["cpu_s"])
             own = self._found.setdefault((cell.arm, cell.cell), {})
             own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
-
-    @property
-    def cpu_s(self) -> float:
-        """Processor seconds of the finished runs."""
-        return sum(self.seconds.values())
+        self.cpu_s = sum(self.seconds.values())
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
         """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""

@@ -72,8 +72,8 @@ def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
 def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, Results], folder: Path) -> str:
     """Return the page of a paper."""
     verdicts = {one.name: verdict_of(one, found[one.name]) for one in figures}
-    # Several figures may share a run.
-    seconds = {run: one for results in found.values() for run, one in results.seconds.items()}
+    # Figures share runs, and each run counts once.
+    seconds = {run: own for results in found.values() for run, own in results.seconds.items()}
     hours = sum(seconds.values()) / 3600
     lines = [
         f"# {PAPERS[paper]}: figures and tables",
