@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 4
 """Largest number of panels side by side."""
+FRONT, OTHER = "#d55e00", "#0072b2"
+"""Colours of the balls on the Pareto front and of other balls, as in the paper."""
+BALLS = "balls"
+"""Curve of a picture that draws PCZFL's balls."""
 LABELS = {
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
@@ -46,6 +50,8 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
         The file; None if the figure has no picture, or no run has finished.
     """
     wanted = figure.picture
+    if wanted.curve == BALLS:
+        return _draw_balls(figure, results, folder)
     cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
     curves = wanted.curves or ((wanted.curve,) if wanted.curve else ())
     if not (curves or wanted.outcome) or not cells:
@@ -132,6 +138,36 @@ def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, cells: Sequ
             )
     axes.set_xticks(range(len(cells)), [cell or "all" for cell in cells], rotation=30 if len(cells) > 5 else 0)
     label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
+
+
+def _draw_balls(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
+    """Draw PCZFL's balls and the clients' contexts: a panel for each recorded round of the first recorded seed."""
+    from matplotlib.patches import Circle
+
+    arm, cell = next(iter(figure.arms)), figure.claimed_cells[0]
+
+    def recorded(x: str, y: str) -> tuple[Any, Any]:
+        return results.curves(y, arm, cell, x)[0]
+
+    if not results.curves("balls_rounds", arm, cell, "balls_rounds"):
+        return None
+    times = [int(number) for number in recorded("balls_rounds", "balls_rounds")[0]]
+    drawing = _new_figure(3.9 * len(times), 4.5)
+    for axes, time in zip(np.ravel(drawing.subplots(1, len(times), squeeze=False)), times, strict=True):
+        centres = np.column_stack(recorded(f"balls_{time}_x", f"balls_{time}_y"))
+        radii, front = recorded(f"balls_{time}_radius", f"balls_{time}_front")
+        for centre, radius, is_best in zip(centres, radii, front, strict=True):
+            axes.add_patch(Circle(centre, radius, fill=False, lw=1.0, color=FRONT if is_best else OTHER))
+        for label, color in (("ball on the Pareto front", FRONT), ("other ball with a client", OTHER)):
+            axes.plot([], [], color=color, label=label)
+        axes.plot(*recorded(f"contexts_{time}_x", f"contexts_{time}_y"), "o", ms=4, color="#009e73", label="client")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        label_panel(axes, f"round {time}", "accuracy on the validation set", "energy score")
+    drawing.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+    path = folder / f"{figure.name}.png"
+    with atomic_write(path) as temporary:
+        drawing.savefig(temporary, format="png", dpi=110)
+    return path
 
 
 def _new_figure(width: float, height: float) -> Figure:

@@ -161,7 +161,7 @@ class PaperFigure(Table):
         questions: Questions that extra cells answer. Their cells take part in no check without ``cells``.
         regret: Regret, for figures of choices.
         picture: The picture.
-        illustration: True for a figure without a claim. It has no verdict.
+        illustration: True for a figure without a claim. It has no verdict, and has runs only if it has arms.
         left_out: Reason if the figure is not run.
         shortened: Reason if the runs are shorter or smaller than the paper's. The verdict is then at most "direction
             only".
@@ -200,6 +200,11 @@ class PaperFigure(Table):
             for arm in comparison.arms:
                 arm.check(self)
         return self
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there is something to run."""
+        return bool(self.arms) and not self.left_out
 
     @property
     def readings(self) -> tuple[str, ...]:

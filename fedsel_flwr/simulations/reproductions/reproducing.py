@@ -212,7 +212,7 @@ def reproduce(
 
     target, figures = Path(folder), {name: load_figure(name) for name in names}
     for figure in figures.values():
-        if not (figure.left_out or figure.illustration):
+        if figure.has_runs:
             _play_missing(figure, target, jobs, seeds, data_dir, announce)
     write_pages(target, {figure.paper for figure in figures.values()})
     found = {}
@@ -224,7 +224,7 @@ def reproduce(
 
 def results_of(figure: PaperFigure, folder: Path, seeds: int | None = None) -> Results:
     """Return the outcomes of the finished runs of a figure."""
-    if figure.left_out or figure.illustration:
+    if not figure.has_runs:
         return Results([], open_rows(folder, figure))
     return Results(cells_of(figure, seeds), open_rows(folder, figure))
 
@@ -280,7 +280,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
     """
     for name in names:
         figure = load_figure(name)
-        if figure.illustration:
+        if not figure.arms:
             announce(f"{name}: illustration, nothing to run")
             continue
         start, replaced = time.monotonic(), False

@@ -95,10 +95,8 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
     ]
     for one in figures:
         facts = verdict_facts(one, found[one.name])
-        lines.append(
-            f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {one.seeds} | "
-            f"{facts['minutes']} |"
-        )
+        size = f"{one.seeds} | {facts['minutes']}" if one.arms else " | "
+        lines.append(f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {size} |")
     for one in figures:
         lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
     return "\n".join(lines) + "\n"
@@ -145,7 +143,7 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         yield ""
         arms, cells = question.arms or tuple(figure.arms), question.cells or figure.claimed_cells
         yield from _outcomes_table(figure, results, question.outcomes, arms, cells)
-    if not (figure.left_out or figure.illustration):
+    if figure.has_runs:
         yield ""
         yield f"Runs: [{figure.paper}-{figure.runner}.csv]({figure.paper}-{figure.runner}.csv)."
 

@@ -22,13 +22,16 @@ The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.selectors import PCZFL, RoundReport
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -46,7 +49,9 @@ def run_training(scenario: Scenario) -> tuple[dict[str, float], dict[str, FloatA
     Returns:
         Outcomes, and curves of shape (points,).
     """
-    return outcomes_of(scenario, simulate(scenario, engine="vectorized", quiet=True))
+    recorded = RecordedPCZFL.of(scenario)
+    outcomes, curves = outcomes_of(scenario, simulate(scenario, engine="vectorized", quiet=True, selector=recorded))
+    return outcomes, curves | (recorded.balls() if recorded else {})
 
 
 def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float], dict[str, FloatArray]]:
@@ -105,3 +110,68 @@ def _curves(history: History, accuracy: FloatArray, loss: FloatArray) -> dict[st
         spent = np.bincount(number, weights=1.0 - scores, minlength=rounds + 1)[: rounds + 1]
         curves["score_energy"] = np.cumsum(spent)[at].astype(np.float64)
     return curves
+
+
+class RecordedPCZFL(PCZFL):
+    """PCZFL that records its balls before training, after a quarter of the rounds, and after the last round.
+
+    The records are further curves of a run. ``balls_rounds`` lists the recorded rounds. For each of them, t:
+
+    * ``balls_t_x``, ``balls_t_y``, ``balls_t_radius`` and ``balls_t_front`` describe the balls that hold a client.
+      ``front`` is 1 for a ball on the Pareto front, otherwise 0.
+    * ``contexts_t_x`` and ``contexts_t_y`` are the clients' contexts.
+
+    x is the accuracy, and y is the energy score.
+
+    Args:
+        total_rounds: Number of rounds.
+        **params: Parameters of :class:`~fedsel_flwr.selectors.PCZFL`.
+    """
+
+    name: ClassVar[str] = PCZFL.name
+
+    def __init__(self, *, total_rounds: int, **params: Any) -> None:
+        super().__init__(**params)
+        self.total_rounds = total_rounds
+        self._records: dict[int, dict[str, FloatArray]] = {}
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> RecordedPCZFL | None:
+        """Return the recording selector of a scenario with PCZFL and seed 1; None for other scenarios."""
+        # One seed is enough for a picture, and keeps the file of the runs small.
+        if scenario.selector != PCZFL.name or scenario.seed != 1:
+            return None
+        from fedsel_flwr.simulations.on_flower.building import selector_params
+
+        return cls(total_rounds=scenario.rounds, **selector_params(scenario, {}))
+
+    def balls(self) -> dict[str, FloatArray]:
+        """Return the records as curves."""
+        curves = {"balls_rounds": np.array(sorted(self._records), dtype=np.float64)}
+        for number, record in self._records.items():
+            curves |= {key.format(number): value for key, value in record.items()}
+        return curves
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        super()._inform(clients, columns)
+        if self.round == 0:
+            self._record()
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        if self.round in (max(1, self.total_rounds // 4), self.total_rounds):
+            self._record()
+
+    def _record(self) -> None:
+        """Record the balls with a client, and the contexts."""
+        clients = np.flatnonzero(self._registered)
+        relevant = np.flatnonzero(self._domains(clients).any(axis=0))
+        x, y = self._contexts(clients).T
+        self._records[self.round] = {
+            "balls_{}_x": self._centre[relevant, 0],
+            "balls_{}_y": self._centre[relevant, 1],
+            "balls_{}_radius": self._radius[relevant],
+            "balls_{}_front": self._undominated(relevant).astype(np.float64),
+            "contexts_{}_x": x,
+            "contexts_{}_y": y,
+        }
