@@ -15,7 +15,8 @@ not settled     The interval holds both.
 ==============  =======================================================================================================
 
 A figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
-precedence: "not run" if runs are missing, and "setting not given" if two readings of the figure have different words.
+precedence. A figure is ``not run`` if runs are missing. It is ``setting not given`` if two readings have different
+words.
 """
 
 from __future__ import annotations

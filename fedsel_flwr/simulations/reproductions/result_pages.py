@@ -213,10 +213,10 @@ def _write_counts(folder: Path) -> None:
     before = page.read_text("utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    _write(page, f"{head}{BEGIN}\n{_counts(folder)}{END}{tail}" if rest else before)
+    _write(page, f"{head}{BEGIN}\n{counts_table(folder)}{END}{tail}" if rest else before)
 
 
-def _counts(folder: Path) -> str:
+def counts_table(folder: Path) -> str:
     """Return the table that counts the verdicts of each paper."""
     lines = ["", "| paper | verdicts |", "| --- | --- |"]
     everything = []

@@ -15,16 +15,16 @@ seen_share          share of the clients that were selected at least once
 coverage_rounds     rounds until every client was selected at least once; if some never were, the rounds of the run + 1
 cohort              mean number of selected clients a round
 cohort_late         the same without the warm-up
-server_ms           mean milliseconds of the server's part of a round (PCZFL and GPFL compare times)
 run_s               processor seconds of the run, without the time to load the data
 run_s_200           processor seconds of the first 200 rounds
 ==================  ================================================================================================
 
 ``run_s`` and ``run_s_200`` differ from run to run, and from machine to machine.
 
-Curves at :data:`POINTS` rounds are ``accuracy``, ``loss``, ``simulated_s``, ``score_energy`` (sum of 1 - energy score
-over the selected clients) and ``seen`` (number of clients that were selected at least once). The curve ``counts`` is
-the number of rounds of a client over the client's ``rank``. The client that was selected most often has rank 1.
+The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points. So do ``score_energy``, the sum of
+1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once. The
+curve ``counts`` is the number of rounds of a client over the client's ``rank``. The client that was selected most often
+has rank 1.
 
 GPFL begins with a round in which all clients compute a gradient, and the model does not change. This round is left out
 of ``largest_count``, ``seen_share``, ``coverage_rounds``, ``seen`` and ``counts``.
