@@ -95,6 +95,20 @@ def test_an_order_is_checked_pair_by_pair_and_the_worst_word_counts() -> None:
     assert ([one.word for one in bad.findings], bad.word) == (["reproduced", "not seen"], "not seen")
 
 
+def test_the_seeds_that_would_do_are_enough() -> None:
+    """With the same values again and again, the spread stays, and the suggested number of seeds settles the check."""
+    weak = [0.5, 1.5, 0.7, 1.2, 0.8, 0.75]
+    (one,) = verdict(figure(check()), new=weak, old=[1.0] * 6).findings
+    assert one.seeds_needed is not None
+    enough = -(-one.seeds_needed // 6) + 1
+    assert verdict(figure(check()), new=weak * enough, old=[1.0] * 6 * enough).word == "reproduced"
+    near = [0.9, 1.15, 1.0, 1.02, 1.1, 0.85]
+    (one,) = verdict(figure(check(relation='"equal"')), new=near, old=[1.0] * 6).findings
+    assert (one.word, one.seeds_needed is not None) == ("not settled", True)
+    enough = -(-(one.seeds_needed or 0) // 6) + 1
+    assert verdict(figure(check(relation='"equal"')), new=near * enough, old=[1.0] * 6 * enough).word == "reproduced"
+
+
 def test_holm_counts_all_checks_of_a_figure() -> None:
     """The check alone has p = 0.035 (t = 0.2624 / (0.1874 / sqrt(5)) = 3.13 with 4 degrees of freedom)."""
     weak = [0.60, 0.95, 0.75, 0.70, 0.90]

@@ -100,6 +100,19 @@ def test_figures_with_the_same_runs_share_their_rows(played: Path) -> None:
     assert all(open_rows(played, other).done(cell.fingerprint) for cell in cells_of(other))
 
 
+def test_figures_with_another_regret_keep_their_own_rows(played: Path) -> None:
+    """Their runs have the same scenario and keys, and the file keeps both after it is sorted."""
+    figure = reproducing.load_figure(NAME)
+    other = figure.model_copy(update={"regret": figure.regret.model_copy(update={"kind": "none"}), "seeds": 1})
+    rows = open_rows(played, figure)
+    before, cell = len(rows), cells_of(other)[0]
+    assert not rows.done(cell.fingerprint)
+    rows.add(cell.simulate())
+    rows.sort()
+    assert len(rows) == before + 1
+    assert not results_of(figure, played).missing
+
+
 def test_fingerprints_depend_on_arm_cell_and_seed() -> None:
     cells = cells_of(load_figure(NAME), 2)
     assert len({cell.fingerprint for cell in cells}) == len(cells)
