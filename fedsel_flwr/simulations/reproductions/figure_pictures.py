@@ -26,7 +26,8 @@ LABELS = {
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
-    "simulated_s": "simulated time (s)", "at": "round",
+    "simulated_s": "simulated time (s)", "at": "round", "counts": "rounds of the client", "rank": "rank of the client",
+    "run_s_200": "processor seconds of 200 rounds",
 }  # fmt: skip
 """Names of curves on axes."""
 
