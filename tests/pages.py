@@ -76,10 +76,10 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them, and those that the page sets itself."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-    return {title.replace(" ", "-") for title in titles}
+    return {title.replace(" ", "-") for title in titles} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def dead_anchors(page: Path) -> list[str]:

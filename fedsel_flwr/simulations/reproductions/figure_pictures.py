@@ -34,6 +34,8 @@ LABELS = {
     "average_realized": "regret of realized rewards per round",
     "margin_1": "share of client 1 minus c_1", "margin_2": "share of client 2 minus c_2",
     "margin_3": "share of client 3 minus c_3",
+    "counts": "rounds of the client", "rank": "rank of the client",
+    "run_s_200": "processor seconds of 200 rounds",
 }  # fmt: skip
 """Names of curves on axes."""
 

@@ -270,6 +270,8 @@ def _simulate(cell: Cell) -> dict[str, Any]:
 def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) -> None:
     """Run a short version of figures: every arm and cell for a few rounds on one seed, without a verdict.
 
+    Figures that need the same short run share it.
+
     Args:
         names: Names of figures.
         data_dir: Folder of the data sets. If a data set is missing, the digits of scikit-learn replace it.
@@ -278,6 +280,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
     Raises:
         ParameterError: A figure does not exist, or a run is impossible.
     """
+    done: set[str] = set()
     for name in names:
         figure = load_figure(name)
         if not figure.arms:
@@ -288,6 +291,9 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
         for cell in unique.values():
             short, own = shortened(cell, data_dir)
             replaced |= own
+            if short.fingerprint in done:
+                continue
+            done.add(short.fingerprint)
             outcomes, _ = simulate_run(short)
             if not any(math.isfinite(value) for value in outcomes.values()):
                 raise ParameterError(f"{name}: the run {cell.run!r} of {cell.arm!r} has no finite outcome. Report it")

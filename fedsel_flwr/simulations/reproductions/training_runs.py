@@ -8,20 +8,32 @@ outcome             meaning
 ==================  ================================================================================================
 best_accuracy       largest measured test accuracy
 accuracy_mean       mean of all measured test accuracies
+late_gain           mean accuracy of the last ten measured rounds, minus that of the last ten in the first half
 loss_last10         mean test loss of the last ten measured rounds
 largest_count       largest number of rounds of one client
 seen_share          share of the clients that were selected at least once
+coverage_rounds     rounds until every client was selected at least once; if some never were, the rounds of the run + 1
 cohort              mean number of selected clients a round
 cohort_late         the same without the warm-up
+run_s               processor seconds of the run, without the time to load the data
+run_s_200           processor seconds of the first 200 rounds
 ==================  ================================================================================================
 
+``run_s`` and ``run_s_200`` differ from run to run, and from machine to machine.
+
 The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points. So do ``score_energy``, the sum of
-1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once.
+1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once. The
+curve ``counts`` is the number of rounds of a client over the client's ``rank``. The client that was selected most often
+has rank 1.
+
+GPFL begins with a round in which all clients compute a gradient, and the model does not change. This round is left out
+of ``largest_count``, ``seen_share``, ``coverage_rounds``, ``seen`` and ``counts``.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -31,13 +43,17 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.selectors import PCZFL, RoundReport
+from fedsel_flwr.selectors import PCZFL, RoundReport, Selector
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.worlds.world import world_of
 
 POINTS = 25
 """Number of points of a curve."""
+TIMED_ROUNDS = 200
+"""Number of rounds of ``run_s_200``, as in GPFL's Fig. 6."""
 
 
 def run_training(scenario: Scenario) -> tuple[dict[str, float], dict[str, FloatArray]]:
@@ -49,9 +65,19 @@ def run_training(scenario: Scenario) -> tuple[dict[str, float], dict[str, FloatA
     Returns:
         Outcomes, and curves of shape (points,).
     """
-    recorded = RecordedPCZFL.of(scenario)
-    outcomes, curves = outcomes_of(scenario, simulate(scenario, engine="vectorized", quiet=True, selector=recorded))
-    return outcomes, curves | (recorded.balls() if recorded else {})
+    # Loads the data before the clock starts. Runs of the same seed share the data.
+    world_of(scenario.model_copy(update={"engine": "vectorized"}))
+    recorded, start, ends = RecordedPCZFL.of(scenario), time.process_time(), list[float]()
+    result = simulate(
+        scenario,
+        engine="vectorized",
+        quiet=True,
+        selector=recorded,
+        on_round=lambda _: ends.append(time.process_time() - start),
+    )
+    times = {"run_s": time.process_time() - start, "run_s_200": ends[min(TIMED_ROUNDS, len(ends)) - 1]}
+    outcomes, curves = outcomes_of(scenario, result)
+    return outcomes | times, curves | (recorded.balls() if recorded else {})
 
 
 def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float], dict[str, FloatArray]]:
@@ -71,25 +97,42 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
     accuracy = np.array([one.accuracy for one in history.rounds])
     loss = np.array([one.loss for one in history.rounds])
     measured = np.flatnonzero(np.isfinite(accuracy))
-    counts: dict[str, int] = {}
-    for row in history.clients:
-        counts[row.client_id] = counts.get(row.client_id, 0) + 1
+    first, counts = _participation(scenario, history)
+    rounds, covered = len(history.rounds), len(first) == scenario.num_clients
     warmup = scenario.aggregation.options()["warmup_rounds"]
     warmup = max(warmup, int(scenario.selectors.get(scenario.selector, {}).get("warmup_rounds", 0)))
     cohorts = np.array([one.num_selected for one in history.rounds], dtype=np.float64)
     outcomes |= {
         "best_accuracy": float(accuracy[measured].max()) if len(measured) else math.nan,
         "accuracy_mean": float(accuracy[measured].mean()) if len(measured) else math.nan,
+        "late_gain": summary.accuracy_last10 - summary.accuracy_50,
         "loss_last10": float(loss[measured[-10:]].mean()) if len(measured) else math.nan,
         "largest_count": float(max(counts.values(), default=0)),
         "seen_share": len(counts) / scenario.num_clients,
+        "coverage_rounds": float(max(first.values()) if covered else rounds + 1),
         "cohort": float(cohorts.mean()),
         "cohort_late": float(cohorts[warmup:].mean()) if len(cohorts) > warmup else math.nan,
     }
-    return outcomes, _curves(history, accuracy, loss)
+    return outcomes, _curves(scenario, history, accuracy, loss)
 
 
-def _curves(history: History, accuracy: FloatArray, loss: FloatArray) -> dict[str, FloatArray]:
+def _participation(scenario: Scenario, history: History) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the first round and the number of rounds of each client that was selected.
+
+    An initialization, which only measures the clients, is left out. Round 1 is then the round after it.
+    """
+    # A common warm-up, which trains the model, takes the place of the initialization.
+    measures = selector_class(scenario.selector).keeps_model is not Selector.keeps_model
+    skipped = 1 if measures and not scenario.aggregation.options()["warmup_rounds"] else 0
+    first, counts = dict[str, int](), dict[str, int]()
+    for row in history.clients:
+        if row.round > skipped:
+            first.setdefault(row.client_id, row.round - skipped)
+            counts[row.client_id] = counts.get(row.client_id, 0) + 1
+    return first, counts
+
+
+def _curves(scenario: Scenario, history: History, accuracy: FloatArray, loss: FloatArray) -> dict[str, FloatArray]:
     """Return the curves; a point is the last measured round up to it."""
     rounds = len(history.rounds)
     at = np.unique(np.round(np.linspace(1, rounds, POINTS)).astype(np.int64))
@@ -100,11 +143,13 @@ def _curves(history: History, accuracy: FloatArray, loss: FloatArray) -> dict[st
         curves |= {"accuracy": accuracy[latest], "loss": loss[latest]}
     number = np.array([row.round for row in history.clients])
     scores = np.array([row.energy_score for row in history.clients])
-    first: dict[str, int] = {}
-    for row in history.clients:
-        first.setdefault(row.client_id, row.round)
+    first, counts = _participation(scenario, history)
     seen = np.bincount(list(first.values()), minlength=rounds + 1)[: rounds + 1]
     curves["seen"] = np.cumsum(seen)[at].astype(np.float64)
+    most_first = np.zeros(scenario.num_clients)
+    most_first[: len(counts)] = sorted(counts.values(), reverse=True)
+    rank = np.unique(np.round(np.linspace(1, scenario.num_clients, POINTS)).astype(np.int64))
+    curves |= {"rank": rank.astype(np.float64), "counts": most_first[rank - 1]}
     curves["simulated_s"] = np.array([one.simulated_s for one in history.rounds])[at - 1]
     if len(scores) and np.isfinite(scores).all():
         spent = np.bincount(number, weights=1.0 - scores, minlength=rounds + 1)[: rounds + 1]

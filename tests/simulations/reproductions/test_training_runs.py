@@ -1,0 +1,77 @@
+"""Outcomes of runs of training: who was selected how often, the late gain, and the processor time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.simulations.reproductions.training_runs import outcomes_of, run_training
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+
+COHORTS = [[0, 1, 2, 3], [0, 1], [0, 2], [0, 3], [0, 1]]
+"""The clients of each round. In round 1, all clients are selected, as in GPFL's initialization."""
+CLIENT = ClientRecord(
+    round=1, client_id="0", client=0, completed=True, problem="", latency_s=1.0, energy_j=1.0, download_s=0.0,
+    compute_s=1.0, upload_s=0.0, train_loss=1.0, num_examples=10,
+)  # fmt: skip
+
+
+def result_of(cohorts: list[list[int]]) -> RunResult:
+    """Return a run with these cohorts, and the accuracies 0.1, 0.2, 0.3 and so on."""
+    rounds = [
+        RoundRecord(
+            round=t, num_available=4, num_selected=len(own), num_completed=len(own), round_s=1.0, simulated_s=float(t),
+            energy_j=1.0, total_energy_j=float(t), accuracy=t / 10, loss=1.0,
+        )
+        for t, own in enumerate(cohorts, start=1)
+    ]  # fmt: skip
+    clients = [
+        replace(CLIENT, round=t, client_id=str(k), client=k) for t, own in enumerate(cohorts, start=1) for k in own
+    ]
+    return RunResult(History.from_records(rounds, clients), [np.zeros(1)])
+
+
+def scenario_of(selector: str, **keys: object) -> Scenario:
+    return load_scenario("smoke", {"selector": selector, "num_clients": 4, "clients_per_round": 2, "rounds": 5, **keys})
+
+
+def test_the_initialization_of_gpfl_is_no_selection() -> None:
+    # Rounds 2 to 5 select client 0 four times, client 1 twice, and clients 2 and 3 once. The last new client, 3, comes
+    # in round 4, which is the third round after the initialization.
+    found, curves = outcomes_of(scenario_of("gpfl"), result_of(COHORTS))
+    assert found["coverage_rounds"] == 3
+    assert found["largest_count"] == 4
+    assert curves["rank"].tolist() == [1, 2, 3, 4]
+    assert curves["counts"].tolist() == [4, 2, 1, 1]
+    assert curves["seen"].tolist() == [2, 3, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("selector", "keys"), [("random", {}), ("gpfl", {"aggregation.warmup_rounds": 1})])
+def test_other_first_rounds_are_selections(selector: str, keys: dict[str, int]) -> None:
+    found, curves = outcomes_of(scenario_of(selector, **keys), result_of(COHORTS))
+    assert found["coverage_rounds"] == 1
+    assert found["largest_count"] == 5
+    assert curves["counts"].tolist() == [5, 3, 2, 2]
+
+
+def test_a_client_that_is_never_selected() -> None:
+    found, curves = outcomes_of(scenario_of("random"), result_of([[0, 1], [0, 2], [0, 1]]))
+    assert found["coverage_rounds"] == 4
+    assert found["seen_share"] == 0.75
+    assert curves["counts"].tolist() == [3, 2, 1, 0]
+
+
+def test_late_gain() -> None:
+    # Five rounds: the mean of 0.1 to 0.5, minus that of the first half, 0.1 to 0.3.
+    found, _ = outcomes_of(scenario_of("random"), result_of(COHORTS))
+    assert found["late_gain"] == pytest.approx(0.3 - 0.2)
+
+
+def test_processor_seconds() -> None:
+    found, _ = run_training(load_scenario("smoke", {"selector": "random", "rounds": 2}))
+    assert 0 < found["run_s_200"] <= found["run_s"]
