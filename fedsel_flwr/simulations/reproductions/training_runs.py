@@ -11,6 +11,7 @@ accuracy_mean       mean of all measured test accuracies
 loss_last10         mean test loss of the last ten measured rounds
 largest_count       largest number of rounds of one client
 seen_share          share of the clients that were selected at least once
+client_spread       standard deviation, over the clients, of the final model's accuracy for each client's data
 cohort              mean number of selected clients a round
 cohort_late         the same without the warm-up
 server_ms           mean milliseconds of the server's part of a round (PCZFL and GPFL compare times)
@@ -18,7 +19,8 @@ run_s               processor seconds of the run
 ==================  ================================================================================================
 
 Curves are ``accuracy``, ``loss``, ``simulated_s``, ``score_energy`` (sum of 1 - energy score over the selected clients)
-and ``seen`` (number of clients that were selected at least once) at :data:`POINTS` rounds.
+and ``seen`` (number of clients that were selected at least once) at :data:`POINTS` rounds. The curve ``record`` holds
+each accuracy that was above all earlier ones, over ``record_at``, its round.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
         "loss_last10": float(loss[measured[-10:]].mean()) if len(measured) else math.nan,
         "largest_count": float(max(counts.values(), default=0)),
         "seen_share": len(counts) / scenario.num_clients,
+        "client_spread": float(np.std(result.client_accuracies)) if len(result.client_accuracies) else math.nan,
         "cohort": float(cohorts.mean()),
         "cohort_late": float(cohorts[warmup:].mean()) if len(cohorts) > warmup else math.nan,
     }
@@ -95,6 +98,9 @@ def _curves(history: History, accuracy: FloatArray, loss: FloatArray) -> dict[st
     if len(measured):
         latest = measured[np.maximum(np.searchsorted(measured, at - 1, side="right") - 1, 0)]
         curves |= {"accuracy": accuracy[latest], "loss": loss[latest]}
+        earlier = np.maximum.accumulate(np.append(-np.inf, accuracy[measured[:-1]]))
+        records = measured[accuracy[measured] > earlier]
+        curves |= {"record_at": (records + 1).astype(np.float64), "record": accuracy[records]}
     number = np.array([row.round for row in history.clients])
     scores = np.array([row.energy_score for row in history.clients])
     first: dict[str, int] = {}
