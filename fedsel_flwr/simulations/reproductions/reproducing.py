@@ -29,9 +29,9 @@ from fedsel_flwr.simulations.scenario_files import replace_keys
 
 REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1}
 """Runner -> revision. Raise it when a change of the code changes its results."""
-KEY = ("run", "selector", "seed")
-"""Columns that name a run. They also order the file."""
-COLUMNS = (FINGERPRINT, *KEY, "cpu_s", "outcomes", "curves")
+KEY = ("run", "selector", "seed", FINGERPRINT)
+"""Columns that order the file. The fingerprint is one of them, because two figures may define another regret."""
+COLUMNS = (FINGERPRINT, "run", "selector", "seed", "cpu_s", "outcomes", "curves")
 """Columns of a file. ``outcomes`` and ``curves`` are JSON."""
 DIGITS = 5
 """Significant digits of outcomes and curves."""
@@ -132,21 +132,27 @@ class Results:
 
     Attributes:
         missing: The runs without a row.
-        cpu_s: Processor seconds of the finished runs.
+        times: Fingerprint -> processor seconds, of the finished runs.
     """
 
     def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
         by_fingerprint = {row[FINGERPRINT]: row for row in rows}
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing, self.cpu_s = [], 0.0
+        self.missing: list[Cell] = []
+        self.times: dict[str, float] = {}
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
                 self.missing.append(cell)
                 continue
-            self.cpu_s += float(row["cpu_s"])
+            self.times[cell.fingerprint] = float(row["cpu_s"])
             own = self._found.setdefault((cell.arm, cell.cell), {})
             own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of the finished runs."""
+        return sum(self.times.values())
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
         """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""

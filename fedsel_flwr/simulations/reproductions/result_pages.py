@@ -74,7 +74,9 @@ def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
 def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, Results], folder: Path) -> str:
     """Return the page of a paper."""
     verdicts = {one.name: verdict_of(one, found[one.name]) for one in figures}
-    hours = sum(results.cpu_s for results in found.values()) / 3600
+    # Figures share runs, and each run counts once.
+    times = {mark: seconds for results in found.values() for mark, seconds in results.times.items()}
+    hours = sum(times.values()) / 3600
     lines = [
         f"# {PAPERS[paper]}: figures and tables",
         "",
@@ -92,10 +94,8 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
     ]
     for one in figures:
         facts = verdict_facts(one, found[one.name])
-        lines.append(
-            f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {one.seeds} | "
-            f"{facts['minutes']} |"
-        )
+        cost = " |" if one.illustration else f"{one.seeds} | {facts['minutes']}"
+        lines.append(f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {cost} |")
     for one in figures:
         lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
     return "\n".join(lines) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.reproductions.claims import judge
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, read_figure
 from fedsel_flwr.simulations.reproductions.reproducing import Results, cells_of
+from fedsel_flwr.simulations.reproductions.result_pages import paper_page
 from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT
 from fedsel_flwr.simulations.reproductions.training_runs import outcomes_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -96,3 +98,18 @@ def test_records_and_the_spread_over_the_clients() -> None:
     mean = sum(accuracies) / 6
     assert outcomes["client_spread"] == pytest.approx(np.sqrt(sum((one - mean) ** 2 for one in accuracies) / 6))
     assert outcomes["client_spread"] > 0
+
+
+def test_a_run_that_two_figures_share_counts_once_in_the_hours(tmp_path: Path) -> None:
+    # One run of 1,800 seconds per arm and seed: 4 runs, two hours.
+    figure = _figure()
+    cells = cells_of(figure)
+    rows = [
+        {FINGERPRINT: cell.fingerprint, "cpu_s": "1800", "outcomes": '{"accuracy_last10":0.5}', "curves": "{}"}
+        for cell in cells
+    ]
+    twin = figure.model_copy(update={"name": "kim-fig-3"})
+    found = {one.name: Results(cells_of(one), rows) for one in (figure, twin)}  # type: ignore[arg-type]
+    assert found[figure.name].cpu_s == 7200
+    page = paper_page("kim", [figure, twin], found, tmp_path)
+    assert "The finished runs took 2.00 hours of one core." in page
