@@ -112,4 +112,4 @@ def test_a_run_that_two_figures_share_counts_once_in_the_hours(tmp_path: Path) -
     found = {one.name: Results(cells_of(one), rows) for one in (figure, twin)}  # type: ignore[arg-type]
     assert found[figure.name].cpu_s == 7200
     page = paper_page("kim", [figure, twin], found, tmp_path)
-    assert "The finished runs took 2.00 hours of one core." in page
+    assert "The finished runs took 2.00 hours of one core " in page
