@@ -55,7 +55,7 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     """
     stack, right = _checked(logits, labels, score)
     cells = (right, np.arange(right.size))
-    scorer = partial(_loss, cells=cells) if score == "loss" else partial(_accuracy, right=right)
+    scorer = partial(_loss, cells=cells) if score == "loss" else partial(_accuracy, cells=cells)
     # Sums of huge logits overflow. Such subsets get the worst score, without a warning.
     with np.errstate(all="ignore"):
         members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
@@ -74,9 +74,13 @@ def _loss(total: FloatArray, size: int, cells: tuple[IntArray, IntArray]) -> flo
     return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # classification loss, below (4)
 
 
-def _accuracy(total: FloatArray, size: int, right: IntArray) -> float:
-    """Return the fraction of examples whose first largest logit is the right class."""
-    return float((total.argmax(axis=0) == right).mean())  # Dirac delta, below (4)
+def _accuracy(total: FloatArray, size: int, cells: tuple[IntArray, IntArray]) -> float:
+    """Return the fraction of examples whose first largest logit is the right class; ``cells`` as in :func:`_loss`."""
+    top = total.max(axis=0)
+    # argmax takes five times as long as the maximum, and is needed only if an example has several largest logits.
+    single = np.count_nonzero(total == top) == top.size
+    hits = total[cells] == top if single else total.argmax(axis=0) == cells[0]
+    return float(hits.mean())  # Dirac delta, below (4)
 
 
 def _exact(stack: FloatArray, scorer: Any) -> Subset:

@@ -9,8 +9,9 @@ reproduced      The null is excluded in the claimed direction, and the size is t
                 the interval, or the estimate is within 20 % of it. If the paper gives no number, the direction is the
                 whole claim. A claim of equality holds if the interval is inside the margin.
 direction only  Only the direction holds.
-not seen        The interval excludes the claim: it is on the other side, or inside the margin of equality. A claim of
-                equality is excluded if the interval is outside the margin.
+not seen        The interval excludes the claim. It is on the other side of the null. Or it is inside the margin of
+                equality, and holds the null, but not the paper's number. A claim of equality is excluded if the
+                interval is outside the margin.
 not settled     The interval holds both.
 ==============  =======================================================================================================
 
@@ -193,8 +194,10 @@ def _word(finding: Finding) -> Word:
         claimed, against = against, claimed
     if claimed and finding.p <= LEVEL:
         return "reproduced" if _has_paper_size(finding) else "direction only"
+    paper = finding.comparison.paper
+    holds_claim = claimed or (paper is not None and finding.low <= paper <= finding.high)
     # The margin of a difference has the unit of the outcome, so that only a ratio can be too small to matter.
-    return "not seen" if against or (inside and is_ratio) else "not settled"
+    return "not seen" if against or (inside and is_ratio and not holds_claim) else "not settled"
 
 
 def _has_paper_size(finding: Finding) -> bool:

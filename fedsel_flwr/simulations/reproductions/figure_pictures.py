@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsel_flwr.report.paired import student_interval
-from fedsel_flwr.report.panels import label_panel, line_style
+from fedsel_flwr.report.panels import COLOURS, label_panel, line_style
 from fedsel_flwr.report.run_folder import atomic_write, load_optional
-from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure
+from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ FRONT, OTHER = "#d55e00", "#0072b2"
 BALLS = "balls"
 """Curve of a picture that draws PCZFL's balls."""
 LABELS = {
+    "accuracy_last10": "test accuracy, mean of the last ten rounds", "client_spread": "standard deviation over clients",
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
@@ -37,7 +38,9 @@ LABELS = {
     "counts": "rounds of the client", "rank": "rank of the client",
     "run_s_200": "processor seconds of 200 rounds",
 }  # fmt: skip
-"""Names of curves on axes."""
+"""Names of curves and outcomes on axes."""
+MARKERS = "os^D"
+"""Markers of outcomes. The next marker follows when all colours are used."""
 
 
 def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
@@ -135,11 +138,16 @@ def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, cells: Sequ
             means.append(float(values.mean()))
             ends.append((means[-1] - low, high - means[-1]))
         if places:
+            marker = MARKERS[index // len(COLOURS) % len(MARKERS)]
             axes.errorbar(
-                places, means, yerr=np.array(ends).T, fmt="o", color=style["color"], label=arm, capsize=2, markersize=4
-            )
+                places, means, yerr=np.array(ends).T, fmt=marker, color=style["color"], label=arm, capsize=2,
+                markersize=4,
+            )  # fmt: skip
     axes.set_xticks(range(len(cells)), [cell or "all" for cell in cells], rotation=30 if len(cells) > 5 else 0)
-    label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
+    if outcome.startswith(ROUNDS_TO):
+        label_panel(axes, "", "", f"rounds to the final accuracy of {outcome.removeprefix(ROUNDS_TO)}")
+    else:
+        label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
 
 
 def _draw_balls(figure: PaperFigure, results: Results, folder: Path) -> Path | None:

@@ -42,6 +42,11 @@ Runner = Literal["choices", "training"]
 Relation = Literal["below", "above", "equal"]
 REGRET = "regret."
 """Prefix of keys that replace values of the regret instead of the scenario."""
+ROUNDS_TO = "rounds_to."
+"""Prefix of an outcome: "rounds_to.fedavg" is the number of rounds until an arm has the final accuracy of fedavg.
+
+The final accuracy is the mean of the last ten measured rounds on the same seed. An arm that never has it counts with
+the number of rounds of its run."""
 EVERY = ""
 """Name of the only cell of a figure without cells, and of the reading of checks that belong to all readings."""
 
@@ -72,6 +77,8 @@ class Check(Table):
 
     ``order`` replaces ``left`` and ``right``: each arm is above (or below) the next one. ``paper`` then has a number
     for each arm.
+
+    ``outcome`` is an outcome of the runs, or "rounds_to.ARM" (:data:`ROUNDS_TO`).
     """
 
     says: str
@@ -199,6 +206,8 @@ class PaperFigure(Table):
         for comparison in self.comparisons():
             for arm in comparison.arms:
                 arm.check(self)
+                if (outcome := comparison.check.outcome).startswith(ROUNDS_TO):
+                    ArmName((outcome.removeprefix(ROUNDS_TO),), arm.cell).check(self)
         return self
 
     @property

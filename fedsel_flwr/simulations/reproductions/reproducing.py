@@ -24,6 +24,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
 from fedsel_flwr.simulations.reproductions.paper_figure import (
     REGRET,
+    ROUNDS_TO,
     PaperFigure,
     Runner,
     figure_names,
@@ -153,7 +154,8 @@ class Results:
     def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
         by_fingerprint = {row[FINGERPRINT]: row for row in rows}
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing, self.seconds = [], dict[str, float]()
+        self.missing: list[Cell] = []
+        self.seconds: dict[str, float] = {}
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
@@ -166,12 +168,28 @@ class Results:
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
         """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""
+        if outcome.startswith(ROUNDS_TO):
+            targets = self.values("accuracy_last10", outcome.removeprefix(ROUNDS_TO), cell)
+            own = self._found.get((arm, cell), {})
+            return {seed: _rounds_to(targets.get(seed, math.nan), one[1]) for seed, one in own.items()}
         return {seed: one[0].get(outcome, math.nan) for seed, one in self._found.get((arm, cell), {}).items()}
 
     def curves(self, name: str, arm: str, cell: str, over: str = "at") -> list[tuple[FloatArray, FloatArray]]:
         """Return a curve of an arm in a cell for each seed: x and y."""
         found = [one[1] for one in self._found.get((arm, cell), {}).values()]
         return [(np.array(one[over]), np.array(one[name])) for one in found if name in one and over in one]
+
+
+def _rounds_to(target: float, curves: Mapping[str, Sequence[float]]) -> float:
+    """Return the first round with this accuracy; the number of rounds if there is none, NaN without a target.
+
+    >>> _rounds_to(0.5, {"at": [1, 50, 100], "record_at": [1, 7, 30], "record": [0.1, 0.6, 0.7]})
+    7
+    """
+    if math.isnan(target) or "record" not in curves:
+        return math.nan
+    reached = (at for at, value in zip(curves["record_at"], curves["record"], strict=True) if value >= target)
+    return next(reached, curves["at"][-1])
 
 
 def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:

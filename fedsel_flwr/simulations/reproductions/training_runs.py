@@ -13,6 +13,7 @@ loss_last10         mean test loss of the last ten measured rounds
 largest_count       largest number of rounds of one client
 seen_share          share of the clients that were selected at least once
 coverage_rounds     rounds until every client was selected at least once; if some never were, the rounds of the run + 1
+client_spread       standard deviation, over the clients, of the final model's accuracy for each client's data
 cohort              mean number of selected clients a round
 cohort_late         the same without the warm-up
 run_s               processor seconds of the run, without the time to load the data
@@ -24,7 +25,7 @@ run_s_200           processor seconds of the first 200 rounds
 The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points. So do ``score_energy``, the sum of
 1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once. The
 curve ``counts`` is the number of rounds of a client over the client's ``rank``. The client that was selected most often
-has rank 1.
+has rank 1. ``record`` holds each accuracy that was above all earlier ones, over ``record_at``, its round.
 
 GPFL begins with a round in which all clients compute a gradient, and the model does not change. This round is left out
 of ``largest_count``, ``seen_share``, ``coverage_rounds``, ``seen`` and ``counts``.
@@ -110,6 +111,7 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
         "largest_count": float(max(counts.values(), default=0)),
         "seen_share": len(counts) / scenario.num_clients,
         "coverage_rounds": float(max(first.values()) if covered else rounds + 1),
+        "client_spread": float(np.std(result.client_accuracies)) if len(result.client_accuracies) else math.nan,
         "cohort": float(cohorts.mean()),
         "cohort_late": float(cohorts[warmup:].mean()) if len(cohorts) > warmup else math.nan,
     }
@@ -141,6 +143,9 @@ def _curves(scenario: Scenario, history: History, accuracy: FloatArray, loss: Fl
     if len(measured):
         latest = measured[np.maximum(np.searchsorted(measured, at - 1, side="right") - 1, 0)]
         curves |= {"accuracy": accuracy[latest], "loss": loss[latest]}
+        earlier = np.maximum.accumulate(np.append(-np.inf, accuracy[measured[:-1]]))
+        records = measured[accuracy[measured] > earlier]
+        curves |= {"record_at": (records + 1).astype(np.float64), "record": accuracy[records]}
     number = np.array([row.round for row in history.clients])
     scores = np.array([row.energy_score for row in history.clients])
     first, counts = _participation(scenario, history)
