@@ -29,9 +29,9 @@ from fedsel_flwr.simulations.scenario_files import replace_keys
 
 REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1, "solvers": 1}
 """Runner -> revision. Raise it when a change of the code changes its results."""
-KEY = ("run", "selector", "seed")
-"""Columns that name a run. They also order the file."""
-COLUMNS = (FINGERPRINT, *KEY, "cpu_s", "outcomes", "curves")
+KEY = ("run", "selector", "seed", FINGERPRINT)
+"""Columns that order the file. The fingerprint is one of them, because two figures may define another regret."""
+COLUMNS = (FINGERPRINT, "run", "selector", "seed", "cpu_s", "outcomes", "curves")
 """Columns of a file. ``outcomes`` and ``curves`` are JSON."""
 DIGITS = 5
 """Significant digits of outcomes and curves."""
