@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 4
 """Largest number of panels side by side."""
+LONGEST_NAMES = 60
+"""Largest number of characters of the names of cells in a row."""
 LABELS = {
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
     "simulated_s": "simulated time (s)", "at": "round",
+    "energy": "energy of the current state",
 }  # fmt: skip
 """Names of curves on axes."""
 
@@ -94,7 +97,8 @@ def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str) -
         if len(values) > 1:
             ends = np.array([student_interval(column) for column in values.T])
             axes.fill_between(grid, ends[:, 0], ends[:, 1], color=style["color"], alpha=0.15, linewidth=0)
-    label_panel(axes, cell, LABELS.get(over, over), LABELS.get(wanted.curve, wanted.curve))
+    unit = "step" if figure.runner == "solvers" else LABELS.get(over, over)
+    label_panel(axes, cell, unit, LABELS.get(wanted.curve, wanted.curve))
 
 
 def _common_grid(series: Sequence[Any]) -> Any:
@@ -121,7 +125,9 @@ def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, cells: Sequ
             axes.errorbar(
                 places, means, yerr=np.array(ends).T, fmt="o", color=style["color"], label=arm, capsize=2, markersize=4
             )
-    axes.set_xticks(range(len(cells)), [cell or "all" for cell in cells], rotation=30 if len(cells) > 5 else 0)
+    names = [cell or "all" for cell in cells]
+    crowded = len(cells) > 5 or len("".join(names)) > LONGEST_NAMES
+    axes.set_xticks(range(len(cells)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
 
 
