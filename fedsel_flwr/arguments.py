@@ -166,6 +166,17 @@ def add_small_commands(
         each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
 
 
+def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the command that combines finished runs, and return its parser."""
+    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
+    report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
+    report.add_argument("--reference", metavar="NAME", help="compare all other selectors with NAME, as in compare")
+    report.add_argument(
+        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
+    )
+    return report
+
+
 def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command that reproduces the papers' figures."""
     reproduce = commands.add_parser(

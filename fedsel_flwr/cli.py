@@ -145,12 +145,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         help="first run N rounds of the first selector with Flower on Ray, and check that both engines select the "
         "same clients",
     )  # fmt: skip
-    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
-    report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
-    report.add_argument("--reference", metavar="NAME", help="compare all other selectors with NAME, as in compare")
-    report.add_argument(
-        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
-    )
+    report = arguments.add_report(commands)
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
     return parser, commands.choices
@@ -196,18 +191,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace) -> int:
+    _set_environment()
     small = {
-        "list": _list,
-        "show": _show_scenario,
-        "cite": _cite,
-        "doctor": _doctor,
-        "advise": _advise,
+        "list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor, "advise": _advise,
         "reproduce": _reproduce,
-    }
+    }  # fmt: skip
     if args.command in small:
         return small[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
-    _set_environment()
     if args.command == "report":
         return _report(args)
 
@@ -260,7 +251,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
     from fedsel_flwr.simulations.doctor import examine, report_lines
 
-    _set_environment()
     findings = list(examine(args.data_dir, args.runs_dir, args.start_ray))
     healthy = all(finding.status != "problem" for finding in findings)
     if args.json:
@@ -294,13 +284,12 @@ def _reproduce(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(reproducing.list_figures()))
         return 0
-    names = reproducing.named_figures(args.figures)
+    names, data_dir = reproducing.named_figures(args.figures), args.data_dir or ""
     _require("torch", "flwr", "scipy", "matplotlib")
-    _set_environment()
     if args.smoke:
-        reproducing.smoke(names, args.data_dir or "")
+        reproducing.smoke(names, data_dir)
     else:
-        reproducing.reproduce(names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=args.data_dir or "")
+        reproducing.reproduce(names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=data_dir)
     return 0
 
 

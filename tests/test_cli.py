@@ -25,7 +25,7 @@ from tests.simulations.inprocess import play
 
 RUN_FILES = {
     "client-accuracy.parquet", "regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet",
-    "model.safetensors",
+    "model.safetensors", "timing.parquet",
 }  # fmt: skip
 FILES = RUN_FILES | {"plan.json", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
 

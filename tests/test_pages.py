@@ -18,6 +18,7 @@ from fedsel_flwr.callbacks.tracked_run import STATE
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
+from fedsel_flwr.rounds.round import Stopwatch
 from fedsel_flwr.simulations.comparisons.plan_files import PLAN
 from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.testing import STRATEGY_CHECKS
@@ -114,7 +115,8 @@ def test_every_exit_status_file_and_column_that_is_named_is_there() -> None:
     statuses = {"0", "1", str(cli.EXIT_ERROR), str(cli.EXIT_INTERRUPTED)}
     assert set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE)) == statuses
     files = set(re.findall(r"^\| `([a-z-]+\.[a-z]+)` \|", page, re.MULTILINE))
-    own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, RUN, JOURNAL}
+    own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, run_folder.TIMING}
+    own |= {RUN, JOURNAL}
     made = {"flower.log", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json", "verdict.json"}
     assert files == own | made | {
         "client-accuracy.parquet",
@@ -126,6 +128,8 @@ def test_every_exit_status_file_and_column_that_is_named_is_there() -> None:
     }
     assert {"round", "client", "client_id"} <= {field.name for field in fields(ClientRecord)}
     assert "round" in {field.name for field in fields(RoundRecord)}
+    timed = page.split("### Columns of `timing.parquet`")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", timed, re.MULTILINE) == list(Stopwatch().columns(0))
 
 
 # ---- docs/papers: every file, name and tag that the cards point at is there -----------------------------------------

@@ -60,6 +60,7 @@ NOT_RUN = {
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",
     ("docs/restarting.md", "try:"): "SuperNodes",
     ("docs/simulations.md", "fedsel run fashion-500"): "Fashion-MNIST",
+    ("docs/simulations.md", "fedsel run digits --data-dir"): "QMNIST",
     ("docs/simulations.md", "export FLWR_DISABLE"): "SuperLink",
 }
 """Page and beginning of the block -> a word of the reason that the page gives."""

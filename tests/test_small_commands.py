@@ -225,7 +225,10 @@ def test_data_sets_are_found_by_their_files(tmp_path: Path) -> None:
     assert (trace.status, "phones-704 needs the availability trace phones/" in trace.text) == ("note", True)
     (tmp_path / "phones").mkdir()
     (tmp_path / "phones" / "availability.csv").touch()
-    assert [finding.status for finding in doctor.check_data(str(tmp_path))] == ["ok"]
+    (tmp_path / "cifar-10.tar.xz").touch()
+    (sets,) = doctor.check_data(str(tmp_path))
+    assert sets.status == "ok"
+    assert "holds mnist, cifar-10; a run that needs fashion-mnist or emnist downloads it" in sets.text
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str, versions: dict[str, str] | None = None) -> None:

@@ -1,8 +1,9 @@
 """Folder of a run: scenario, history and model on disk. Each file is written completely or not at all.
 
-A finished run has its resolved scenario (TOML), its history (two Parquet files) and its model (safetensors). Instead of
-the Parquet files, an interrupted run has a journal, with one line of JSON for each finished round. If the process died
-while it was writing a line, that line is ignored; the rounds before it are complete.
+A finished run has its resolved scenario (TOML), its history (two Parquet files) and its model (safetensors). Its wall
+times are in a third Parquet file, which differs between equal runs. Instead of the Parquet files, an interrupted run
+has a journal, with one line of JSON for each finished round. If the process died while it was writing a line, that line
+is ignored; the rounds before it are complete.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SCENARIO = "scenario.toml"
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
+TIMING = "timing.parquet"
+"""Wall times of the rounds, which differ from run to run (:class:`~fedsel_flwr.rounds.round.Stopwatch`)."""
 JOURNAL = "journal.jsonl"
 """Rounds of a run that has not finished (:class:`~fedsel_flwr.rounds.journal.Journal`)."""
 MODEL = "model.safetensors"

@@ -25,7 +25,7 @@ from fedsel_flwr.rounds.registration import ClientProperties, ConnectionIdentity
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
-from fedsel_flwr.rounds.round import Outcome, Reporter, Round
+from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
@@ -48,6 +48,7 @@ class SelectionCore:
         parts: The objects with state that a checkpoint saves.
         numbering: Maps the server's round numbers to absolute rounds.
         ending: The criteria that end the run.
+        stopwatch: The wall time of each round, and of the server's steps in it.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class SelectionCore:
             selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts
         )
         self._round: Round | None = None
+        # Not among the parts, because a checkpoint must be the same in equal runs.
+        self.stopwatch = Stopwatch()
 
     @property
     def round(self) -> int:
@@ -165,16 +168,20 @@ class SelectionCore:
         parts, upcoming = self.parts, self.round + 1
         if server_round is not None:
             self.numbering.check(server_round, self.round)
+        self.stopwatch.begin()
         self._call_roll(connected, upcoming, transport)
         present = self._available(connected, upcoming)
         at_least = int(parts.selector.asked_per_round or 1)
         eligible = present.only(parts.participation.eligible(present.rows, at_least))
         if (question := parts.probing.question(eligible)) is not None:
-            parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
+            with self.stopwatch.paused():
+                answers = transport.probe(question.nodes, question.config)
+            parts.probing.answer(question, answers, reference)
             # A client that did not reply to the probe is now busy, and could not train either.
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
             present = present.only(parts.busy.eligible(present.nodes))
         parts.registrar.inform_initial_accuracy(reference)
+        self.stopwatch.switch("select")
         chosen = eligible.nodes_of(parts.selector.select(eligible.rows))
         self._round = Round(
             number=upcoming,
@@ -187,6 +194,7 @@ class SelectionCore:
         if not chosen:
             self.collect({})
             self.finish()
+        self.stopwatch.switch(None)
         return list(chosen.values())
 
     def register(
@@ -226,7 +234,10 @@ class SelectionCore:
         """
         if self._round is None or self._round.outcome is not None:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
+        self.stopwatch.switch("collect")
         self._round.outcome = self._collector.collect(self._round, replies, stack)
+        # Until finish the adapter lets the base strategy aggregate.
+        self.stopwatch.switch("aggregate")
         return self._round.outcome
 
     def finish(self, after: Arrays | None = None) -> Arrays | None:
@@ -246,6 +257,7 @@ class SelectionCore:
         round, parts, outcome, before = self._round, self.parts, self._round.outcome, self._round.reference
         if after is not None and before is not None and outcome.averaging is not None and outcome.averaging.mixes:
             after = outcome.averaging.mix(before, after)
+        self.stopwatch.switch("observe")
         scalars: dict[str, float] = {}
         if before is not None and parts.measurer.reads_global:
             scalars = parts.measurer.global_model(before, before if after is None else after)
@@ -271,6 +283,7 @@ class SelectionCore:
         )
         self._round = None
         parts.history.log_unusable_rounds()
+        self.stopwatch.end(round.number)
         return after
 
     def state_dict(self) -> state_dicts.State:
@@ -284,7 +297,8 @@ class SelectionCore:
             StateError: A part is missing or does not fit; nothing has changed.
         """
         state_dicts.load_parts(self.parts._asdict(), state)
-        self._round = None
+        # The rounds after the loaded one are run again.
+        self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
 
     def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
@@ -297,7 +311,8 @@ class SelectionCore:
         properties: Mapping[str, Properties] = dict.fromkeys(known, NO_PROPERTIES)
         if known and (identities.by_claim or parts.registrar.reads_properties):
             one_first = identities.one_first(transport)
-            properties = parts.roll_call.call(known, upcoming, transport.introduce, one_first=one_first)
+            introduce = self.stopwatch.paused()(transport.introduce)
+            properties = parts.roll_call.call(known, upcoming, introduce, one_first=one_first)
         self.register(properties, known)
 
     def _available(self, connected: Collection[str], upcoming: int) -> ConnectedClients:

@@ -1,4 +1,4 @@
-"""One round: its cohort, its outcome, and the report and records of its end.
+"""One round: its cohort, its outcome, its wall times, and the report and records of its end.
 
 A round itself is never saved: checkpoints are written between rounds.
 """
@@ -6,7 +6,10 @@ A round itself is never saved: checkpoints are written between rounds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +31,8 @@ FROM_REPLY = columns_where(lambda column: column.source == "reply")
 """Columns that clients report."""
 RECORDED_NUMBERS = [COLUMNS[name].key for name in NUMBERS]
 """Names in the history of the numbers that are read from every reply."""
+STEPS = ("probe", "select", "collect", "aggregate", "observe")
+"""Steps of the server in a round, in their order (:class:`Stopwatch`)."""
 
 
 @dataclass(kw_only=True)
@@ -96,6 +101,88 @@ class Outcome:
         if self.averaging is not None:
             return self.averaging.weights
         return np.array([self.results[node].weight for node in self.kept])
+
+
+class Stopwatch:
+    """Measures the wall time of each round, and of the server's steps in it, without the clients' work.
+
+    The times stay in this process, because they differ from run to run, and equal runs have equal records and
+    checkpoints. A resumed run therefore has no times of the rounds before its checkpoint.
+
+    Args:
+        clock: Returns seconds.
+
+    >>> ticks = iter(range(100))
+    >>> stopwatch = Stopwatch(clock=lambda: next(ticks))
+    >>> stopwatch.begin()
+    >>> stopwatch.switch("select")
+    >>> stopwatch.end(1)
+    >>> [float(stopwatch.columns(1)[name][0]) for name in ("probe_ms", "select_ms", "collect_ms", "round_ms")]
+    [1000.0, 1000.0, 0.0, 2000.0]
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        # Number, steps and whole duration of each round, one after the other: 56 bytes a round.
+        self._rounds = array("d")
+        self._spent = dict.fromkeys(STEPS, 0.0)
+        self._step: str | None = None
+        self._began = self._since = 0.0
+
+    def begin(self) -> None:
+        """Begin a round with its first step; the times of a round that did not end are dropped."""
+        self._spent = dict.fromkeys(STEPS, 0.0)
+        self._step, self._began = STEPS[0], self._clock()
+        self._since = self._began
+
+    def switch(self, step: str | None) -> None:
+        """End the current step and begin another one.
+
+        Args:
+            step: One of :data:`STEPS`; None while the server waits for clients.
+        """
+        now = self._clock()
+        if self._step is not None:
+            self._spent[self._step] += now - self._since
+        self._step, self._since = step, now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context, which is also a decorator, whose time counts as the clients' work."""
+        step = self._step
+        self.switch(None)
+        try:
+            yield
+        finally:
+            self.switch(step)
+
+    def end(self, number: int) -> None:
+        """End a round.
+
+        Args:
+            number: The absolute round.
+        """
+        self.switch(None)
+        self._rounds.extend([number, *self._spent.values(), self._since - self._began])
+
+    def columns(self, num_rounds: int) -> dict[str, FloatArray | IntArray]:
+        """Return the times as columns, shape (num_rounds,) each.
+
+        Args:
+            num_rounds: Number of rounds of the run.
+
+        Returns:
+            ``round``, the number of the round. Then the milliseconds of each step: ``probe_ms`` (roll call, probes,
+            initial accuracies), ``select_ms``, ``collect_ms`` (reading and measuring replies, filter),
+            ``aggregate_ms`` and ``observe_ms`` (direction of the global model, report, records). Then ``round_ms``, the
+            whole round with the clients' work, without the central evaluation and the checkpoint. A round that another
+            process ran has NaN in each of these columns.
+        """
+        timed = np.array(self._rounds).reshape(-1, len(STEPS) + 2)
+        times = np.full((len(STEPS) + 1, num_rounds), np.nan)
+        times[:, timed[:, 0].astype(np.int64) - 1] = 1000.0 * timed[:, 1:].T
+        names = [f"{name}_ms" for name in (*STEPS, "round")]
+        return {"round": np.arange(1, num_rounds + 1), **dict(zip(names, times, strict=True))}
 
 
 class Reporter(state_dicts.NotByClient):

@@ -8,12 +8,13 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
-from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.citations import GOETZ
-from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
+from fedsel_flwr.selectors.pczfl import UtilityOption
+from fedsel_flwr.selectors.round_report import FAILURES_THAT_COUNT, RoundReport, repeated_failures
 
 
-class ActiveFL(Selector):
+class ActiveFL(UtilityOption):
     """Draws most clients of a round by a softmax of their valuations, and the others uniformly.
 
     ============  ======================  ==================================================================
@@ -45,12 +46,23 @@ class ActiveFL(Selector):
           average size.
         * If fewer clients are left than floor((1 - alpha_3) m), all of them are selected, and the uniform part is
           larger.
+        * ``accuracy_weight`` makes this class a baseline of PCZFL (section 5.3 of PCZFL's paper). v_k is then the
+          utility. This is a weighted mean of client k's energy score and the accuracy of its last model, which the
+          server measures on its validation set. An unknown accuracy or energy score counts as 0.
+        * PCZFL's paper replaces the "original utility scores" by this mean. We replace the whole v_k. In another
+          reading, the mean replaces only the loss, and the factor sqrt(n_k) stays.
+        * With ``accuracy_weight`` there is no probe. A valuation that failures removed is back when the client
+          completes a round.
+        * PCZFL's paper states neither the weights of the mean nor alpha_2. With alpha_2 = 0.01, the draws among the
+          clients in the softmax are nearly uniform, because two utilities differ by at most 1.
 
     Args:
         clients_per_round: m.
         dropped: alpha_1, in [0, 1].
         temperature: alpha_2, at least 0.
         uniform: alpha_3, in [0, 1].
+        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+            The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of the draws.
 
     Raises:
@@ -92,14 +104,18 @@ class ActiveFL(Selector):
         dropped: float = 0.75,
         temperature: float = 0.01,
         uniform: float = 0.1,
+        accuracy_weight: float | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.dropped = fraction("dropped", dropped)
         self.temperature = real("temperature", temperature, at_least=0.0)
         self.uniform = fraction("uniform", uniform)
+        self._set_utility(accuracy_weight, replaced=frozenset({"loss"}))
 
     def _probe(self, available: IntArray) -> Probe | None:
+        if self.accuracy_weight is not None:
+            return None
         newcomers = available[~self._asked[available]]
         self._asked[newcomers] = True
         return Probe(clients=newcomers, columns=("loss",)) if newcomers.size else None
@@ -120,6 +136,10 @@ class ActiveFL(Selector):
         return np.concatenate([by_value, rest])
 
     def _observe(self, report: RoundReport) -> None:
+        if self.accuracy_weight is not None:
+            self._store_utility(report)
+            repeated_failures(self._failures, report)
+            return
         k, loss = report.clients, np.asarray(report.loss)
         reported = report.completed & np.isfinite(loss)
         self._loss[k[reported]] = loss[reported]
@@ -128,6 +148,8 @@ class ActiveFL(Selector):
 
     def _valuations(self) -> FloatArray:
         """Return v_k of all clients, -inf if unknown."""
+        if self.accuracy_weight is not None:
+            return np.where(self._failures < FAILURES_THAT_COUNT, self._utilities(), -np.inf)  # v_k
         known = np.isfinite(self._loss)
         size = imputed_sizes(self._size, self._registered)
         return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

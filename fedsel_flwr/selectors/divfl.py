@@ -14,6 +14,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.citations import BALAKRISHNAN
+from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
@@ -28,7 +29,7 @@ SLACK = 1e-9
 """Relative widening of a bound, so that no rounded sum passes it."""
 
 
-class DivFL(VectorSelector):
+class DivFL(VectorSelector, UtilityOption):
     """Selects clients one after the other, so that every client's gradient is close to that of a selected client.
 
     ===================  ===================  ===================================================================
@@ -61,6 +62,18 @@ class DivFL(VectorSelector):
           select a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The
           paper does not exclude clients.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
+        * ``accuracy_weight`` makes this class a baseline of PCZFL (section 5.3 of PCZFL's paper). The utility u_i is a
+          weighted mean of client i's energy score and the accuracy of its last model. The server measures this accuracy
+          on its validation set. G(S) is then the sum over all i of u_i times the minimum over j in S of ||g_i - g_j||.
+        * PCZFL's paper replaces the "original utility scores" by the utility. It states neither a formula for DivFL nor
+          the weights of the mean. We weight G(S), because this form needs no further constant and has the same
+          guarantee. With equal utilities, the selections are those of DivFL. With equal distances between all
+          gradients, the m clients with the largest utilities are selected.
+        * There are two other readings. If the utility replaces the reduction of G, gradients do not matter. The
+          selections are then those of ``power-of-choice`` with all clients as candidates. If the utility is added to
+          the reduction of G, the sum needs a factor between the two units, and the paper has none.
+        * An unknown accuracy or energy score counts as 0. A client with the utility 0 adds nothing to G, but can be
+          selected.
 
     Args:
         clients_per_round: m.
@@ -68,6 +81,8 @@ class DivFL(VectorSelector):
             This costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
         sketch_size: Length of the stored projections. None stores whole gradients.
         max_clients: Largest number of clients.
+        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+            The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
@@ -104,12 +119,14 @@ class DivFL(VectorSelector):
         epsilon: float | None = None,
         sketch_size: int | None = None,
         max_clients: int = 1000,
+        accuracy_weight: float | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.epsilon = None if epsilon is None else real("epsilon", epsilon, above=0.0, below=1.0)
         self.sketch_size = None if sketch_size is None else whole("sketch_size", sketch_size, 1)
         self.max_clients = whole("max_clients", max_clients, 1)
+        self._set_utility(accuracy_weight)
         # Seed of the random signs.
         self._signs = int(self._generator.integers(1 << 62))
         # A cache of distances at the last selection. It is not saved, because it follows from the vectors.
@@ -132,7 +149,8 @@ class DivFL(VectorSelector):
     def _greedy(self, candidates: IntArray) -> IntArray:
         """Return the greedy set, up to m of the candidates."""
         covered = np.flatnonzero(self._known & self._registered)
-        coverage = _Coverage(self._distances(), candidates, covered)
+        weight = None if self.accuracy_weight is None else self._utilities()[covered]
+        coverage = _Coverage(self._distances(), candidates, covered, weight)
         left = np.ones(candidates.size, dtype=np.bool_)
         chosen = np.zeros(min(self.asked_per_round, candidates.size), dtype=np.int64)
         for step in range(chosen.size):
@@ -177,8 +195,10 @@ class DivFL(VectorSelector):
     def _observe(self, report: RoundReport) -> None:
         rows = report.completed
         self._store_gradients(report.clients[rows], np.asarray(report.gradient)[rows])
+        self._store_utility(report)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        super()._inform(clients, columns)
         if "gradient" in columns:
             self._store_gradients(clients, columns["gradient"])
 
@@ -221,10 +241,13 @@ class _Coverage:
         distances: Distances of all pairs, shape (K, K).
         candidates: Clients that may be selected, shape (n,). Earlier ones win ties.
         covered: Clients that the sum covers.
+        weight: Weight of each covered client in the sum, at least 0, shape (covered,); None weights all equally.
     """
 
-    def __init__(self, distances: FloatArray, candidates: IntArray, covered: IntArray) -> None:
-        self._distances, self._candidates, self._covered = distances, candidates, covered
+    def __init__(
+        self, distances: FloatArray, candidates: IntArray, covered: IntArray, weight: FloatArray | None = None
+    ) -> None:
+        self._distances, self._candidates, self._covered, self._weight = distances, candidates, covered, weight
         self._nearest = np.full(covered.size, np.inf)
         self._uncovered = math.inf  # G(S)
         # Largest possible reduction by each candidate.
@@ -245,7 +268,7 @@ class _Coverage:
 
     def add(self, place: int) -> None:
         """Select the candidate at ``place``."""
-        nearer = self._distances[self._candidates[place], self._covered]
+        nearer = self._weighted(self._distances[self._candidates[place], self._covered])
         self._nearest = np.minimum(self._nearest, nearer)
         self._uncovered = float(self._nearest.sum())
 
@@ -257,11 +280,15 @@ class _Coverage:
 
     def _sums_with(self, places: IntArray) -> FloatArray:
         """Return the sum that each candidate at ``places`` leaves together with the clients already selected."""
-        rows = self._distances[np.ix_(self._candidates[places], self._covered)]
+        rows = self._weighted(self._distances[np.ix_(self._candidates[places], self._covered)])
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
         if math.isfinite(self._uncovered):
             self._most[places] = self._uncovered * (1.0 + SLACK) - sums
         return sums
+
+    def _weighted(self, distances: FloatArray) -> FloatArray:
+        """Return distances to the covered clients times their weights: u_i min d_ij = min u_i d_ij."""
+        return distances if self._weight is None else distances * self._weight  # (4)
 
 
 def _distance_matrix(count: int) -> FloatArray:

@@ -1,4 +1,7 @@
-"""PCZFL: select clients on the Pareto front of accuracy and energy, by contextual zooming."""
+"""PCZFL: select clients on the Pareto front of accuracy and energy, by contextual zooming.
+
+:class:`UtilityOption` is the utility by which the baselines in PCZFL's paper rank clients.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.citations import ANONYMOUS_PCZFL
 from fedsel_flwr.selectors.round_report import RoundReport
@@ -208,3 +211,59 @@ class PCZFL(Selector):
         at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)  # Definition 1
         better = np.any(g[None, :, :] > g[:, None, :], axis=2)  # Definition 1
         return np.asarray(~np.any(at_least & better, axis=1))  # Algorithm 1, line 7
+
+
+class UtilityOption(Selector):
+    """The option ``accuracy_weight`` of PCZFL's baselines: rank clients by accuracy and energy (section 5.3).
+
+    The utility of a client is accuracy_weight * accuracy + (1 - accuracy_weight) * energy score. The accuracy is that
+    of the client's last model on the server's validation set. Before its first model, it is the accuracy of the initial
+    model. Accuracy and energy score change only when the client completes another round. An unknown number counts as 0,
+    as in :class:`PCZFL`.
+
+    A subclass calls :meth:`_set_utility` in ``__init__``, and :meth:`_store_utility` in ``_observe``. With
+    ``accuracy_weight=None``, it must do what its own paper says.
+    """
+
+    accuracy_weight: float | None
+
+    _accuracy: FloatArray
+    _energy_score: FloatArray
+
+    def _set_utility(self, accuracy_weight: float | None, replaced: frozenset[str] = frozenset()) -> None:
+        """Set the weight and declare what the utility reads; call it after the base class's ``__init__``.
+
+        Args:
+            accuracy_weight: Weight of the accuracy, in [0, 1]; None for no utility.
+            replaced: Columns that the selector no longer reads if it ranks by utility.
+
+        Raises:
+            ParameterError: The weight is out of range.
+        """
+        self.accuracy_weight = None if accuracy_weight is None else fraction("accuracy_weight", accuracy_weight)
+        if self.accuracy_weight is None:
+            return
+        # Declared on the object, because the class declares what its own paper reads.
+        vars(self).update(
+            needs=(self.needs - replaced) | {"accuracy", "energy_score"},
+            requires=self.requires | {"energy_score"},
+            asks=self.asks - replaced,
+            remembers={**self.remembers, "accuracy": "_accuracy", "energy_score": "_energy_score"},
+            client_state={**self.client_state, "_accuracy": 0.0, "_energy_score": 0.0},
+        )
+        self._accuracy, self._energy_score = np.zeros(0), np.zeros(0)
+
+    def _store_utility(self, report: RoundReport) -> None:
+        """Store accuracy and energy score of the clients that completed; without the option, do nothing."""
+        if self.accuracy_weight is None:
+            return
+        accuracy, energy_score = np.asarray(report.accuracy), np.asarray(report.energy_score)
+        # The server measures nothing on a spare.
+        done = report.completed & np.isfinite(accuracy) & np.isfinite(energy_score)
+        self._accuracy[report.clients[done]] = accuracy[done]
+        self._energy_score[report.clients[done]] = energy_score[done]
+
+    def _utilities(self) -> FloatArray:
+        """Return the utility of each client, in [0, 1], shape (K,)."""
+        weight = self.accuracy_weight or 0.0
+        return weight * self._accuracy + (1.0 - weight) * self._energy_score  # section 5.3, utility

@@ -13,6 +13,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.citations import CHO
+from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
@@ -54,7 +55,7 @@ class Candidates(Selector):
         return draw(self._generator, clients, weight, count)
 
 
-class PowerOfChoice(Candidates):
+class PowerOfChoice(Candidates, UtilityOption):
     """Draws d candidates by data size, asks each for its loss, and selects the m clients with the largest losses.
 
     ============  ======================  ==========================================================
@@ -78,10 +79,21 @@ class PowerOfChoice(Candidates):
         * If fewer than d clients are available, all are candidates.
         * If fewer than m candidates are left at the selection, further candidates are drawn in the same way. This
           happens if candidates leave after the probe, or if no probe was sent.
+        * ``accuracy_weight`` makes this class a baseline of PCZFL (section 5.3 of PCZFL's paper). The candidates with
+          the largest utilities are selected, instead of those with the largest losses. The utility is a weighted mean
+          of a client's energy score and the accuracy of its last model. The server measures this accuracy on its
+          validation set. PCZFL's paper states neither the weights nor d.
+        * With ``accuracy_weight`` there is no probe, because the server knows both numbers. An unknown number counts as
+          0. In another reading, all candidates train and the server evaluates their new models before the selection. We
+          use the last models, because the contexts of PCZFL are also those of the last models.
+        * With ``accuracy_weight`` the utility of a failed client does not change. The selector alone could then select
+          a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``).
 
     Args:
         clients_per_round: m.
         candidates: d, at least m.
+        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+            The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of candidates and ties.
 
     Raises:
@@ -112,7 +124,22 @@ class PowerOfChoice(Candidates):
     _loss: FloatArray
     _asked_in: IntArray
 
-    def _probe(self, available: IntArray) -> Probe:
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        candidates: int = 30,
+        accuracy_weight: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, candidates=candidates, seed=seed)
+        self._set_utility(accuracy_weight, replaced=frozenset({"loss"}))
+        if accuracy_weight is not None:
+            vars(self)["asks_failed_for_ever"] = True
+
+    def _probe(self, available: IntArray) -> Probe | None:
+        if not self.asks:
+            return None
         # A second probe before the selection replaces the first one's candidates.
         self._asked_in[self._asked_in == self.round + 1] = 0
         candidates = self._draw_candidates(available, self._num_candidates())  # A, step 1
@@ -125,7 +152,11 @@ class PowerOfChoice(Candidates):
         if candidates.size < min(self.asked_per_round, available.size):
             more = self._draw_candidates(others, self._num_candidates() - candidates.size)
             candidates = np.sort(np.concatenate([candidates, more]))
-        return self._largest(self._loss, candidates)  # step 3
+        score = self._loss if self.accuracy_weight is None else self._utilities()
+        return self._largest(score, candidates)  # step 3
+
+    def _observe(self, report: RoundReport) -> None:
+        self._store_utility(report)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         super()._inform(clients, columns)
@@ -173,6 +204,9 @@ class CPowD(PowerOfChoice):
 
     name: ClassVar[str] = "cpow-d"
     asks: ClassVar[frozenset[str]] = frozenset({"batch_loss"})
+
+    def __init__(self, *, clients_per_round: int, candidates: int = 30, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, candidates=candidates, seed=seed)
 
 
 MOST_DOUBLINGS = 30

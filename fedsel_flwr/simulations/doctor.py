@@ -28,7 +28,7 @@ from fedsel_flwr.simulations.package_checks import (
     install_command,
     version_of,
 )
-from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder
+from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder, has_image_set
 
 LINKS = ("strategies", "clients", "simulations")
 """Symbolic links at the root of a clone."""
@@ -175,7 +175,7 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
         cure = f"mkdir -p {data_dir}" if data_dir else f"unset {DATA_DIR_VARIABLE}"
         yield Finding("data", "problem", str(error).rstrip("."), cure)
         return
-    there = [name for name, source in IMAGE_SETS.items() if (folder / source.expected_file).is_file()]
+    there = [name for name in IMAGE_SETS if has_image_set(name, folder)]
     lacking = [name for name in IMAGE_SETS if name not in there]
     origin = "--data-dir" if data_dir else DATA_DIR_VARIABLE if named else f"{DATA_DIR_VARIABLE} is not set"
     text = f"{folder} ({origin}) holds {', '.join(there) or 'no data set'}"

@@ -64,6 +64,8 @@ class RunResult:
         fingerprints: Fingerprints of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if unknown.
         client_accuracies: Accuracy of the final model on each client's test examples, shape (num_clients,). NaN for a
             client without test examples. Empty if it was not measured.
+        timing: Milliseconds of wall time of each round and of the server's steps in it
+            (:meth:`~fedsel_flwr.rounds.round.Stopwatch.columns`). They differ from run to run. Empty if unknown.
     """
 
     history: History
@@ -71,6 +73,7 @@ class RunResult:
     diagnosis: str = ""
     fingerprints: Fingerprints = field(default_factory=dict)
     client_accuracies: FloatArray = field(default_factory=lambda: np.empty(0))
+    timing: Columns = field(default_factory=dict)
 
 
 class RunFolder:
@@ -119,7 +122,7 @@ class RunFolder:
         }
         with self._disk_errors("written"):
             # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
-            for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):
+            for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.TIMING):
                 (self.path / name).unlink(missing_ok=True)
             self._remove_saved_models()
             text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
@@ -165,6 +168,9 @@ class RunFolder:
                 written.append(self.path / f"{name}.parquet")
                 run_folder.write_table(written[-1], columns)
             digests = {path.name: digest_of_file(path) for path in written}
+            # Without a digest, so that equal runs have equal records.
+            if result.timing:
+                run_folder.write_table(self.path / run_folder.TIMING, result.timing)
 
             # A folder with a model counts as finished, so the record gets every digest before the model gets its name.
             def record_digests(model: bytes) -> None:
@@ -313,8 +319,11 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     accuracies, table = np.empty(0), folder / f"{CLIENT_ACCURACY}.parquet"
     if finished and table.exists():
         accuracies = np.asarray(run_folder.read_table(table)["accuracy"], dtype=np.float64)
+    # Runs of older versions have no times.
+    timing = run_folder.read_table(times) if finished and (times := folder / run_folder.TIMING).exists() else {}
     history, prints = run_folder.read_history(folder), read_fingerprints(folder)
-    return label, scenario, RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies)
+    result = RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies, timing=timing)
+    return label, scenario, result
 
 
 def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:

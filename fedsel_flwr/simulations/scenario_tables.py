@@ -113,6 +113,8 @@ class Table(BaseModel):
 class Data(Table):
     """Data set: its name, its folder, and its validation and test shares.
 
+    The server's validation set is the share ``validation_fraction`` of the training examples. With ``validation_from``
+    = "test" it is this share of the test examples, the rest of them tests, and the clients have all training examples.
     The data sets of torchvision need ``data_dir``. The keys ``synthetic_...`` describe synthetic data.
     ``local_test_fraction`` is the share of each client's examples that become its local test set. If it is 0, a client
     tests on its training examples.
@@ -123,6 +125,7 @@ class Data(Table):
     ] = "digits"
     data_dir: str = ""
     validation_fraction: Fraction = 0.1
+    validation_from: Literal["train", "test"] = "train"
     test_fraction: Fraction = 0.2
     local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     synthetic_examples: Count = Synthetic.num_examples
@@ -155,11 +158,12 @@ class Partition(Table):
     ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold one number per client.
     ``examples_per_client`` belongs to the kind "sampled", in which clients may share examples. The kind "dirichlet" is
     Kim's client heterogeneity, and "dirichlet-classes" his class heterogeneity. The kind "dirichlet-sizes" is GPFL's
-    quadratic program.
+    quadratic program. The kind "writers" gives each client all images of some writers. It is for the data set "mnist",
+    and needs the extended labels of QMNIST in the data folder.
     """
 
     kind: Literal[
-        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled"
+        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled", "writers"
     ] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2

@@ -108,7 +108,12 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
     log_simulated_faults(strategy.history, bool(core.settings.over_selection))
-    return RunResult(history=strategy.history, arrays=model, diagnosis=diagnose(world, strategy.history))
+    return RunResult(
+        history=strategy.history,
+        arrays=model,
+        diagnosis=diagnose(world, strategy.history),
+        timing=core.stopwatch.columns(len(strategy.history.rounds)),
+    )
 
 
 def check_vectorized(scenario: Scenario) -> None:

@@ -172,6 +172,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, {}
+        # Converting the replies belongs to reading them, which ``collect`` does.
+        self.core.stopwatch.switch("collect")
         self._check_actors(str(failure) for failure in failures if isinstance(failure, BaseException))
         # Before replies are read: under secure aggregation every result holds the sum, which looks like an update.
         if reader := self.core.update_reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -12,8 +13,9 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.round import Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering
-from fedsel_flwr.selectors import PCZFL, create
+from fedsel_flwr.selectors import PCZFL, Probe, create
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.scripted import Spy, two_examples
 
@@ -62,6 +64,90 @@ def test_a_round_without_clients_is_entered_at_once() -> None:
     assert (record.num_selected, record.round_s, record.energy_j) == (0, 0.0, 0.0)
     with pytest.raises(RunError, match="finish was called before collect, or twice"):
         core.finish()
+
+
+# ---- the wall time of the steps --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that stands still unless somebody works."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowSelector(Spy):
+    """Takes 1 s for its question, 2 s for the answers, 4 s for its choice, and 8 s for what came back."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("loss")
+        self._clock = clock
+
+    def _probe(self, available: Any) -> Probe:
+        self._clock.work(1)
+        return Probe(clients=available, columns=("loss",))
+
+    def _inform(self, clients: Any, columns: Any) -> None:
+        self._clock.work(2 if columns else 0)
+
+    def _select(self, available: Any) -> Any:
+        self._clock.work(4)
+        return available
+
+    def _observe(self, report: Any) -> None:
+        self._clock.work(8)
+
+
+class SlowClients(Written):
+    """Takes 1,000 s to introduce the clients, and 2,000 s to probe them."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(facts(*NODES), {node: {"loss": 1.0, "latency_s": 1.0} for node in NODES})
+        self._clock = clock
+
+    def introduce(self, nodes: list[str]) -> Any:
+        self._clock.work(1000)
+        return super().introduce(nodes)
+
+    def probe(self, nodes: list[str], config: Any) -> Any:
+        self._clock.work(2000)
+        return super().probe(nodes, config)
+
+
+def test_the_servers_steps_are_timed_without_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe 1 + 2, select 4, collect 16, aggregate 32, observe 8: 63 s; the clients 6,000 s, 7,000 s in round 1."""
+    clock = Clock()
+    core, transport = core_of(SlowSelector(clock)), SlowClients(clock)
+    core.stopwatch, collect = Stopwatch(clock), core._collector.collect
+
+    def slow(*given: Any) -> Any:
+        clock.work(16)
+        return collect(*given)
+
+    monkeypatch.setattr(core._collector, "collect", slow)
+    for number in (1, 2, 3):
+        clock.work(10_000)  # between two rounds
+        chosen = core.choose(NODES, MODEL, transport)
+        clock.work(4000)
+        if number == 2:
+            continue  # never collected: its times are dropped
+        core.collect(dict.fromkeys(chosen, reply(loss=1.0)))
+        clock.work(32)
+        core.finish(MODEL)
+    expected = {"probe": 3, "select": 4, "collect": 16, "aggregate": 32, "observe": 8}
+    columns = core.stopwatch.columns(3)
+    assert columns.pop("round").tolist() == [1, 2, 3]
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        **{f"{name}_ms": pytest.approx([1e3 * s, math.nan, 1e3 * s], nan_ok=True) for name, s in expected.items()},
+        "round_ms": pytest.approx([7063e3, math.nan, 6063e3], nan_ok=True),
+    }
+    core.load_state_dict(core.state_dict())
+    assert np.isnan(core.stopwatch.columns(3)["round_ms"]).all(), "the rounds of a loaded state are of another process"
 
 
 # ---- numbers of rounds -----------------------------------------------------------------------------------------------

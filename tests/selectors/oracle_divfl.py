@@ -6,6 +6,7 @@ And the plain greedy choice in NumPy, which sums every candidate in every step.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Gradients = Mapping[int, Sequence[float]]
+EQUAL: Mapping[int, float] = defaultdict(lambda: 1.0)
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
@@ -22,19 +24,21 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
 
 
-def uncovered(gradients: Gradients, chosen: Iterable[int]) -> float:
-    """(4): what is left between every client and the nearest chosen one."""
+def uncovered(gradients: Gradients, chosen: Iterable[int], weight: Mapping[int, float] = EQUAL) -> float:
+    """(4): what is left between every client and the nearest chosen one, times the weight of the client."""
     chosen = list(chosen)
-    return sum(min(apart(gradients[i], gradients[j]) for j in chosen) for i in gradients)
+    return sum(weight[i] * min(apart(gradients[i], gradients[j]) for j in chosen) for i in gradients)
 
 
-def greedy(gradients: Gradients, available: Iterable[int], count: int) -> set[frozenset[int]]:
+def greedy(
+    gradients: Gradients, available: Iterable[int], count: int, weight: Mapping[int, float] = EQUAL
+) -> set[frozenset[int]]:
     """(5): whoever leaves the least, one after the other; all sets that this may end in, as two may leave the same."""
     candidates, sets = [k for k in available if k in gradients], {frozenset[int]()}
     for _ in range(min(count, len(candidates))):
         longer = set()
         for chosen in sets:
-            left = {k: uncovered(gradients, {*chosen, k}) for k in candidates if k not in chosen}
+            left = {k: uncovered(gradients, {*chosen, k}, weight) for k in candidates if k not in chosen}
             longer |= {chosen | {k} for k, value in left.items() if value <= min(left.values()) * (1 + 1e-6)}
         sets = longer
     return sets

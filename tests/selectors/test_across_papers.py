@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.selectors import create
 from tests.selectors.rounds import play, report
 
@@ -23,7 +23,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "tifl": {"tiers": 3},
 }
 WRONG: dict[str, list[tuple[str, Any]]] = {
-    "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1)],
+    "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1), ("accuracy_weight", 1.1)],
     "bsfl": [
         ("alpha", -1.0), ("alpha", NAN), ("min_latency", 0.0), ("min_latency", -0.1), ("min_latency", NAN),
         ("beta", -1), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0), ("solver_steps", -5),
@@ -38,7 +38,9 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("clients_per_round", 0), ("fairness", [0.5, -0.1]), ("fairness", [0.5, 1.5]), ("fairness", [0.5, NAN]),
         ("fairness", [[0.5, 0.5]]), ("fairness", {0: -0.1}), ("fairness", {0: NAN}),
     ],
-    "divfl": [("epsilon", 0.0), ("epsilon", 1.0), ("sketch_size", 0), ("max_clients", 0)],
+    "divfl": [
+        ("epsilon", 0.0), ("epsilon", 1.0), ("sketch_size", 0), ("max_clients", 0), ("accuracy_weight", NAN),
+    ],
     "fedcor": [
         ("warmup_rounds", 0), ("interval", 0), ("gamma", 0.0), ("gamma", 1.5), ("beta", 0.0), ("fit", "newton"),
         ("learning_rate", 0.0), ("max_clients", 0),
@@ -53,7 +55,7 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("score_range", "largest"), ("trained_examples", 0),
     ],
     "pczfl": [("uncertainty", -0.1), ("uncertainty", NAN), ("warmup_rounds", -1), ("clients_per_round", 0)],
-    "power-of-choice": [("candidates", 1)],
+    "power-of-choice": [("candidates", 1), ("accuracy_weight", -0.1)],
     "rpow-d": [("candidates", 1)],
     "tifl": [("credits", (1, 2)), ("credits", 0), ("tiers", 0), ("interval", 0)],
 }  # fmt: skip
@@ -99,6 +101,19 @@ def test_ties_are_broken_at_random(name: str) -> None:
         counts[int(selector.select(np.arange(4))[0])] += 1
     assert len(counts) == 4
     assert max(abs(count - 100) for count in counts.values()) < 39
+
+
+@pytest.mark.parametrize("name", ["active-fl", "divfl", "power-of-choice"])
+def test_the_utility_of_pczfl_is_declared_by_the_object_that_has_it(name: str) -> None:
+    """Without the option a state has the keys of former versions, whose checkpoints can thus be loaded."""
+    with_it, without = build(name, accuracy_weight=0.5), build(name)
+    assert without.needs == type(with_it).needs == type(without).needs
+    assert with_it.needs - without.needs == {"accuracy", "energy_score"}
+    assert (with_it.requires, without.requires) == ({"energy_score"}, set())
+    assert with_it.state_dict().keys() - without.state_dict().keys() == {"accuracy", "energy_score"}
+    for one, other in (with_it, without), (without, with_it):
+        with pytest.raises(StateError, match="accuracy"):
+            one.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize(("name", "column"), [("active-fl", "loss"), ("rpow-d", "train_loss")])

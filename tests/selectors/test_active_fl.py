@@ -74,6 +74,55 @@ def test_the_draws_follow_the_formula(available: Sequence[int], m: int, a1: floa
     assert p_value(counts, chances(value, m, a1, a2, a3)) > 1e-3
 
 
+def test_a_round_with_the_utility_by_hand() -> None:
+    """Four clients, m = 2, alpha = (.5, 10, .5), weight .5: the lowest 2 are dropped, 1 is drawn by utility.
+
+    Initial accuracy .1, energy scores .9, .5, .7, .3: v = (.5, .3, .4, .2). Left: 0 and 2, and with the factor
+    sqrt(n) = (2, 3, 1, 4) it would be 0 and 1. P(0 first) = e^5/(e^5 + e^4) = .7311; then one of three, each 1/3.
+    {1, 3} has no chance; {0, 2} has .7311/3 + .2689/3 = 1/3; {0, 1} has .7311/3 = .2437; {1, 2} has .0896.
+    """
+    selector = build(dropped=0.5, temperature=10.0, uniform=0.5, accuracy_weight=0.5)
+    everybody = np.arange(4)
+    selector.inform(everybody, num_examples=np.array([4.0, 9.0, 1.0, 16.0]), loss=np.array([0.0, 9.0, 0.0, 9.0]))
+    selector.inform(everybody, energy_score=np.array([0.9, 0.5, 0.7, 0.3]), accuracy=np.full(4, 0.1))
+    assert selector.probe(everybody) is None
+    counts = frequencies(lambda: selector.select(everybody).tolist(), 2000)
+    by_hand = {(0, 2): 1 / 3, (0, 1): 0.2437, (0, 3): 0.2437, (1, 2): 0.0896, (2, 3): 0.0896}
+    assert p_value(counts, {frozenset(members): chance for members, chance in by_hand.items()}) > 1e-3
+
+
+def test_utilities_are_those_of_the_last_completed_round() -> None:
+    """Weight .25, energy score .4 for all, initial accuracies .2, .4, .6: .35, .4, .45; m = 1, the largest wins.
+
+    2 reports accuracy .1 and score .4: .325. 1 (.4) fails once and keeps it, so 1 again; it fails again and has no
+    valuation; 0 (.35) reports .5 and score .1: .2. 2 (.325) reports .0 and .0: 0. Now 0 (.2), which reports 0, .2: .15.
+    Now 0 again (.15 against 0 of 2 and nothing of 1). Alone in the round, 1 reports .2, .4: .35, and is back.
+    """
+    selector = build(clients_per_round=1, dropped=0.0, temperature=1e6, uniform=0.0, accuracy_weight=0.25)
+    assert selector.needs == {"accuracy", "energy_score", "spare"}
+    selector.inform(np.arange(3), energy_score=np.full(3, 0.4), accuracy=np.array([0.2, 0.4, 0.6]))
+    story: list[tuple[int, tuple[float, float] | None]] = [
+        (2, (0.1, 0.4)), (1, None), (1, None), (0, (0.5, 0.1)), (2, (0.0, 0.0)), (0, (0.0, 0.2)), (0, (0.0, 0.2)),
+    ]  # fmt: skip
+    for expected, said in story:
+        told = {} if said is None else {"accuracy": {expected: said[0]}, "energy_score": {expected: said[1]}}
+        absent = {"accuracy": np.full(1, np.nan), "energy_score": np.full(1, np.nan)} if said is None else {}
+        assert rounds.play(selector, range(3), failed=() if said else (expected,), **told, **absent) == [expected]
+    assert rounds.play(selector, [1], accuracy={1: 0.2}, energy_score={1: 0.4}) == [1]
+    np.testing.assert_allclose(selector._valuations(), [0.15, 0.35, 0.0], atol=1e-12)
+    assert selector.select(np.arange(3)).tolist() == [1]
+
+
+def test_a_spare_keeps_its_utility() -> None:
+    """The server measures no accuracy of a spare, which may report a score; one that answered has not failed."""
+    selector = build(accuracy_weight=0.5)
+    selector.inform(np.arange(2), energy_score=np.full(2, 0.6), accuracy=np.full(2, 0.2))
+    selector.observe(
+        rounds.report([0, 1], accuracy={0: 0.4}, energy_score={0: 0.6, 1: 0.9}, spare=np.array([False, True]))
+    )  # fmt: skip
+    np.testing.assert_allclose(selector._valuations(), [0.5, 0.4])
+
+
 def test_a_huge_valuation_is_no_overflow() -> None:
     """v = 10^6: the largest is subtracted before the exponential, which would overflow at 710."""
     selector = informed({0: 1e6, 1: 1e6, 2: 1.0}, dict.fromkeys(range(3), 1.0), dropped=0.0, temperature=1.0, uniform=0)

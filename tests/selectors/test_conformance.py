@@ -25,6 +25,11 @@ VARIANTS = {name: partial(create, name, clients_per_round=3, **PARAMETERS.get(na
     "bsfl-auto": partial(create, "bsfl", clients_per_round=3, min_latency="auto"),
     "cs-ucb-auto": partial(create, "cs-ucb", clients_per_round=3, max_latency="auto"),
     "cs-ucb-q-auto": partial(create, "cs-ucb-q", clients_per_round=3, max_latency="auto"),
+    "active-fl-utility": partial(create, "active-fl", clients_per_round=3, accuracy_weight=0.5),
+    "divfl-utility": partial(create, "divfl", clients_per_round=3, accuracy_weight=0.5),
+    "power-of-choice-utility": partial(
+        create, "power-of-choice", clients_per_round=3, candidates=5, accuracy_weight=0.5
+    ),
 }
 
 

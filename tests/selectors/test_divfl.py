@@ -43,6 +43,73 @@ def test_a_round_by_hand() -> None:
         assert selector.select(np.array([0, 2, 3])).tolist() == [2, 3]
 
 
+def test_rounds_with_the_utility_by_hand() -> None:
+    """The same gradients; m = 2, weight .5. Accuracies .7, .1, .6, .3, scores .9, .3, .8, .5: u = (.8, .2, .7, .4).
+
+    First: left by 0 .2*5 + .7*5.8310 + .4*10 = 9.0817, by 1 .8*5 + .7*1 + .4*9.8489 = 8.6396,
+        by 2 .8*5.8310 + .2*1 + .4*9.4868 = 8.6595, by 3 .8*10 + .2*9.8489 + .7*9.4868 = 16.6105           -> 1
+    Then beside 1: with 0 .7*1 + .4*9.8489 = 4.6396, with 2 .8*5 + .4*9.4868 = 7.7947, with 3 .8*5 + .7 = 4.7  -> 0
+    Without weights it is 1, 3, and the two largest utilities are 0, 2.
+    Client 0 reports accuracy .1 and score .1: u_0 = .1; 1 fails and keeps .2.
+    First: by 0 9.0817, by 1 .5 + .7 + 3.9396 = 5.1396, by 2 .5831 + .2 + 3.7947 = 4.5778, by 3 9.6105         -> 2
+    Then beside 2: with 0 .2 + 3.7947 = 3.9947, with 1 .5 + 3.7947 = 4.2947, with 3 .5831 + .2 = .7831         -> 3
+    """
+    gradients = np.array([[0.0, 0], [3, 4], [3, 5], [-6, 8]])
+    for seed in range(5):
+        selector = told(gradients, seed=seed, accuracy_weight=0.5)
+        assert selector.needs == {"gradient", "accuracy", "energy_score"}
+        selector.inform(np.arange(4), energy_score=np.array([0.9, 0.3, 0.8, 0.5]))
+        selector.inform(np.arange(4), accuracy=np.array([0.7, 0.1, 0.6, 0.3]))
+        assert selector.select(np.arange(4)).tolist() == [0, 1]
+        selector.observe(
+            report([0, 1], failed=[1], gradient=gradients[:2], accuracy={0: 0.1}, energy_score={0: 0.1})
+        )  # fmt: skip
+        assert selector.select(np.arange(4)).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_choice_with_the_utility_is_the_brute_force_greedy_one(seed: int) -> None:
+    """Random availability, failures and missing scores, weight .3; 40 rounds each, some clients with utility 0."""
+    rng = np.random.default_rng(seed)
+    gradients = {k: rng.normal(size=5).tolist() for k in range(9)}
+    selector = told(list(gradients.values()), clients_per_round=3, seed=seed, accuracy_weight=0.3)
+    utility = dict.fromkeys(gradients, 0.0)
+    for k in range(7):
+        accuracy, score = rng.random(2)
+        selector.inform(np.array([k]), accuracy=np.array([accuracy]), energy_score=np.array([score]))
+        utility[k] = 0.3 * accuracy + 0.7 * score
+    decided = 0
+    for _ in range(40):
+        available = np.flatnonzero(rng.random(9) < 0.8)
+        chosen = selector.select(available)
+        sets = greedy(gradients, available.tolist(), 3, utility)
+        assert frozenset(chosen.tolist()) in sets
+        decided += sets.isdisjoint(greedy(gradients, available.tolist(), 3))
+        completed = rng.random(chosen.size) < 0.8
+        fresh, accuracies, scores = rng.normal(size=(chosen.size, 5)), rng.random(chosen.size), rng.random(chosen.size)
+        selector.observe(
+            report(chosen, failed=chosen[~completed], gradient=fresh, accuracy=accuracies, energy_score=scores)
+        )
+        for k, g, a, e in zip(
+            chosen[completed], fresh[completed], accuracies[completed], scores[completed], strict=True
+        ):
+            gradients[int(k)], utility[int(k)] = g.tolist(), 0.3 * a + 0.7 * e
+    assert decided > 15  # the weights matter
+
+
+def test_the_two_limits_of_the_utility() -> None:
+    """Equal utilities: the selections of DivFL. Equal distances: the m largest utilities, by any weight."""
+    rng = np.random.default_rng(4)
+    points, utility = rng.normal(size=(12, 5)), rng.permutation(12) / 12
+    for seed in range(10):
+        plain, equal = told(points, seed=seed), told(points, seed=seed, accuracy_weight=0.5)
+        equal.inform(np.arange(12), accuracy=np.full(12, 0.3), energy_score=np.full(12, 0.7))
+        assert plain.select(np.arange(12)).tolist() == equal.select(np.arange(12)).tolist()
+        far = told(np.eye(12), seed=seed, clients_per_round=4, accuracy_weight=0.5)
+        far.inform(np.arange(12), accuracy=utility, energy_score=utility)
+        assert sorted(utility[far.select(np.arange(12))] * 12) == pytest.approx([8, 9, 10, 11])
+
+
 def test_everybody_is_asked_and_who_gives_no_gradient_three_times() -> None:
     """Client 3 never answers, and fills the choice only; newcomer 4 is asked when it comes."""
     selector = build(clients_per_round=3)
@@ -123,15 +190,19 @@ def test_the_lazy_choice_costs_a_fraction_of_the_plain_one() -> None:
     assert quickest(lambda: selector._greedy(order)) < plain / 2
 
 
-@pytest.mark.parametrize("epsilon", [None, 0.3])
-def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None) -> None:
+@pytest.mark.parametrize(("epsilon", "weight"), [(None, None), (0.3, None), (None, 0.5)])
+def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None, weight: float | None) -> None:
     """60 instances, three choices each, with gradients that change in between: the same clients in the same order."""
     for seed in range(60):
         points, m = instance(seed)
-        selector, rng = told(points, clients_per_round=m, seed=seed, epsilon=epsilon), np.random.default_rng(seed)
+        options = {"clients_per_round": m, "seed": seed, "epsilon": epsilon, "accuracy_weight": weight}
+        selector, rng = told(points, **options), np.random.default_rng(seed)
+        # Some clients have the utility 0.
+        utility = np.maximum(rng.random(len(points)) - 0.2, 0.0) if weight else np.ones(len(points))
+        selector.inform(np.arange(len(points)), accuracy=utility, energy_score=utility)
         for _ in range(3):
             order = rng.permutation(len(points))[: max(1, len(points) * 4 // 5)]
-            distances = selector._distances()[order].copy()
+            distances = selector._distances()[order] * utility
             drawn = selector._generator.bit_generator.state
             lazy = selector._greedy(order).tolist()
             selector._generator.bit_generator.state = drawn
@@ -139,7 +210,9 @@ def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None) -
             assert lazy == plain_greedy(distances, order, min(m, order.size), looked_at), seed
             chosen = np.sort(lazy)
             moved = points[chosen] + 0.3 * rng.integers(0, 2, points[chosen].shape)
-            selector.observe(report(chosen, gradient=moved))
+            selector.observe(
+                report(chosen, gradient=moved, accuracy=utility[chosen], energy_score=utility[chosen])
+            )  # fmt: skip
 
 
 def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import CPowD, RoundReport, RPowD, create
 from fedsel_flwr.selectors._draws import draw
 from tests.selectors import rounds
@@ -129,6 +130,71 @@ def test_candidates_that_left_are_replaced() -> None:
         chosen = selector.select(here)
         assert chosen.size == 2
         assert set(candidates[:stayed]) <= set(chosen.tolist())
+
+
+def test_rounds_with_the_utility_by_hand() -> None:
+    """Five clients, d = 4, m = 2; client 3 has no examples, so the candidates are 0, 1, 2, 4. Weight .5.
+
+    Initial accuracy .1, energy scores .5, .9, .6, 1, .8: utilities .3, .5, .35, .55, .45               -> 1, 4
+    They report accuracies .3 and .7, scores as before: .6 and .75; 0 and 2 keep .3 and .35             -> 1, 4
+    1 fails and keeps .6; 4 reports .1 and a score of .2: .15                                           -> 1, 2
+    Losses do not count, and no client is asked for one.
+    """
+    for seed in range(10):
+        selector = build(candidates=4, seed=seed, accuracy_weight=0.5)
+        assert selector.needs == {"accuracy", "energy_score"}
+        everybody, scores = np.arange(5), np.array([0.5, 0.9, 0.6, 1.0, 0.8])
+        selector.inform(everybody, num_examples=np.array([5.0, 5.0, 5.0, 0.0, 5.0]), energy_score=scores)
+        selector.inform(everybody, accuracy=np.full(5, 0.1), loss=np.array([9.0, 0.0, 9.0, 9.0, 0.0]))
+        assert selector.probe(everybody) is None
+        story: list[tuple[dict[int, float], dict[int, float]]] = [
+            ({1: 0.3, 4: 0.7}, {1: 0.9, 4: 0.8}), ({4: 0.1}, {4: 0.2}),
+        ]  # fmt: skip
+        for accuracy, score in story:
+            failed = [k for k in (1, 4) if k not in accuracy]
+            assert rounds.play(selector, range(5), failed=failed, accuracy=accuracy, energy_score=score) == [1, 4]
+        np.testing.assert_allclose(selector._utilities(), [0.3, 0.6, 0.35, 0.55, 0.15])
+        assert selector.select(everybody).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_largest_utilities_among_the_candidates_are_chosen(weight: float) -> None:
+    """100 rounds with failures and new clients, all of them candidates; the oracle keeps what each client said last."""
+    rng = np.random.default_rng(2)
+    selector, last = build(clients_per_round=3, accuracy_weight=weight), dict[int, tuple[float, float]]()
+    for number in range(100):
+        available = np.flatnonzero(rng.random(8 if number < 50 else 12) < 0.7)
+        chosen = selector.select(available).tolist()
+        utility = {k: weight * a + (1 - weight) * e for k in available.tolist() for a, e in [last.get(k, (0.0, 0.0))]}
+        rest = [utility[k] for k in utility if k not in chosen]
+        assert len(chosen) == min(3, available.size)
+        assert not rest or min((utility[k] for k in chosen), default=1.0) >= max(rest) - 1e-12
+        failed = [k for k in chosen if rng.random() < 0.2]
+        said = {k: (float(rng.random()), float(rng.random())) for k in chosen}
+        selector.observe(
+            rounds.report(
+                chosen, failed=failed, accuracy={k: a for k, (a, _) in said.items() if k not in failed},
+                energy_score={k: e for k, (_, e) in said.items() if k not in failed},
+            )
+        )  # fmt: skip
+        last |= {k: both for k, both in said.items() if k not in failed}
+
+
+def test_a_dead_client_keeps_the_largest_utility() -> None:
+    """So strategies must exclude it for some rounds; without the utility a client is asked, and does not answer."""
+    selector = build(clients_per_round=1, accuracy_weight=0.5)
+    selector.inform(np.arange(3), energy_score=np.array([0.5, 0.9, 0.6]))
+    absent = {"accuracy": np.full(1, np.nan), "energy_score": np.full(1, np.nan)}
+    assert [rounds.play(selector, range(3), failed=[1], **absent) for _ in range(20)] == [[1]] * 20
+    assert selector.asks_failed_for_ever
+    assert not build().asks_failed_for_ever
+
+
+def test_only_power_of_choice_has_the_utility() -> None:
+    """Its variants differ from it in how they learn losses, of which the utility reads none."""
+    for name in ("cpow-d", "rpow-d"):
+        with pytest.raises(ParameterError, match="does not know accuracy_weight"):
+            create(name, clients_per_round=2, accuracy_weight=0.5)
 
 
 def test_rounds_of_rpow_d_by_hand() -> None:

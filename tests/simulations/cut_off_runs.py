@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsel_flwr.cli import main
+from fedsel_flwr.report import run_folder
 from fedsel_flwr.simulations import Comparison, Scenario, existing_runs, load_scenario, simulate
 from fedsel_flwr.simulations.results import RunResult
 from tests.processes import Command
@@ -151,14 +152,16 @@ def after_rounds(command: Command, folder: Path, rounds: int) -> None:
 
 
 def content(folder: Path) -> Mapping[str, Any]:
-    """What the files of a run or comparison say, by their names; pictures and logs by name alone.
+    """What the files of a run or comparison say, by their names; pictures, logs and wall times by name alone.
 
     An error that somebody still holds also holds the lock of the folder.
     """
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.suffix == ".parquet":
+        if path.name == run_folder.TIMING:
+            found[name] = None
+        elif path.suffix == ".parquet":
             found[name] = repr(pq.read_table(path).to_pylist())
         elif path.is_file() and path.name != ".lock":
             found[name] = None if path.suffix in (".png", ".log") else path.read_bytes()

@@ -17,9 +17,11 @@ def test_all_but_those_that_cannot() -> None:
     assert able == list(names())
     assert left_out == {}
     keys = {"data.dataset": "synthetic-regression", "model.name": "linear", "partition.kind": "iid"}
-    able, left_out = runnable_selectors(load_scenario("digits", {**keys, "aggregation.over_selection": 0.5}))
+    utility = {"selectors.divfl.accuracy_weight": 0.5}
+    able, left_out = runnable_selectors(load_scenario("digits", {**keys, **utility, "aggregation.over_selection": 0.5}))
     assert sorted([*able, *left_out]) == sorted(names())
-    assert "bsfl" in able
+    assert {"bsfl", "active-fl"} < {*able}
+    assert "divfl (accuracy) measures classifiers" in left_out["divfl"]
     assert "has numbers to predict" in left_out["gpfl"]
     assert "clients_per_round" in left_out["fedcs"]
     _, left_out = runnable_selectors(load_scenario("phones", {"num_clients": 1001, "partition.kind": "sampled"}))

@@ -67,6 +67,29 @@ def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
     assert max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True)) <= 1e-4
 
 
+@pytest.mark.parametrize(("selector", "probed"), [("active-fl", []), ("divfl", [1]), ("power-of-choice", [])])
+def test_with_the_utility_of_pczfl_they_choose_the_same(selector: str, probed: list[int]) -> None:
+    """Losses are not asked for; accuracies come from the server, and energy scores from the roll call and replies."""
+    option = {f"selectors.{selector}.accuracy_weight": 0.5}
+    scenario, message = scenario_of(selector, 5, **option), scenario_of(selector, 5, api="message", **option)
+    together = simulate(scenario, engine="vectorized")
+    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 12), message)
+    assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
+    assert [r.round for r in together.history.rounds if r.probe_s > 0] == probed
+    assert choices(together) != choices(simulate(scenario_of(selector, 5), engine="vectorized"))
+    assert together.history.problem_counts() == {}
+
+
+def test_the_utility_of_pczfl_starts_with_the_energy_scores_of_the_roll_call() -> None:
+    """The initial accuracy is the same for all clients, so that the four highest scores come first."""
+    scenario = scenario_of("power-of-choice", 1, **{"selectors.power-of-choice.accuracy_weight": 0.5})
+    everyone = scenario_of("power-of-choice", 2, **{"aggregation.warmup_rounds": 1})
+    scores = {r.client: r.energy_score for r in simulate(everyone, engine="vectorized").history.clients}
+    assert len(set(scores.values())) == 12
+    chosen = [row.client for row in simulate(scenario, engine="vectorized").history.clients]
+    assert sorted(chosen) == sorted(sorted(scores, key=lambda k: -scores[k])[:4])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

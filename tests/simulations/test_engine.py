@@ -55,6 +55,14 @@ def test_smoke_has_latency_and_energy_per_client(once: Any) -> None:
     assert history.problem_counts() == {}
 
 
+def test_smoke_has_wall_times(once: Any) -> None:
+    timing = dict(once[0].timing)
+    assert timing.pop("round").tolist() == [1, 2, 3, 4]
+    whole = timing.pop("round_ms")
+    assert all((column > 0).all() for column in timing.values())
+    assert (whole > sum(timing.values())).all()
+
+
 def test_smoke_learns(once: Any) -> None:
     result, told = once
     assert repr(told) == repr(result.history.rounds)

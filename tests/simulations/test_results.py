@@ -77,7 +77,7 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors", "regret.parquet",
-        "client-accuracy.parquet",
+        "client-accuracy.parquet", "timing.parquet",
     }  # fmt: skip
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert parts(kept) == parts(plain)
@@ -163,6 +163,53 @@ def test_wherever_the_disk_fills_up_it_is_one_line(tmp_path: Path, capfd: pytest
                     assert f"{run.selector}-seed1: {count} round" in err
                     assert repr(run.history.rounds) == repr(whole[run.selector][:count])
     assert seen == {"in a round", "elsewhere", "never"}
+
+
+# ---- the wall time -------------------------------------------------------------------------------------------------
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but the one of the wall times."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in (run_folder.TIMING, ".lock")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_wall_times_have_a_file_of_their_own_and_are_nowhere_else(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        result = simulate(smoke(), folder=tmp_path / name)
+        cut_off(smoke(), folder=tmp_path / "cut-off" / name, checkpoint_every=1)
+        columns = run_folder.read_table(tmp_path / name / run_folder.TIMING)
+        assert {key: column.tolist() for key, column in columns.items()} == {
+            key: column.tolist() for key, column in result.timing.items()
+        }
+        assert columns.pop("round").tolist() == [1, 2, 3, 4, 5, 6]
+        whole = columns.pop("round_ms")
+        assert list(columns) == ["probe_ms", "select_ms", "collect_ms", "aggregate_ms", "observe_ms"]
+        assert all((column > 0).all() for column in columns.values())
+        # The clients train in between.
+        assert (whole > sum(columns.values())).all()
+    for place in (tmp_path, tmp_path / "cut-off"):
+        one = bytes_of(place / "one")
+        assert {"rounds.parquet", "clients.parquet", "run.json"} <= one.keys() or "journal.jsonl" in one
+        assert one == bytes_of(place / "two")
+    assert any(name.startswith("checkpoints/round-") for name in bytes_of(tmp_path / "cut-off" / "one"))
+
+
+def test_a_resumed_run_has_the_times_of_its_own_rounds(tmp_path: Path) -> None:
+    cut_off(smoke(), folder=tmp_path, checkpoint_every=1)
+    timing = simulate(smoke(), folder=tmp_path, checkpoint_every=1, resume="must").timing
+    assert timing["round"].tolist() == [1, 2, 3, 4, 5, 6]
+    for name, column in timing.items():
+        assert name == "round" or np.isnan(column).tolist() == [True] * 3 + [False] * 3
+    assert read_run(tmp_path)[2].timing.keys() == timing.keys()
+
+
+def test_a_run_of_an_older_version_has_no_times(tmp_path: Path) -> None:
+    simulate(smoke(), folder=tmp_path / "bsfl-seed1")
+    (tmp_path / "bsfl-seed1" / "timing.parquet").unlink()
+    (run,) = Comparison.load(tmp_path).runs
+    assert run.result.timing == {}
+    assert len(run.history.rounds) == 6
 
 
 # ---- derived tables ------------------------------------------------------------------------------------------------

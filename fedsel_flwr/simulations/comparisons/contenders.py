@@ -25,7 +25,7 @@ from fedsel_flwr.simulations.on_flower.building import (
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.untrusted_folders import check_label
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.world import world_of
+from fedsel_flwr.simulations.worlds.world import World, world_of
 
 ALL = "all"
 """Keyword for every selector that can run, on the command line and in ``compare``."""
@@ -264,8 +264,7 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
     for name in names():
         try:
             check_selectors(scenario, [name])
-            world.check_validation_set(selector_class(name).needs, name)
-            _check_limits(scenario, name)
+            _check_limits(world, scenario, name)
         except FedSelError as error:
             left_out[name] = str(error)
         else:
@@ -273,11 +272,14 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
     return able, left_out
 
 
-def _check_limits(scenario: Scenario, name: str) -> None:
-    """Refuse too many clients for a selector, and over-selection if the selector chooses the size of its cohort."""
-    # The selector is made, because both limits belong to the object, and its class may refuse the parameters.
+def _check_limits(world: World, scenario: Scenario, name: str) -> None:
+    """Refuse a missing validation set, too many clients, and over-selection if the selector decides its cohort's size.
+
+    The selector is created, because a parameter may change its limits and its columns.
+    """
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
+    world.check_validation_set(selector.needs, name)
     resolve_settings(selector, **scenario.aggregation.options())
     if selector.max_clients is not None and scenario.num_clients > selector.max_clients:
         raise FedSelError(f"takes at most {selector.max_clients} clients, and there are {scenario.num_clients}")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.references import OWN_FILES
@@ -25,6 +25,8 @@ from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
+Given = TypeVar("Given")
+Got = TypeVar("Got")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Environment variables that set the number of threads of libraries."""
 StartRun = Callable[[str, int], None]
@@ -72,21 +74,51 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
         RunError: A process was killed, or the user's code raised an error. The message names the error and its line.
         FedSelError: A run raised another error. The other runs are then stopped.
     """
-    # loky, not concurrent.futures, because it sets the environment of its workers, and can kill them.
-    from loky import ProcessPoolExecutor, cpu_count
-    from loky.process_executor import BrokenProcessPool
+    from loky import cpu_count
 
     # Packed once for all runs, because the caller's data may be large.
     shared = _packed(options, "what the runs share")
     own = [_packed(job, repr(job.contender.label)) for job in jobs]
     at_a_time = min(at_a_time, len(jobs))
     threads = str(max(1, cpu_count() // at_a_time))
-    # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
-    workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
-    try:
+    with _worker_processes(at_a_time, threads) as workers:
         runs = [workers.submit(_play, job, shared, log_file(), os.getpid()) for job in own]
         for run in runs:
             yield run.result()
+
+
+def map_in_parallel(call: Callable[[Given], Got], given: Sequence[Given], at_a_time: int) -> Generator[Got]:
+    """Call a function in worker processes of one thread each, which end with the generator.
+
+    Args:
+        call: A function of a module.
+        given: Its argument in each call. The calls begin in this order.
+        at_a_time: Number of processes.
+
+    Yields:
+        The results, in the order in which the calls end.
+
+    Raises:
+        RunError: A process was killed.
+    """
+    from loky import as_completed
+
+    with _worker_processes(min(at_a_time, len(given)), "1") as workers:
+        for future in as_completed([workers.submit(call, one) for one in given]):
+            yield future.result()
+
+
+@contextlib.contextmanager
+def _worker_processes(number: int, threads: str) -> Generator[Any]:
+    """Yield an executor of worker processes with this number of threads each."""
+    # loky, not concurrent.futures, because it sets the environment of its workers, and can kill them.
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
+    # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
+    workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
+    try:
+        yield workers
     except BrokenProcessPool as error:
         raise RunError(
             f"a worker process was killed, perhaps because memory ran out: {error}. Use fewer jobs, and resume"

@@ -83,7 +83,10 @@ def make_strategy(
             # PCZFL has a parameter with the same name and meaning. The longer warm-up applies.
             own = params.get("warmup_rounds", 0)
             return paper(**params | options | {"warmup_rounds": max(own, chosen["warmup_rounds"])})
-    return package.SelectionStrategy(create(scenario.selector, **params), **options)
+    selector = create(scenario.selector, **params)
+    # A parameter may let the selector read more columns than its class.
+    world.check_validation_set(selector.needs, label_of(scenario.selector))
+    return package.SelectionStrategy(selector, **options)
 
 
 def resolve_strategy(

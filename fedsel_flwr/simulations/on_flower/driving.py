@@ -87,7 +87,12 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     log_simulated_faults(strategy.history, bool(strategy.core.settings.over_selection))
-    return RunResult(history=strategy.history, arrays=arrays, diagnosis=diagnose(world, strategy.history))
+    return RunResult(
+        history=strategy.history,
+        arrays=arrays,
+        diagnosis=diagnose(world, strategy.history),
+        timing=strategy.core.stopwatch.columns(len(strategy.history.rounds)),
+    )
 
 
 def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:

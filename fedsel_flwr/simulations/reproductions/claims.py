@@ -15,7 +15,8 @@ not settled     The interval holds both.
 ==============  =======================================================================================================
 
 A figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
-precedence: "not run" if runs are missing, and "setting not given" if two readings of the figure have different words.
+precedence. A figure is ``not run`` if runs are missing. It is ``setting not given`` if two readings have different
+words.
 """
 
 from __future__ import annotations
@@ -108,11 +109,13 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
     for reading in figure.readings:
         own = [pair for pair in raw if pair[0].comparison.check.reading in ("", reading)]
         corrected = holm([finding.p for finding, _ in own if finding.comparison.check.relation != "equal"])
-        remaining = iter(corrected)
+        remaining, count = iter(corrected), len(corrected)
         judged = []
         for finding, effects in own:
             p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
-            judged.append(_with_word(replace(finding, p=p), effects, figure.shortened != ""))
+            # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
+            factor = p / finding.p if finding.p > 0 and p < 1 else count
+            judged.append(_with_word(replace(finding, p=p), effects, figure.shortened != "", factor))
         words[reading] = min((one.word for one in judged), key=WORST_FIRST.index)
         findings += [one for one in judged if one.comparison.check.reading == reading or reading == figure.readings[0]]
     if len(set(words.values())) > 1:
@@ -166,12 +169,12 @@ def _measure(comparison: Comparison, values: Lookup) -> Finding:
     )
 
 
-def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool) -> Finding:
+def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool, factor: float) -> Finding:
     """Return the finding with its word, and with the seeds that would settle it."""
     word = _word(finding)
     if is_shortened and word == "reproduced":
         word = "direction only"
-    needed = _seeds_needed(finding, effects) if word == "not settled" else None
+    needed = _seeds_needed(finding, effects, factor) if word == "not settled" else None
     return replace(finding, word=word, seeds_needed=needed)
 
 
@@ -203,17 +206,22 @@ def _has_paper_size(finding: Finding) -> bool:
     return near or finding.low <= paper <= finding.high
 
 
-def _seeds_needed(finding: Finding, effects: FloatArray) -> int | None:
-    """Return the number of seeds at which the claim or its opposite would be settled with the same mean and spread."""
+def _seeds_needed(finding: Finding, effects: FloatArray, factor: float) -> int | None:
+    """Return the number of seeds at which the same mean and spread would settle the check."""
     if len(effects) < 3 or not np.isfinite(effects).all():
         return None
     from scipy.stats import t
 
-    size, deviation = abs(float(effects.mean())), float(effects.std(ddof=1))
+    check, size, deviation = finding.comparison.check, abs(float(effects.mean())), float(effects.std(ddof=1))
     seeds = np.arange(len(effects) + 1, MAX_SEEDS + 1)
-    if deviation == 0 or size == 0:
+    if deviation == 0:
         return None
-    settled = seeds[2 * t.sf(size / (deviation / np.sqrt(seeds)), seeds - 1) <= LEVEL]
+    error = deviation / np.sqrt(seeds)
+    if check.relation == "equal":
+        margin = math.log(1 + check.margin) if finding.comparison.is_ratio else check.margin
+        settled = seeds[np.abs(size - margin) >= t.ppf(0.975, seeds - 1) * error]
+    else:
+        settled = seeds[factor * 2 * t.sf(size / error, seeds - 1) <= LEVEL]
     return int(settled[0]) if settled.size else None
 
 

@@ -14,6 +14,7 @@ Each check belongs to one reading, or to all of them.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -63,9 +64,9 @@ class Arm(Table):
 class Check(Table):
     """Check of a claim: the outcome of the arm ``left`` is below, above or equal to that of the arm ``right``.
 
-    An arm is written as "cs-ucb", "cs-ucb @ N = 2" or "random - cs-ucb @ N = 2". The first form means the arm in every
-    cell of ``cells``, and gives one check for each of them; without ``cells``, in every cell of the figure. The last
-    form is the difference of two arms. ``right`` may be a number.
+    An arm is written as "cs-ucb", "cs-ucb @ N = 2" or "random - cs-ucb @ N = 2". The first form gives one check for
+    each cell of ``cells``. Without ``cells``, it gives one for each cell of the figure. The last form is the difference
+    of two arms. ``right`` may be a number.
 
     Outcomes are compared as ratios left / right. They are compared as differences left - right if ``difference`` is
     true, or if an arm is a difference. ``paper`` is the value of the ratio, or of the difference, in the paper. It may
@@ -365,8 +366,8 @@ def figure_names() -> tuple[str, ...]:
 def _order(stem: str) -> tuple[str, int, str]:
     """Return a sort key: "fig-2" before "fig-10"."""
     kind, _, rest = stem.partition("-")
-    digits = "".join(character for character in rest if character.isdigit())
-    return kind, int(digits or 0), rest
+    number = re.search("[0-9]+", rest)
+    return kind, int(number[0]) if number else 0, rest
 
 
 def load_figure(name: str) -> PaperFigure:

@@ -121,9 +121,14 @@ def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:
 
 def cells_of(figure: PaperFigure, seeds: int | None = None, data_dir: str = "") -> list[Cell]:
     """Return all runs of a figure, seed by seed."""
-    return [
-        Cell(figure, cell, arm, figure.scenario_of(arm, cell, seed, data_dir)) for cell, arm, seed in figure.runs(seeds)
-    ]
+    # The scenario of an arm in a cell is read once, because seeds differ in nothing else.
+    first: dict[tuple[str, str], Scenario] = {}
+    found = []
+    for cell, arm, seed in figure.runs(seeds):
+        if (arm, cell) not in first:
+            first[arm, cell] = figure.scenario_of(arm, cell, seed, data_dir)
+        found.append(Cell(figure, cell, arm, first[arm, cell].model_copy(update={"seed": seed})))
+    return found
 
 
 def open_rows(folder: Path, figure: PaperFigure) -> Rows:
@@ -250,14 +255,9 @@ def _in_processes(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[dict[
             for cell in group:
                 yield cell.simulate()
         return
-    from loky import as_completed, get_reusable_executor
+    from fedsel_flwr.simulations.comparisons.parallel_runs import map_in_parallel
 
-    from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
-
-    with get_reusable_executor(jobs, env=dict.fromkeys(THREADS, "1"), kill_workers=True) as workers:
-        cells = [cell for group in groups for cell in group]
-        for future in as_completed([workers.submit(_simulate, cell) for cell in cells]):
-            yield future.result()
+    yield from map_in_parallel(_simulate, [cell for group in groups for cell in group], jobs)
 
 
 def _simulate(cell: Cell) -> dict[str, Any]:
@@ -294,11 +294,11 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
 
 def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
     """Return a short version of a run, and whether digits replace its data set."""
-    from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder
+    from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, has_image_set
 
     s, keys = cell.scenario, dict[str, Any]()
-    images = IMAGE_SETS.get(s.data.dataset)
-    absent = images is not None and not (find_data_folder(data_dir) / images.expected_file).exists()
+    name = s.data.dataset
+    absent = name in IMAGE_SETS and not has_image_set(name, find_data_folder(data_dir))
     if absent and cell.figure.runner == "training":
         keys = {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
         if s.partition.kind in ("sizes", "classes"):

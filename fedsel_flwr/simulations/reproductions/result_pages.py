@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,14 +76,17 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
     lines = [
         f"# {PAPERS[paper]}: figures and tables",
         "",
-        "Written by the command below. A repeated command simulates only the runs that have no row in the CSV files.",
+        f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. [The page of all verdicts]({COUNTS}) "
+        "explains these words.",
+        "",
+        "This command writes the page from the rows in the CSV files, and first simulates the runs that have no row:",
         "",
         "```",
-        f"fedsel reproduce {' '.join(one.name for one in figures[:1])} --out docs/results",
+        f"fedsel reproduce {paper} --out docs/results",
         "```",
         "",
-        f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. Their meaning is on "
-        f"[the page of all verdicts]({COUNTS}). The finished runs took {hours:.2f} hours of one core.",
+        f"The finished runs took {hours:.2f} hours of one core of an x86-64 server with 2 cores, which other programs "
+        "used too. The minutes in the table are those of one core.",
         "",
         "| figure | the paper's claim | verdict | seeds | minutes |",
         "| --- | --- | --- | --- | --- |",
@@ -213,10 +214,10 @@ def _write_counts(folder: Path) -> None:
     before = page.read_text("utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    _write(page, f"{head}{BEGIN}\n{_counts(folder)}{END}{tail}" if rest else before)
+    _write(page, f"{head}{BEGIN}\n{counts_table(folder)}{END}{tail}" if rest else before)
 
 
-def _counts(folder: Path) -> str:
+def counts_table(folder: Path) -> str:
     """Return the table that counts the verdicts of each paper."""
     lines = ["", "| paper | verdicts |", "| --- | --- |"]
     everything = []
@@ -228,11 +229,6 @@ def _counts(folder: Path) -> str:
         lines.append(f"| {link} | {describe_words(words) or 'none'} |")
     lines.append(f"| all | {describe_words(everything)} |")
     return "\n".join(lines) + "\n\n"
-
-
-def machine() -> str:
-    """Describe this machine in one phrase."""
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
 def _anchor(figure: PaperFigure) -> str:

@@ -16,12 +16,10 @@ largest_count       largest number of rounds of one client
 seen_share          share of the clients that were selected at least once
 cohort              mean number of selected clients a round
 cohort_late         the same without the warm-up
-server_ms           mean milliseconds of the server's part of a round (PCZFL and GPFL compare times)
-run_s               processor seconds of the run
 ==================  ================================================================================================
 
-Curves are ``accuracy``, ``loss``, ``simulated_s``, ``score_energy`` (sum of 1 - energy score over the selected clients)
-and ``seen`` (number of clients that were selected at least once) at :data:`POINTS` rounds.
+The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points. So do ``score_energy``, the sum of
+1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once.
 """
 
 from __future__ import annotations

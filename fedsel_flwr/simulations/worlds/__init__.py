@@ -3,10 +3,10 @@
 Modules, in the order in which a world is built:
 
 ====================  ================================================================================================
-``image_files``       scikit-learn's digits; torchvision's image sets from a folder or the network
+``image_files``       scikit-learn's digits; torchvision's image sets from a folder, an archive or the network
 ``data``              data sets by name, split into training, server-validation and test examples
 ``own_data``          your own data: arrays, torch data sets, or Hugging Face data sets through flwr-datasets
-``given_partitions``  partitions by given numbers of examples or classes, or by sampling
+``given_partitions``  partitions by given numbers of examples or classes, by writers, or by sampling
 ``partitions``        partitions by name: i.i.d., Dirichlet, shards, and the kinds of ``given_partitions``
 ``architectures``     models by name; the number of multiplications of a model
 ``ingredients``       examples, partition, model and objective of a scenario, or your own ones instead

@@ -60,6 +60,7 @@ class Dataset:
         num_classes: The number of classes; labels are 0 … num_classes - 1. 1 for a regression.
         input_shape: The shape of one example, for an image (channels, height, width).
         task: Whether labels are classes or numbers to predict. It determines loss and quality.
+        file_rows: The row of each training example in the files of an image set, shape (n,). None for other data.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Dataset:
     num_classes: int
     input_shape: tuple[int, ...]
     task: Task = "classification"
+    file_rows: IntArray | None = None
 
     def read_only(self) -> Dataset:
         """Make the arrays read-only and return this data set."""
@@ -84,6 +86,7 @@ def load_dataset(
     data_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
     validation_fraction: float = 0.1,
+    validation_from: Literal["train", "test"] = "train",
     test_fraction: float = 0.2,
     synthetic: Synthetic = Synthetic(),  # noqa: B008 (frozen)
 ) -> Dataset:
@@ -96,7 +99,10 @@ def load_dataset(
             FEDSEL_DATA. If the variable is not set, a cache folder in the home directory, filled from the network.
             "digits" and synthetic data need no folder.
         seed: Seed that draws the splits. The same seed gives the same splits in every process.
-        validation_fraction: Share of the examples outside the test set that become the server's validation set.
+        validation_fraction: Share of the examples that become the server's validation set. It is the share of the
+            training or of the test examples, see ``validation_from``.
+        validation_from: The set that the validation examples are taken from. With "test", the clients keep all
+            training examples. The test set is then what remains of the test examples.
         test_fraction: Share of all examples that become the test set, for "digits" and synthetic data only. The other
             data sets have an official test set.
         synthetic: Size and noise of synthetic data.
@@ -118,25 +124,36 @@ def load_dataset(
     images, regression = IMAGE_SETS.get(name), name == "synthetic-regression"
     labels: Labels
     test_labels: Labels
-    classes: Labels | None
     if images is not None:
         (inputs, labels), (test_inputs, test_labels) = read_image_set(name, find_data_folder(data_dir))
-        rows, classes = np.arange(len(labels)), labels
+        rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
     else:
-        inputs, labels = synthetic.draw(seed) if regression else read_digits()
+        inputs, labels = test_inputs, test_labels = synthetic.draw(seed) if regression else read_digits()
         everything, classes = np.arange(len(labels)), None if regression else labels
         rows, test_rows = split_rows(everything, classes, test_fraction, test_seed, "test_fraction")
-        test_inputs, test_labels = inputs[test_rows], labels[test_rows]
-    rows, drawn = split_rows(rows, classes, validation_fraction, validation_seed, "validation_fraction")
+    key = "validation_fraction"
+    if validation_from == "test":
+        classes = None if regression else test_labels
+        test_rows, drawn = split_rows(test_rows, classes, validation_fraction, validation_seed, key)
+        validation_inputs, validation_labels = test_inputs[drawn], test_labels[drawn]
+    else:
+        classes = None if regression else labels
+        rows, drawn = split_rows(rows, classes, validation_fraction, validation_seed, key)
+        validation_inputs, validation_labels = inputs[drawn], labels[drawn]
     train, validation, test = (
         Split(one if images is None else _standardise(one, images), own)
-        for one, own in ((inputs[rows], labels[rows]), (inputs[drawn], labels[drawn]), (test_inputs, test_labels))
+        for one, own in (
+            (inputs[rows], labels[rows]),
+            (validation_inputs, validation_labels),
+            (test_inputs[test_rows], test_labels[test_rows]),
+        )
     )
     return Dataset(
         name, train, validation, test,
         num_classes=1 if regression else int(labels.max()) + 1,
         input_shape=tuple(int(size) for size in inputs.shape[1:]),
         task="regression" if regression else "classification",
+        file_rows=None if images is None else rows,
     )  # fmt: skip
 
 

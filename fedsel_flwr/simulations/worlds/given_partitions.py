@@ -1,8 +1,10 @@
-"""Partitions by given numbers: examples per client, classes per client, or a random sample for each client."""
+"""Partitions by given numbers of examples or classes, by writers, or by a random sample for each client."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
+from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE
 
 
 def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
@@ -96,6 +99,79 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
         for client, share in zip(clients, np.array_split(rows, max(len(clients), 1)), strict=False):
             parts[client].append(share)
     return [np.concatenate(shares) for shares in parts]
+
+
+def by_writers(writers: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """Give each client all examples of some writers; each writer belongs to one client.
+
+    The writers are drawn at random. The clients' numbers of writers differ by at most one. The clients' numbers of
+    examples differ more, because the writers have different numbers of examples.
+
+    Args:
+        writers: The writer id of each example, shape (n,).
+        num_clients: The number of clients, at most the number of writers.
+        rng: Generator that draws the writers.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ParameterError: There are more clients than writers.
+
+    Example:
+        >>> parts = by_writers(np.array([7, 7, 2, 5, 2, 7]), 2, np.random.default_rng(0))
+        >>> [rows.tolist() for rows in parts]
+        [[0, 1, 2, 4, 5], [3]]
+    """
+    ids, writer = np.unique(writers, return_inverse=True)
+    if num_clients > len(ids):
+        raise ParameterError(
+            f"{num_clients} clients cannot share {len(ids)} writers, because each client gets all examples of a "
+            f"writer. Use at most {len(ids)} clients."
+        )
+    client_of = np.empty(len(ids), dtype=np.int64)
+    for client, own in enumerate(np.array_split(rng.permutation(len(ids)), num_clients)):
+        client_of[own] = client
+    clients = client_of[writer]
+    return np.split(np.argsort(clients, kind="stable"), np.cumsum(np.bincount(clients))[:-1])
+
+
+def read_writers(folder: Path) -> tuple[IntArray, IntArray]:
+    """Read the digit and the writer of each training image of MNIST from the extended labels of QMNIST.
+
+    Args:
+        folder: The folder of the image sets, which contains ``QMNIST/raw``.
+
+    Returns:
+        Digits and writer ids, int64 of shape (60000,), in the order of MNIST's files.
+
+    Raises:
+        ParameterError: The file with the extended labels is missing or damaged.
+
+    References:
+        C. Yadav and L. Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019.
+    """
+    from torchvision.datasets import QMNIST
+
+    url = QMNIST.resources["train"][1][0]
+    packed = folder / "QMNIST" / "raw" / url.rpartition("/")[2]
+    paths = [path for path in (packed, packed.with_suffix("")) if path.is_file()]
+    if not paths:
+        raise ParameterError(
+            f"the writers of MNIST's images are in the file {packed}, which does not exist. Copy {url} to this path, "
+            f"or name the folder that contains QMNIST/raw with --data-dir or {DATA_DIR_VARIABLE}."
+        )
+    try:
+        content = gzip.decompress(paths[0].read_bytes()) if paths[0] == packed else paths[0].read_bytes()
+        table = np.frombuffer(content, ">i4", offset=12).reshape(-1, 8)
+        # The header: 32-bit integers in two dimensions, and the two sizes.
+        if np.frombuffer(content, ">i4", count=3).tolist() != [0xC02, *table.shape]:
+            raise ValueError("the header does not fit the content")
+    except Exception as problem:
+        raise ParameterError(
+            f"{paths[0]} is damaged ({type(problem).__name__}: {problem}). Copy {url} again."
+        ) from problem
+    return table[:, 0].astype(np.int64), table[:, 2].astype(np.int64)
 
 
 class SampledPartition(Sequence[IntArray]):

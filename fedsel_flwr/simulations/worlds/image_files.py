@@ -1,15 +1,19 @@
-"""Image files: scikit-learn's digits, and the image sets of torchvision from a folder or from the network."""
+"""Image files: scikit-learn's digits, and the image sets of torchvision from a folder, an archive or the network."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
 import socket
+import tarfile
 import textwrap
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,12 +21,15 @@ import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
 
+logger = logging.getLogger("fedsel_flwr")
 Examples = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 
 DATA_DIR_VARIABLE = "FEDSEL_DATA"
 """Environment variable with the path of the data folder."""
 _DOWNLOAD_TIMEOUT_S = 30.0
 """Seconds without data after which a download fails. Without a limit, a firewall that drops packets would block it."""
+_LARGEST_FILE = 2**26
+"""Most bytes of a file in an archive. The largest original file has 31 MB; a larger one is not read into memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,7 @@ class ImageSet:
         std: The usual standard deviation of the training pixels, one per channel.
         split: The torchvision split to read, for a set with several splits.
         transposed: Whether the files store the images transposed.
+        archives: Names of archives in the data folder that may hold the files.
     """
 
     torchvision_name: str
@@ -46,6 +54,7 @@ class ImageSet:
     std: tuple[float, ...]
     split: str = ""
     transposed: bool = False
+    archives: tuple[str, ...] = ()
 
 
 IMAGE_SETS = {
@@ -78,6 +87,7 @@ IMAGE_SETS = {
         shape=(3, 32, 32),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
+        archives=("cifar-10-python.tar.gz", "cifar-10.tar.xz"),
     ),
 }
 """Names in scenarios -> image sets of torchvision."""
@@ -150,8 +160,21 @@ def find_file(path: str, *, key: str, data_dir: str | os.PathLike[str] | None) -
     return folder / named
 
 
+def has_image_set(name: str, folder: Path) -> bool:
+    """Return whether a folder contains an image set, as files or as an archive.
+
+    Args:
+        name: A key of :data:`IMAGE_SETS`.
+        folder: The folder.
+    """
+    source = IMAGE_SETS[name]
+    return (folder / source.expected_file).is_file() or _find_archive(source, folder) is not None
+
+
 def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
-    """Read an image set of torchvision; download it first if it is not in the folder.
+    """Read an image set of torchvision; download it first if the folder contains neither its files nor its archive.
+
+    An archive is unpacked once, into the user's cache folder. Nothing is written into ``folder`` then.
 
     Args:
         name: A key of :data:`IMAGE_SETS`.
@@ -162,19 +185,23 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
         (n,).
 
     Raises:
-        ParameterError: The files are missing and cannot be downloaded, or are damaged.
+        ParameterError: The files are missing and cannot be downloaded, or are damaged. Also raised if an archive is
+            damaged or cannot be unpacked.
     """
     from torchvision import datasets
 
     source = IMAGE_SETS[name]
     torchvision_set = getattr(datasets, source.torchvision_name)
+    if archive := _find_archive(source, folder):
+        folder = _unpack(archive, torchvision_set)
     try:
         train, test = (_read_half(torchvision_set, source, folder, train=train) for train in (True, False))
         return train, test
     except (OSError, RuntimeError) as problem:
         raise ParameterError(
             f"{name} was not found complete in the data folder {folder} (expected {folder / source.expected_file} and "
-            f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}). "
+            f"its companions{''.join(f' or {one}' for one in source.archives)}), and the download failed "
+            f"({textwrap.shorten(str(problem), 160, placeholder=' …')}). "
             f"Name the folder that holds the files with --data-dir or {DATA_DIR_VARIABLE}, or connect to the network."
         ) from problem
     # If a file is truncated, torchvision raises errors of assertions, unpickling or reshaping.
@@ -183,6 +210,77 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
             f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
             f"({type(problem).__name__}: {problem}). Delete them, so that they are downloaded again."
         ) from problem
+
+
+def _find_archive(source: ImageSet, folder: Path) -> Path | None:
+    """Return the archive to unpack; None if there is no archive, or if the folder with the files exists."""
+    if (folder / source.expected_file).parent.exists():
+        return None
+    return next((folder / name for name in source.archives if (folder / name).is_file()), None)
+
+
+def _unpack(archive: Path, torchvision_set: Any) -> Path:
+    """Unpack an archive into the user's cache folder, if this has not been done before.
+
+    Returns:
+        The folder with the unpacked files, in the layout of torchvision.
+    """
+    # Not into the data folder, which may belong to somebody else. A changed archive gets another folder.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    cache = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fedsel-flwr"
+    state = archive.stat()
+    unpacked = cache / f"{archive.name}-{state.st_size}-{state.st_mtime_ns}"
+    if unpacked.is_dir():
+        return unpacked
+    logger.info("Unpacking %s into %s", archive, unpacked)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".unpacking-", dir=cache) as temporary:
+            complete = Path(temporary) / "complete"
+            _extract(archive, torchvision_set, complete)
+            # The folder gets its name last, so that no process sees a part of the files. If another process was
+            # faster, its folder has the same files.
+            try:
+                complete.rename(unpacked)
+            except OSError:
+                if not unpacked.is_dir():
+                    raise
+    except ParameterError:
+        raise
+    # A damaged archive raises errors of tarfile and of each compression, and a full disk raises OSError.
+    except Exception as problem:
+        raise ParameterError(
+            f"{archive} cannot be unpacked into {cache} ({type(problem).__name__}: {problem}). If the archive is "
+            "damaged, replace it. Otherwise set XDG_CACHE_HOME to a folder with 200 MB of free space."
+        ) from problem
+    return unpacked
+
+
+def _extract(archive: Path, torchvision_set: Any, folder: Path) -> None:
+    """Extract the files that torchvision expects, and no others, from an archive into a new folder."""
+    digests = dict([*torchvision_set.train_list, *torchvision_set.test_list])
+    digests[torchvision_set.meta["filename"]] = torchvision_set.meta["md5"]
+    target = folder / torchvision_set.base_folder
+    target.mkdir(parents=True)
+    with tarfile.open(archive) as members:
+        for member in members:
+            parent, _, name = member.name.removeprefix("./").rpartition("/")
+            # The paths of an archive from a stranger may lead out of the folder, so only known names are used. Links
+            # and other special members are no regular files.
+            if parent != torchvision_set.base_folder or name not in digests or not member.isreg():
+                continue
+            if member.size <= _LARGEST_FILE and (file := members.extractfile(member)):
+                content = file.read()
+                if hashlib.md5(content, usedforsecurity=False).hexdigest() == digests[name]:
+                    (target / name).write_bytes(content)
+                    del digests[name]
+            # The rest of the archive is not decompressed.
+            if not digests:
+                return
+    raise ParameterError(
+        f"the archive {archive} does not contain the original {', '.join(digests)}. Replace it by the archive "
+        f"{torchvision_set.url}, or delete it so that the data set is downloaded."
+    )
 
 
 def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:

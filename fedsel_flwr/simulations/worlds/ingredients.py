@@ -21,6 +21,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, torch_seeded
 from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
+from fedsel_flwr.simulations.worlds.given_partitions import read_writers
+from fedsel_flwr.simulations.worlds.image_files import find_data_folder
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 
@@ -109,10 +111,16 @@ def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Pa
             data_dir=data.data_dir or None,
             seed=scenario.seed,
             validation_fraction=data.validation_fraction,
+            validation_from=data.validation_from,
             test_fraction=data.test_fraction,
             synthetic=data.synthetic(),
         ).read_only()
         return dataset, _draw_partitions(scenario, dataset)
+    if data.validation_from != "train":
+        raise ParameterError(
+            f"data.validation_from = {data.validation_from!r} is for the data sets of this package, but {given.name!r} "
+            "is your own data. Pass the server's examples as OwnData(validation=...)."
+        )
     given = given.of(scenario.seed)
     dataset = given.dataset(scenario.seed, data.validation_fraction).read_only()
     if given.partition is None:
@@ -256,10 +264,12 @@ def _takes_seed(make: Callable[..., Any]) -> bool:
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
+    writers = _writers_of(scenario, dataset) if scenario.partition.kind == "writers" else None
     partitions = partition_indices(
         _partition_labels(scenario, dataset),
         scenario.num_clients,
         **scenario.partition.model_dump(),
+        writers=writers,
         seed=scenario.seed,
     )
     # A sampled partition is not a tuple, because it draws new arrays at each access.
@@ -267,6 +277,24 @@ def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
         for rows in partitions:
             rows.flags.writeable = False
     return partitions
+
+
+def _writers_of(scenario: Scenario, dataset: Dataset) -> IntArray:
+    """Return the writer of each training example; refuse data sets whose writers are unknown."""
+    if dataset.name != "mnist" or dataset.file_rows is None:
+        raise ParameterError(
+            f"partition.kind = 'writers' needs data.dataset = 'mnist', got {dataset.name!r}, whose writers are "
+            "unknown. Choose 'mnist', or another kind of partition."
+        )
+    folder = find_data_folder(scenario.data.data_dir or None)
+    digits, writers = read_writers(folder)
+    rows = dataset.file_rows
+    if rows.max() >= len(digits) or (digits[rows] != dataset.train.labels).any():
+        raise ParameterError(
+            f"the digits in QMNIST/raw in the data folder {folder} are not the labels in MNIST/raw, so the writers of "
+            "the images are unknown. Replace the files of both data sets by the originals."
+        )
+    return writers[rows]
 
 
 def _partition_labels(scenario: Scenario, dataset: Dataset) -> IntArray:

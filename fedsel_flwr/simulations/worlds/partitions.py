@@ -1,7 +1,7 @@
-"""Partitions of the examples among the clients: i.i.d., by Dirichlet distributions, by shards, by given numbers.
+"""Partitions of the examples among the clients: i.i.d., by Dirichlet distributions, by shards, by numbers, by writers.
 
 flwr-datasets draws Flower's kinds "iid", "dirichlet" and "shards". Two more kinds give each client a mixture of classes
-from a Dirichlet distribution. Partitions by given numbers are in
+from a Dirichlet distribution. Partitions by given numbers and by writers are in
 :mod:`fedsel_flwr.simulations.worlds.given_partitions`.
 """
 
@@ -15,8 +15,14 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition, by_classes, by_sizes
+from fedsel_flwr.simulations.worlds.given_partitions import (
+    SampledPartition,
+    by_classes,
+    by_sizes,
+    by_writers,
+)
 
 WEIGHT = 1e4
 """Weight of the equations, relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
@@ -32,6 +38,7 @@ def partition_indices(
     sizes: Sequence[int] = (),
     classes_per_client: Sequence[int] = (),
     examples_per_client: int = 120,
+    writers: IntArray | None = None,
     seed: int = 0,
 ) -> Sequence[IntArray]:
     """Partition the examples among the clients; each client gets at least one example.
@@ -48,9 +55,11 @@ def partition_indices(
     * "sizes": a given number of i.i.d. examples per client.
     * "classes": a given number of classes per client.
     * "sampled": a sample of all examples per client.
+    * "writers": all examples of some writers per client.
 
-    The first five kinds assign every example to exactly one client. The kinds "sizes" and "classes" assign an example
-    at most once, and "sampled" any number of times (:mod:`fedsel_flwr.simulations.worlds.given_partitions`).
+    The first five kinds and "writers" assign every example to exactly one client. The kinds "sizes" and "classes"
+    assign an example at most once, and "sampled" any number of times
+    (:mod:`fedsel_flwr.simulations.worlds.given_partitions`).
 
     "iid", "dirichlet" and "shards" shuffle the examples, and then use `IidPartitioner`, `DirichletPartitioner` and
     `ShardPartitioner` of flwr-datasets. If the examples do not fill the last shard, flwr-datasets leaves the rest out.
@@ -69,6 +78,7 @@ def partition_indices(
         sizes: For "sizes" only: the number of examples of each client.
         classes_per_client: For "classes" only: the number of classes of each client.
         examples_per_client: For "sampled" only: the number of examples of each client.
+        writers: For "writers" only: the writer id of each example, shape (n,).
         seed: Seed that draws the partition. The same seed gives the same partition in every process.
 
     Returns:
@@ -76,8 +86,8 @@ def partition_indices(
         them.
 
     Raises:
-        ParameterError: There are more clients or shards than examples. Also raised if a list is set that ``kind`` does
-            not read, or that does not have one number per client.
+        ParameterError: There are more clients or shards than examples, or more clients than writers. Also raised if a
+            list is set that ``kind`` does not read, or that does not have one number per client.
 
     References:
         Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
@@ -93,6 +103,13 @@ def partition_indices(
     _check_list("classes_per_client", classes_per_client, kind, num_clients)
     if kind == "sampled":
         return SampledPartition(len(labels), num_clients, examples_per_client, seed)
+    if kind == "writers":
+        if writers is None or len(writers) != len(labels):
+            raise ParameterError(
+                f"partition.kind = 'writers' needs the writer of each of {len(labels)} examples, got "
+                f"{'none' if writers is None else len(writers)}. Give them, or choose another kind."
+            )
+        return tuple(by_writers(writers, num_clients, stream(seed, "partition", 0)))
     classes = _class_indices(labels, num_clients, shards_per_client if kind == "shards" else 1)
     # The draws below use this generator in this order. Any change would give every scenario another partition.
     rng = np.random.default_rng(seed)

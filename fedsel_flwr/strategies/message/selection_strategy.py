@@ -185,6 +185,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, None
+        # Converting the replies belongs to reading them, which ``collect`` does.
+        self.core.stopwatch.switch("collect")
         self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
         self._note_unanswered(self._dispatched, arrived)
         cleaner = self._cleaner()

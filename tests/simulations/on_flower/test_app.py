@@ -16,7 +16,7 @@ from flwr.common import Context, RecordDict
 from flwr.common.logger import log
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.run_folder import read_history, read_model
+from fedsel_flwr.report.run_folder import read_history, read_model, read_table
 from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.on_flower.app import log_message_only, scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -225,6 +225,9 @@ def test_flwr_run_trains_and_writes_the_history(
     history = read_history(folder)
     scenario = load_scenario("smoke", dotted(config) | {"selector": selector})
     assert [r.round for r in history.rounds] == list(range(1, scenario.rounds + 1))
+    timing = read_table(folder / "timing.parquet")
+    assert timing["round"].tolist() == [r.round for r in history.rounds]
+    assert all((column > 0).all() for column in timing.values())
     assert load_scenario(str(folder / "scenario.toml")).selectors == scenario.selectors
     for row in history.clients:
         if row.round == scenario.rounds:  # the log shows the last round's clients

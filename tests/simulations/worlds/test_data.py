@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import os
+import pickle
 import socket
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -16,7 +23,11 @@ from fedsel_flwr.clients.objectives import REGRESSION
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Synthetic
+from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, load_dataset
+from fedsel_flwr.simulations.worlds.given_partitions import read_writers
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
+from fedsel_flwr.simulations.worlds.own_data import OwnData
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import play
 
@@ -76,6 +87,47 @@ def test_fractions_set_the_sizes() -> None:
     assert lengths(load_dataset("digits", validation_fraction=0.25, test_fraction=0.5)) == [673, 225, 899]
     with pytest.raises(ParameterError, match=r"validation_fraction = 0.005 leaves too few of 1437"):
         load_dataset("digits", validation_fraction=0.005)
+
+
+def test_the_validation_set_may_come_from_the_test_set() -> None:
+    """360 of 1,797 digits are the test set (20 %). A fifth of them are 72; all others, 1,437, are the clients'."""
+    before, digits = load_dataset("digits"), load_dataset("digits", validation_from="test", validation_fraction=0.2)
+    assert lengths(digits) == [1437, 72, 288]
+    for part in parts(digits):
+        share = np.bincount(load_digits().target) / 1797
+        assert np.abs(np.bincount(part.labels) - share * len(part)).max() <= 1.0
+
+    def rows(*splits: Split) -> list[bytes]:
+        return sorted(row.tobytes() for split in splits for row in split.inputs)
+
+    assert rows(digits.validation, digits.test) == rows(before.test)
+    assert rows(digits.train) == rows(before.train, before.validation)
+    assert len(set(rows(*parts(digits)))) == 1797  # no example is in two parts
+    other = load_dataset("digits", validation_from="test", validation_fraction=0.2, seed=1)
+    assert rows(other.validation) != rows(digits.validation)
+    numbers = load_dataset("synthetic-regression", synthetic=LINE, validation_from="test", validation_fraction=0.25)
+    assert lengths(numbers) == [800, 50, 150]
+    with pytest.raises(ParameterError, match=r"validation_fraction = 0.02 leaves too few of 360"):
+        load_dataset("digits", validation_from="test", validation_fraction=0.02)
+
+
+def test_the_clients_of_a_scenario_then_hold_every_training_image(tmp_path: Path, no_network: list[str]) -> None:
+    write_fashion(tmp_path)
+    keys = {"data.dataset": "fashion-mnist", "data.data_dir": str(tmp_path), "data.validation_fraction": 0.5}
+    world = World(load_scenario("smoke", {**keys, "data.validation_from": "test"}))
+    greys = [np.rint((split.inputs[:, 0, 0, 0] * 0.3530 + 0.2860) * 255).astype(int) for split in parts(world.dataset)]
+    assert greys[0].tolist() == list(range(100))  # image i has the grey value i
+    assert [len(one) for one in greys[1:]] == [10, 10]
+    assert sorted([*greys[1], *greys[2]]) == list(range(20))
+    for split, grey in zip(parts(world.dataset), greys, strict=True):
+        np.testing.assert_array_equal(split.labels, grey % 10)
+    assert sum(world.num_examples().values()) == 100
+
+
+def test_validation_examples_of_the_users_data_are_given_by_the_user() -> None:
+    data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mine")
+    with pytest.raises(ParameterError, match=r"validation_from = 'test' .* 'mine' is your own .*OwnData\(validation="):
+        World(load_scenario("smoke", {"data.validation_from": "test"}), OwnParts(data=data))
 
 
 def test_the_seed_alone_decides_the_split() -> None:
@@ -208,6 +260,296 @@ def test_a_download_is_tried_with_a_timeout_that_is_taken_back(tmp_path: Path, m
     assert socket.getdefaulttimeout() == before
 
 
+# ---- the writers of MNIST -----------------------------------------------------------------------------------------
+
+WRITERS = {"data.dataset": "mnist", "partition.kind": "writers", "clients_per_round": 1}
+
+
+def write_mnist(folder: Path, writers: Any, digits: Any = None) -> Path:
+    """Write an MNIST of len(writers) + 20 images, image i of digit i mod 10, and QMNIST's table; return its path."""
+    for half, count in (("train", len(writers)), ("t10k", 20)):
+        write_idx(folder / "MNIST" / "raw", f"{half}-%-ubyte", np.zeros((count, 28, 28)), 10)
+    table = np.full((len(writers), 8), 77)
+    table[:, 0] = np.arange(len(writers)) % 10 if digits is None else digits
+    table[:, 2] = writers
+    path = folder / "QMNIST" / "raw" / "qmnist-train-labels-idx2-int.gz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.compress(np.array([0xC02, len(writers), 8, *table.ravel()], dtype=">i4").tobytes()))
+    return path
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_client_of_the_partition_writers_has_all_training_images_of_its_writers(
+    tmp_path: Path, packed: bool, no_network: list[str]
+) -> None:
+    """100 images by 20 writers; the server's 10 are left out before the writers are shared among 6 clients."""
+    by = np.random.default_rng(1).permutation(np.arange(100) % 20) * 3
+    path = write_mnist(tmp_path, by)
+    if not packed:
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    world = World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(tmp_path), "num_clients": 6}))
+    rows = world.dataset.file_rows
+    assert rows is not None
+    np.testing.assert_array_equal(rows % 10, world.dataset.train.labels)
+    assert len(set(rows.tolist())) == len(rows) == 90
+    assert np.sort(np.concatenate(list(world.partitions))).tolist() == list(range(90))
+    owned = [set(by[rows[part]].tolist()) for part in world.partitions]
+    assert sorted(map(len, owned)) == [3, 3, 3, 3, 4, 4]
+    assert sum(map(len, owned)) == len(set.union(*owned))
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault", "message"),
+    [
+        ({"data.dataset": "fashion-mnist"}, "", r"'writers' needs data\.dataset = 'mnist', got 'fashion-mnist'"),
+        ({"data.dataset": "digits"}, "", r"'writers' needs data\.dataset = 'mnist', got 'digits'"),
+        ({"data.dataset": "synthetic-regression", "model.name": "linear"}, "", r"got 'synthetic-regression'"),
+        ({"num_clients": 21}, "", r"21 clients cannot share 20 writers"),
+        ({}, "missing", r"qmnist-train-labels-idx2-int\.gz, which does not exist\. Copy https://.*--data-dir"),
+        ({}, "other digits", r"are not the labels in MNIST/raw"),
+        ({}, "short", r"are not the labels in MNIST/raw"),
+        ({}, "truncated", r"qmnist-train-labels-idx2-int\.gz is damaged"),
+        ({}, "header", r"is damaged \(ValueError: the header does not fit"),
+    ],
+)
+def test_faults_of_the_partition_writers(
+    tmp_path: Path, no_network: list[str], keys: dict[str, Any], fault: str, message: str
+) -> None:
+    path = write_mnist(tmp_path, np.arange(100) % 20, np.ones(100) if fault == "other digits" else None)
+    write_fashion(tmp_path)
+    content = gzip.decompress(path.read_bytes())
+    if fault == "missing":
+        path.unlink()
+    if fault == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    if fault == "header":
+        path.write_bytes(gzip.compress(content + content[12:44]))
+    if fault == "short":
+        content = np.array([0xC02, 50, 8], dtype=">i4").tobytes() + content[12 : 12 + 50 * 32]
+        path.write_bytes(gzip.compress(content))
+    with pytest.raises(ParameterError, match=message):
+        World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(tmp_path), "num_clients": 6, **keys}))
+
+
+def test_the_users_data_have_no_writers() -> None:
+    data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mnist")
+    with pytest.raises(ParameterError, match=r"'writers' needs data\.dataset = 'mnist'"):
+        World(load_scenario("smoke", {**WRITERS, "data.validation_fraction": 0.5}), OwnParts(data=data))
+
+
+def test_the_real_writers(shared_data: Path) -> None:
+    """The counts of QMNIST's authors' file: 539 writers of 19 to 131 images, 116 in the median."""
+    if not (shared_data / "QMNIST").exists() or not (shared_data / "MNIST").exists():
+        pytest.skip(f"{shared_data} holds no QMNIST/raw or MNIST/raw; set FEDSEL_DATA to a folder with both")
+    digits, writers = read_writers(shared_data)
+    assert np.bincount(digits).tolist() == DIGITS
+    images = np.unique(writers, return_counts=True)[1]
+    assert (len(images), images.min(), images.max(), np.median(images)) == (539, 19, 131, 116)
+    world = World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(shared_data), "num_clients": 539}))
+    assert world.dataset.file_rows is not None
+    owned = [np.unique(writers[world.dataset.file_rows[part]]) for part in world.partitions]
+    assert np.sort(np.concatenate(owned)).tolist() == np.unique(writers).tolist()
+    assert {len(one) for one in owned} == {1}
+
+
+# ---- CIFAR-10 from its archive ------------------------------------------------------------------------------------
+
+BASE = "cifar-10-batches-py"
+
+
+@pytest.fixture
+def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: list[str]) -> dict[str, bytes]:
+    """The files of a CIFAR-10 of 100 + 20 images, image i uniformly grey with value i, and its checksums; a cache."""
+    files: dict[str, bytes] = {"batches.meta": pickle.dumps({"label_names": [str(i) for i in range(10)]})}
+    for name, rows in [(f"data_batch_{i + 1}", range(20 * i, 20 * i + 20)) for i in range(5)] + [
+        ("test_batch", range(20))
+    ]:
+        grey = np.repeat(np.array(rows, dtype=np.uint8)[:, None], 3 * 32 * 32, axis=1)
+        files[name] = pickle.dumps({"data": grey, "labels": [i % 10 for i in rows]})
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    cifar = torchvision_datasets.CIFAR10
+    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", sums[f"data_batch_{i}"]] for i in range(1, 6)])
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    return files
+
+
+def write_archive(path: Path, files: Mapping[str, bytes], *, before: tuple[tarfile.TarInfo, ...] = ()) -> Path:
+    """Write an archive of CIFAR-10, with members in front of its files."""
+    mode = "xz" if path.suffix == ".xz" else "gz"
+    with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
+        for member in before:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{BASE}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def everything_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["cifar-10.tar.xz", "cifar-10-python.tar.gz"])
+def test_an_archive_is_unpacked_once_and_the_data_folder_stays_as_it_is(
+    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, no_network: list[str], name: str
+) -> None:
+    archive = write_archive(tmp_path / "data" / name, small_cifar)
+    cifar = load_dataset("cifar-10", data_dir=tmp_path / "data")
+    assert lengths(cifar) == [90, 10, 20]
+    # image i: (i / 255 - mean) / std of its channel
+    expected = (19 / 255 - np.array([0.4914, 0.4822, 0.4465])) / np.array([0.2470, 0.2435, 0.2616])
+    np.testing.assert_allclose(cifar.test.inputs[19, :, 5, 7], expected, rtol=1e-5)
+    assert everything_in(tmp_path / "data") == {name}
+    cache = tmp_path / "cache" / "fedsel-flwr"
+    (unpacked,) = cache.iterdir()
+    assert everything_in(unpacked) == {BASE, *(f"{BASE}/{one}" for one in small_cifar)}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, "open", None)  # a second unpacking would fail
+        again = load_dataset("cifar-10", data_dir=tmp_path / "data")
+    np.testing.assert_array_equal(again.train.inputs, cifar.train.inputs)
+    os.utime(archive, ns=(1, 1))  # another archive of the same name and size
+    load_dataset("cifar-10", data_dir=tmp_path / "data")
+    assert len(list(cache.iterdir())) == 2
+    assert no_network == []
+
+
+def test_files_beside_an_archive_are_read_and_not_the_archive(tmp_path: Path, small_cifar: dict[str, bytes]) -> None:
+    (tmp_path / "data" / BASE).mkdir()
+    for name, content in small_cifar.items():
+        (tmp_path / "data" / BASE / name).write_bytes(content)
+    (tmp_path / "data" / "cifar-10.tar.xz").write_bytes(b"no archive")
+    assert lengths(load_dataset("cifar-10", data_dir=tmp_path / "data")) == [90, 10, 20]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_xdg_the_cache_is_in_the_home_directory(
+    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says: ignore a path that is not absolute
+    monkeypatch.chdir(tmp_path)
+    load_dataset("cifar-10", data_dir=tmp_path / "data")
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "home"}
+    assert len(list((tmp_path / "home" / ".cache" / "fedsel-flwr").iterdir())) == 1
+
+
+def special(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, link, size
+    return member
+
+
+def test_an_archive_from_a_stranger_writes_only_the_expected_files(
+    tmp_path: Path, small_cifar: dict[str, bytes]
+) -> None:
+    hostile = (
+        special("../../../outside", size=3),
+        special(f"{tmp_path}/absolute", size=3),
+        special(f"{BASE}/../../sideways", size=3),
+        special(f"{BASE}/data_batch_1/../../up", size=3),
+        special(BASE, tarfile.SYMTYPE, str(tmp_path)),
+        special(f"{BASE}/data_batch_2", tarfile.SYMTYPE, str(tmp_path / "victim")),
+        special(f"{BASE}/data_batch_3", tarfile.LNKTYPE, "../victim"),
+        special(f"{BASE}/test_batch", tarfile.FIFOTYPE),
+        special(f"{BASE}/data_batch_4", size=3),  # not the original
+        special(f"{BASE}/more", size=3),
+        special("data_batch_5", size=3),
+    )
+    (tmp_path / "victim").write_text("untouched")
+    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar, before=hostile)
+    load_dataset("cifar-10", data_dir=tmp_path / "data")
+    (unpacked,) = (tmp_path / "cache" / "fedsel-flwr").iterdir()
+    assert everything_in(unpacked) == {BASE, *(f"{BASE}/{one}" for one in small_cifar)}
+    assert all((unpacked / BASE / name).read_bytes() == content for name, content in small_cifar.items())
+    assert not any(path.is_symlink() for path in unpacked.rglob("*"))
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "data", "victim"}
+    assert (tmp_path / "victim").read_text() == "untouched"
+
+
+@pytest.mark.parametrize("fault", ["lacking", "changed", "link", "huge", "truncated", "no archive"])
+def test_a_damaged_archive_is_named_and_leaves_nothing_behind(
+    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, no_network: list[str], fault: str
+) -> None:
+    path, before = tmp_path / "data" / "cifar-10-python.tar.gz", ()
+    files = {name: content for name, content in small_cifar.items() if name != "data_batch_3"}
+    if fault == "changed":
+        files["data_batch_3"] = small_cifar["data_batch_3"][:-1] + b"?"
+    if fault == "link":
+        before = (special(f"{BASE}/data_batch_3", tarfile.SYMTYPE, "/dev/zero"),)
+    if fault == "huge":
+        monkeypatch.setattr(image_files, "_LARGEST_FILE", len(small_cifar["data_batch_3"]) - 1)
+        files = small_cifar
+    write_archive(path, files, before=before)
+    if fault in ("truncated", "no archive"):
+        path.write_bytes(path.read_bytes()[:500] if fault == "truncated" else b"nothing packed")
+    with pytest.raises(ParameterError, match=r"cifar-10-python\.tar\.gz .*(data_batch_3|cannot be unpacked into)"):
+        load_dataset("cifar-10", data_dir=tmp_path / "data")
+    assert everything_in(tmp_path / "cache" / "fedsel-flwr") == set()
+    assert everything_in(tmp_path / "data") == {path.name}
+    assert no_network == []
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(tmp_path: Path, small_cifar: dict[str, bytes]) -> None:
+    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ParameterError, match=r"cannot be unpacked into .*set XDG_CACHE_HOME"):
+        load_dataset("cifar-10", data_dir=tmp_path / "data")
+
+
+def test_no_process_sees_a_part_of_an_archive(
+    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the files are written, the folder has not yet its name; and another process may finish first."""
+    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
+    cache, extract, seen = tmp_path / "cache" / "fedsel-flwr", image_files._extract, []
+
+    def interrupted(*args: Any) -> None:
+        extract(*args)
+        seen.extend(path.name for path in cache.iterdir())
+        raise KeyboardInterrupt
+
+    def overtaken(*args: Any) -> None:
+        extract(*args)
+        with monkeypatch.context() as patch:
+            patch.setattr(image_files, "_extract", extract)
+            load_dataset("cifar-10", data_dir=tmp_path / "data")  # the other process, from start to end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image_files, "_extract", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_dataset("cifar-10", data_dir=tmp_path / "data")
+    assert len(seen) == 1
+    assert seen[0].startswith(".unpacking-")
+    assert list(cache.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(image_files, "_extract", overtaken)
+        assert lengths(load_dataset("cifar-10", data_dir=tmp_path / "data")) == [90, 10, 20]
+    assert [path.name.startswith("cifar-10.tar.xz-") for path in cache.iterdir()] == [True]
+
+
+@pytest.mark.slow
+def test_the_real_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, no_network: list[str]
+) -> None:
+    if not (shared_data / "cifar-10.tar.xz").exists():
+        pytest.skip(f"{shared_data / 'cifar-10.tar.xz'} is not there; set FEDSEL_DATA to a folder with this archive")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (train, labels), (test, test_labels) = image_files.read_image_set("cifar-10", shared_data)
+    assert (train.shape, test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
+    assert np.bincount(labels).tolist() == [5000] * 10
+    assert np.bincount(test_labels).tolist() == [1000] * 10
+    assert no_network == []
+
+
+# ---- real files ---------------------------------------------------------------------------------------------------
+
 DIGITS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
@@ -302,6 +644,14 @@ def test_selectors_without_a_validation_set_run_on_numbers(selector: str) -> Non
     history = play(load_scenario("ben-ami-unequal", {"selector": selector, "rounds": 4})).history
     assert [r.num_completed for r in history.rounds] == [5] * 4
     assert history.problem_counts() == {}
+
+
+def test_an_option_that_a_regression_cannot_have_is_refused_before_round_1() -> None:
+    """The class of the selector needs no validation set; the object with this option does."""
+    keys = {"rounds": 2, "selector": "active-fl"}
+    assert play(load_scenario("ben-ami-linear", keys)).history.problem_counts() == {}
+    with pytest.raises(ParameterError, match=r"active-fl \(accuracy\) measures classifiers"):
+        play(load_scenario("ben-ami-linear", {**keys, "selectors.active-fl.accuracy_weight": 0.5}))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {kind: {} for kind in HANDED_OUT} | {
     "sizes": {"sizes": (1500, 1000, 500)},
     "classes": {"classes_per_client": (5, 5, 1)},
     "sampled": {"examples_per_client": 120},
+    "writers": {"writers": np.arange(6000) // 40},
 }
 """Every kind, and what it needs; three clients if it says no other number."""
 EVERY_KIND = pytest.mark.parametrize("kind", OPTIONS)
@@ -96,7 +97,7 @@ def test_rows_ascend_and_the_seed_decides(kind: str) -> None:
 
 def test_a_spawned_process_draws_the_same() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for kind in ("sizes", "classes", "sampled"):
+        for kind in ("sizes", "classes", "sampled", "writers"):
             theirs = pool.submit(partition_indices, MORE, 3, kind=kind, seed=2, **OPTIONS[kind])
             assert_same(drawn(kind, 2), theirs.result(timeout=120))
 
@@ -144,6 +145,12 @@ def test_every_example_goes_to_exactly_one_client(kind: str, num_clients: int, n
             {"labels": np.array([0] * 9 + [1] * 3), "kind": "classes", "num_clients": 4, "classes_per_client": [2] * 4},
             r"4 clients cannot share the 3 examples of class 1",
         ),
+        (
+            {"kind": "writers", "writers": np.arange(6000) // 3000},
+            r"3 clients cannot share 2 writers, .* Use at most 2 clients",
+        ),
+        ({"kind": "writers"}, r"the writer of each of 6000 examples, got none"),
+        ({"kind": "writers", "writers": np.arange(60)}, r"the writer of each of 6000 examples, got 60"),
     ],
 )
 def test_faults_say_what_to_change(arguments: dict[str, Any], message: str) -> None:
@@ -340,6 +347,29 @@ def test_every_pack_of_classes_is_shuffled_anew() -> None:
     held = [int(MORE[part][0]) for part in parts]
     assert sorted(held[:10]) == sorted(held[10:]) == list(range(10))
     assert held[:10] != held[10:]
+
+
+# ---- writers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_few_writers_by_hand() -> None:
+    """Seven examples of four writers, two clients: the draw orders the writers, and each client gets two of them."""
+    writers = np.array([30, 30, 9, 11, 9, 4, 30])
+    rows_of_writer = {4: [5], 9: [2, 4], 11: [3], 30: [0, 1, 6]}
+    order = [[4, 9, 11, 30][i] for i in stream(6, "partition", 0).permutation(4)]
+    expected = [sorted(rows_of_writer[a] + rows_of_writer[b]) for a, b in (order[:2], order[2:])]
+    parts = partition_indices(np.zeros(7, dtype=np.int64), 2, kind="writers", writers=writers, seed=6)
+    assert [rows.tolist() for rows in parts] == expected
+
+
+@pytest.mark.parametrize("num_clients", [1, 7, 20, 61])
+def test_each_writer_belongs_to_one_client_and_clients_have_equally_many(num_clients: int) -> None:
+    writers = np.random.default_rng(2).integers(61, size=2000) * 13
+    parts = partition_indices(LABELS, num_clients, kind="writers", writers=writers, seed=4)
+    assert_partition(parts, num_clients, 2000)
+    owned = [set(writers[rows].tolist()) for rows in parts]
+    assert sum(map(len, owned)) == len(set.union(*owned)) == 61
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
 
 
 # ---- samples ------------------------------------------------------------------------------------------------------

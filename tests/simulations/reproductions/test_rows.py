@@ -5,33 +5,28 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.benchmarks.scripts import load, rows_of
+from fedsel_flwr.simulations.reproductions import rows as rows_module
+from tests.benchmarks.scripts import rows_of
 
 COLUMNS = ("selector", "seed", "fingerprint", "seconds", "curve")
 KEY = ("selector", "seed")
-
-
-@pytest.fixture(scope="module")
-def rows_module() -> Any:
-    return load("rows")
 
 
 def row(selector: str, seed: int, fingerprint: str = "a", seconds: float = 1.0) -> dict[str, object]:
     return {"selector": selector, "seed": seed, "fingerprint": fingerprint, "seconds": seconds, "curve": (0.5, 0.25)}
 
 
-def test_a_fingerprint_depends_on_values_and_not_on_their_order(rows_module: Any) -> None:
+def test_a_fingerprint_depends_on_values_and_not_on_their_order() -> None:
     """SHA-256 of '{"seed": 1, "selector": "random"}', by sha256sum: bac931638a5e..."""
     first = rows_module.fingerprint(seed=1, selector="random")
     assert first == rows_module.fingerprint(selector="random", seed=1) == "bac931638a5e"
     assert first != rows_module.fingerprint(seed=2, selector="random")
 
 
-def test_rows_are_there_for_the_next_process(rows_module: Any, tmp_path: Path) -> None:
+def test_rows_are_there_for_the_next_process(tmp_path: Path) -> None:
     rows = rows_module.Rows(tmp_path / "new" / "rows.csv", COLUMNS, KEY)
     assert not rows.done("a")
     assert not rows.path.exists()
@@ -46,7 +41,7 @@ def test_rows_are_there_for_the_next_process(rows_module: Any, tmp_path: Path) -
     assert rows_of(rows.path) == list(again)
 
 
-def test_an_incomplete_line_is_removed(rows_module: Any, tmp_path: Path) -> None:
+def test_an_incomplete_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows = rows_module.Rows(path, COLUMNS, KEY)
     rows.add(row("bsfl", 1))
@@ -59,7 +54,7 @@ def test_an_incomplete_line_is_removed(rows_module: Any, tmp_path: Path) -> None
     assert [one["seconds"] for one in rows_of(path)] == ["1", "inf"]
 
 
-def test_sorting_orders_numbers_and_keeps_the_last_row_of_a_key(rows_module: Any, tmp_path: Path) -> None:
+def test_sorting_orders_numbers_and_keeps_the_last_row_of_a_key(tmp_path: Path) -> None:
     rows = rows_module.Rows(tmp_path / "rows.csv", COLUMNS, KEY)
     for selector, seed, fingerprint in (("random", 10, "a"), ("random", 9, "b"), ("bsfl", 9, "c"), ("random", 9, "d")):
         rows.add(row(selector, seed, fingerprint))
@@ -69,7 +64,7 @@ def test_sorting_orders_numbers_and_keeps_the_last_row_of_a_key(rows_module: Any
     assert not rows.done("b")
 
 
-def test_a_new_column_is_empty_in_old_rows(rows_module: Any, tmp_path: Path) -> None:
+def test_a_new_column_is_empty_in_old_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows_module.Rows(path, COLUMNS, KEY).add(row("bsfl", 1))
     rows = rows_module.Rows(path, (*COLUMNS, "joules"), KEY)
@@ -79,7 +74,7 @@ def test_a_new_column_is_empty_in_old_rows(rows_module: Any, tmp_path: Path) -> 
         rows_module.Rows(path, COLUMNS, KEY)
 
 
-def test_wrong_rows_are_refused(rows_module: Any, tmp_path: Path) -> None:
+def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     rows = rows_module.Rows(tmp_path / "rows.csv", COLUMNS, KEY)
     with pytest.raises(ValueError, match="these differ: joules"):
         rows.add(row("bsfl", 1) | {"joules": 7})
@@ -90,7 +85,7 @@ def test_wrong_rows_are_refused(rows_module: Any, tmp_path: Path) -> None:
     assert not rows.path.exists()
 
 
-def test_no_line_is_lost_when_several_add(rows_module: Any, tmp_path: Path) -> None:
+def test_no_line_is_lost_when_several_add(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
 
     def add(worker: int) -> None:

@@ -1,0 +1,105 @@
+"""Runs of choices, against counts and regrets that follow by hand or by brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.clients.device import mean_latencies
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.reproductions.choice_runs import _bonus, _explained, _growth, draw_rounds, run_choices
+from fedsel_flwr.simulations.reproductions.paper_figure import Regret
+from fedsel_flwr.theory import xia_genie
+
+XIA = {"rounds": 320, "seed": 3}
+
+
+def test_the_draws_are_those_of_the_system_model() -> None:
+    """The mean of many drawn latencies is the true mean, which another computation gives."""
+    scenario = load_scenario("xia-ideal", {"rounds": 4000})
+    system = scenario.system_model()
+    latency, available = draw_rounds(scenario, system)
+    assert latency.shape == available.shape == (4000, 20)
+    assert available.all()
+    capped = np.minimum(latency, 5.0)
+    error = capped.std(axis=0, ddof=1) / math.sqrt(4000)
+    assert (np.abs(capped.mean(axis=0) - mean_latencies(system)) <= 4 * error).all()
+
+
+def test_selectors_get_the_same_draws() -> None:
+    one, other = (load_scenario("xia-ideal", XIA | {"selector": name}) for name in ("random", "cs-ucb"))
+    np.testing.assert_array_equal(draw_rounds(one, one.system_model())[0], draw_rounds(other, other.system_model())[0])
+
+
+def test_round_robin_loses_the_same_in_each_cycle() -> None:
+    """Every cycle of K / m = 4 rounds selects every client once, so the regret of means is linear over the cycles."""
+    scenario = load_scenario("xia-ideal", XIA | {"selector": "round-robin"})
+    outcomes, curves = run_choices(scenario, Regret(kind="xia"))
+    mean = 1 - mean_latencies(scenario.system_model()) / 5.0
+    best = xia_genie(mean, 5)[1]
+    groups = [np.arange(start, start + 5) for start in range(0, 20, 5)]
+    lost = 80 * sum(best - mean[own].min() for own in groups)
+    assert outcomes["regret"] == pytest.approx(lost, rel=1e-6)
+    assert (outcomes["jain"], outcomes["largest_count"]) == (1.0, 80)
+    assert outcomes["growth"] == pytest.approx(1.0, abs=1e-6)
+    assert outcomes["linear_fit"] > 0.999 > outcomes["log_fit"]
+    assert curves["regret"][-1] == outcomes["regret"]
+    assert curves["at"][[0, -1]].tolist() == [1, 320]
+
+
+def test_the_realized_regret_uses_the_drawn_rewards() -> None:
+    """By brute force: the printed (14), T mu* minus the sum of the rounds' smallest rewards."""
+    scenario = load_scenario("xia-ideal", XIA | {"selector": "round-robin"})
+    outcomes, _ = run_choices(scenario, Regret(kind="xia"))
+    system = scenario.system_model()
+    latency = np.minimum(draw_rounds(scenario, system)[0], 5.0)
+    seen = [1 - latency[t, 5 * (t % 4) : 5 * (t % 4) + 5].max() / 5.0 for t in range(320)]
+    best = xia_genie(1 - mean_latencies(system) / 5.0, 5)[1]
+    assert outcomes["regret_realized"] == pytest.approx(320 * best - sum(seen))
+    assert outcomes["seconds_per_round"] == pytest.approx(np.mean([5 * (1 - reward) for reward in seen]))
+
+
+def test_bsfl_has_less_regret_than_random_selection() -> None:
+    keys = XIA | {"rounds": 500, "selectors.bsfl.exploration": 0.1}
+    found = {}
+    for name in ("bsfl", "random"):
+        scenario = load_scenario("xia-ideal", keys | {"selector": name})
+        found[name] = run_choices(scenario, Regret(kind="bsfl", alpha=1.0, min_latency=0.05))[0]["regret"]
+    assert 0 < found["bsfl"] < found["random"]
+
+
+def test_the_fair_regret_counts_availability_and_shares() -> None:
+    keys = {
+        "num_clients": 3, "clients_per_round": 2, "rounds": 400, "selector": "cs-ucb-q",
+        "availability.kind": "bernoulli", "availability.probability": 0.9,
+        "selectors.cs-ucb-q.fairness": [0.6, 0.5, 0.4], "partition.kind": "sizes", "partition.sizes": [1500, 1000, 500],
+    }  # fmt: skip
+    regret = Regret(kind="fair", fairness=(0.6, 0.5, 0.4), availability=0.9)
+    outcomes, _ = run_choices(load_scenario("xia-ideal", keys), regret)
+    assert math.isfinite(outcomes["regret"])
+    assert abs(outcomes["lowest_margin"]) < 0.2
+
+
+def test_a_selector_that_needs_training_is_refused() -> None:
+    with pytest.raises(ParameterError, match="global_loss, projection, which only training gives"):
+        run_choices(load_scenario("xia-ideal", XIA | {"selector": "gpfl"}), Regret())
+
+
+def test_growth_and_fits_of_known_curves() -> None:
+    number = np.arange(1.0, 1001.0)
+    square = _growth(number**2)
+    assert square["growth"] == pytest.approx(2.0)
+    logarithm = _growth(np.log(number) + 1)
+    assert (logarithm["log_fit"], logarithm["growth"] < 0.2) == (pytest.approx(1.0), True)
+    assert math.isnan(_explained(number, np.ones(1000)))
+
+
+def test_the_bonus_falls_below_a_tenth() -> None:
+    """One client, always selected, m = 1: sqrt(2 ln t / t) < 0.1 from t = 1,791 (ln 1791 = 7.4906; 0.0083647)."""
+    plays = np.arange(1, 3001)[:, np.newaxis]
+    first = next(t for t in range(2, 3000) if math.sqrt(2 * math.log(t) / t) < 0.1)
+    assert _bonus(plays, 1)["rounds_to_bonus_01"] == first
+    assert _bonus(plays[:10], 1)["rounds_to_bonus_01"] == math.inf

@@ -1,0 +1,96 @@
+"""Files of figures: their arms, cells and checks, and errors that name the fault."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, figure_names, load_figure, read_figure
+
+TEXT = """
+paper = "xia"
+figure = "Fig. 9"
+claim = "A claim."
+scenario = "smoke"
+runner = "choices"
+seeds = 2
+[set]
+rounds = 7
+[arms.random]
+[arms."bsfl slow"]
+selector = "bsfl"
+params = {min_latency = 0.5}
+only = ["three"]
+[cells.two]
+clients_per_round = 2
+[cells.three]
+clients_per_round = 3
+"regret.alpha" = 2.0
+[regret]
+kind = "bsfl"
+[[checks]]
+says = "it"
+outcome = "regret"
+left = "random @ three"
+right = "bsfl slow @ three"
+relation = "above"
+"""
+
+
+def test_an_arm_in_a_cell_is_a_scenario() -> None:
+    figure = read_figure(TEXT, "xia-fig-9")
+    scenario = figure.scenario_of("bsfl slow", "three", 2)
+    assert (scenario.selector, scenario.seed, scenario.rounds, scenario.clients_per_round) == ("bsfl", 2, 7, 3)
+    assert scenario.selectors["bsfl"]["min_latency"] == 0.5
+    assert (figure.regret_in("random", "two").alpha, figure.regret_in("random", "three").alpha) == (1.0, 2.0)
+
+
+def test_the_runs_leave_out_cells_in_which_an_arm_does_not_run() -> None:
+    runs = list(read_figure(TEXT, "xia-fig-9").runs())
+    assert len(runs) == 6
+    assert ("two", "bsfl slow", 1) not in runs
+    assert len(list(read_figure(TEXT, "xia-fig-9").runs(1))) == 3
+
+
+def test_a_check_that_names_its_cells_is_one_comparison() -> None:
+    (one,) = read_figure(TEXT, "xia-fig-9").comparisons()
+    assert (str(one.left), str(one.right)) == ("random, three", "bsfl slow, three")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("random @ three", "rando @ three", "there is no arm 'rando'"),
+        ("bsfl slow @ three", "bsfl slow @ two", "arm 'bsfl slow' does not run in cell 'two'"),
+        ('right = "bsfl slow @ three"', "", "a check needs left and right"),
+        ('outcome = "regret"', 'outcome = "regret"\npaper = [1.0, 2.0, 3.0]', "paper must have 2 numbers"),
+        ("seeds = 2", "seed = 2", "seed: Extra inputs"),
+        ("seeds = 2", "seeds = ", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_names_the_fault(old: str, new: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        read_figure(TEXT.replace(old, new), "xia-fig-9")
+
+
+def test_an_unknown_figure_names_the_command_that_lists_all() -> None:
+    with pytest.raises(ParameterError, match=r"there is no figure 'xia-fig-99'\. fedsel reproduce --list shows"):
+        load_figure("xia-fig-99")
+
+
+@pytest.mark.parametrize("name", figure_names())
+def test_every_figure_of_the_package_can_be_read(name: str) -> None:
+    figure = load_figure(name)
+    assert figure.illustration or figure.left_out or (figure.checks and figure.arms)
+    for cell, arm, seed in figure.runs(1):
+        figure.scenario_of(arm, cell, seed)
+
+
+def test_figures_are_sorted_by_paper_and_number() -> None:
+    papers = [name.partition("-")[0] for name in figure_names()]
+    assert list(dict.fromkeys(papers)) == [paper for paper in PAPERS if paper in papers]
+    for paper in PAPERS:
+        numbers = [int(re.search("[0-9]+", name)[0]) for name in figure_names() if name.startswith(f"{paper}-fig-")]
+        assert numbers == sorted(numbers)
