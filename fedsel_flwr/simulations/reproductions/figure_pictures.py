@@ -29,7 +29,7 @@ LABELS = {
     "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
     "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
     "simulated_s": "simulated time (s)", "at": "round",
-    "energy": "energy of the current state",
+    "energy": "energy of the current state", "best_above": "share of instances, best state",
 }  # fmt: skip
 """Names of curves on axes."""
 
