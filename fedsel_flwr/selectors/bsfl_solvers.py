@@ -130,6 +130,7 @@ def anneal(
     kind: str,
     steps: int,
     generator: np.random.Generator,
+    temperature: float = 1.0,
 ) -> tuple[IntArray, FloatArray]:
     """Search for a set of large energy (17) by simulated annealing, from a random set.
 
@@ -141,6 +142,7 @@ def anneal(
         kind: "annealing" for the neighbours (18), "alsa" for (19).
         steps: Number of neighbours to try.
         generator: Generator of the first state, the neighbours and the acceptances.
+        temperature: Factor of the temperature, above 0; 1 is the paper's.
 
     Deviations:
         * The range of the finite bounds plus alpha times the range of g replaces Delta_max (14). One finite bound above
@@ -169,6 +171,7 @@ def anneal(
     if not len(ucb):
         return np.arange(0), np.zeros(steps + 1)
     ucb, delta_max = finite_bounds(ucb, g, alpha)
+    start = real("temperature", temperature, above=0.0) * delta_max
     if m >= len(ucb):
         return np.arange(len(ucb)), np.full(steps + 1, _energy(ucb, g, m, alpha))
     member = np.zeros(len(ucb), dtype=np.bool_)
@@ -179,9 +182,9 @@ def anneal(
         leaving, entering = _draw_neighbour(_swaps(member, ucb, g, kind), generator)
         member[leaving], member[entering] = False, True
         energy = _energy(ucb[member], g[member], m, alpha)
-        temperature = delta_max / math.log(i + 1)  # T_i, section V-A
+        now = start / math.log(i + 1)  # T_i, section V-A
         loss = energies[i - 1] - energy
-        if loss <= 0 or (temperature > 0 and generator.random() < math.exp(-loss / temperature)):  # (16)
+        if loss <= 0 or (now > 0 and generator.random() < math.exp(-loss / now)):  # (16)
             energies[i] = energy
         else:
             member[leaving], member[entering] = True, False

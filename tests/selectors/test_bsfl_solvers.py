@@ -359,3 +359,13 @@ def test_bsfl_chooses_by_the_solver(kind: str) -> None:
 def test_conformance(kind: str, check: str) -> None:
     make = partial(create, "bsfl", clients_per_round=3, min_latency=0.1, solver=kind, solver_steps=20)
     getattr(conformance, f"check_{check}")(make)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_a_low_temperature_no_step_lowers_the_energy(kind: str) -> None:
+    ucb, g = instance(0)
+    steps = {"kind": kind, "steps": 300}
+    cold = anneal(ucb, g, M, 1.0, **steps, generator=np.random.default_rng(1), temperature=1e-9)[1]
+    warm = anneal(ucb, g, M, 1.0, **steps, generator=np.random.default_rng(1))[1]
+    assert (np.diff(cold) >= 0).all()
+    assert (np.diff(warm) < 0).any()

@@ -7,6 +7,7 @@ The rooms, in the order in which a reproduction uses them:
 ``rows``              the finished runs in a CSV file, with their fingerprints
 ``choice_runs``       runs of choices: drawn latencies, a selector, its regret
 ``training_runs``     runs of training by the vectorized engine
+``solver_runs``       runs of solvers: ALSA, simulated annealing and the exact solver of BSFL
 ``reproducing``       the missing runs, smoke tests, the list of figures
 ``claims``            the verdict on a figure
 ``figure_pictures``   the pictures

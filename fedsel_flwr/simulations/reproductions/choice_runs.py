@@ -14,6 +14,7 @@ regret_late           regret of means in the last half of the rounds, and ``real
 bound                 printed bound (29) of Xia on the regret of CS-UCB-Q
 growth                exponent of the regret in the last half of the rounds: 1 if it is linear, near 0 if logarithmic
 log_fit, linear_fit   share of the variance of the regret that a + b ln t, or a + b t, explains
+log_over_linear       log_fit minus linear_fit: above 0 if the logarithm explains more
 seconds_per_round     mean duration of a round, s
 failed                number of selected clients that did not complete
 lowest_margin         smallest difference between a client's share of rounds and its fairness c_k
@@ -25,6 +26,7 @@ largest_count         largest number of rounds of one client
 jain                  Jain's index of the numbers of rounds
 bonus                 mean over the clients of sqrt((m+1) ln t / n), the bonus of UCB, after the last round
 rounds_to_bonus_01    rounds until this mean falls below 0.1; infinity if it does not
+equal_shares_bonus_01  the same if every client was selected equally often, from the formula and not from the run
 ====================  ==============================================================================================
 
 Curves are the outcomes ``regret``, ``regret_realized``, ``bound``, ``failed``, ``seconds`` and ``margin_1`` (and so
@@ -236,11 +238,8 @@ def _growth(regret: FloatArray) -> dict[str, float]:
     half = rounds // 2
     rising = regret[half - 1] > 0 and regret[-1] > 0
     growth = math.log(regret[-1] / regret[half - 1]) / math.log(rounds / half) if rising else math.nan
-    return {
-        "growth": float(growth),
-        "log_fit": _explained(np.log(number), regret),
-        "linear_fit": _explained(number, regret),
-    }
+    logarithm, line = _explained(np.log(number), regret), _explained(number, regret)
+    return {"growth": float(growth), "log_fit": logarithm, "linear_fit": line, "log_over_linear": logarithm - line}
 
 
 def _explained(x: FloatArray, y: FloatArray) -> float:
@@ -258,4 +257,21 @@ def _bonus(plays: Any, clients_per_round: int) -> dict[str, float]:
     below = np.flatnonzero(bonus < 0.1)
     # The bonus of round 1 is 0, because ln 1 = 0.
     below = below[below > 0]
-    return {"bonus": float(bonus[-1]), "rounds_to_bonus_01": float(below[0] + 1) if len(below) else math.inf}
+    return {
+        "bonus": float(bonus[-1]),
+        "rounds_to_bonus_01": float(below[0] + 1) if len(below) else math.inf,
+        "equal_shares_bonus_01": _rounds_with_equal_shares(plays.shape[1], clients_per_round),
+    }
+
+
+def _rounds_with_equal_shares(num_clients: int, clients_per_round: int) -> float:
+    """Return the rounds t at which sqrt((m+1) ln t / (t m/K)), the bonus with equal shares, falls to 0.1.
+
+    >>> round(_rounds_with_equal_shares(20, 5))  # 2,400 ln 24,229 = 24,229
+    24229
+    """
+    factor = 100.0 * (clients_per_round + 1) * num_clients / clients_per_round
+    rounds = factor * math.log(factor)
+    for _ in range(50):  # t = factor ln t; the right side changes more slowly than t, so that the iteration converges
+        rounds = factor * math.log(rounds)
+    return rounds

@@ -26,6 +26,8 @@ FRONT, OTHER = "#d55e00", "#0072b2"
 """Colours of the balls on the Pareto front and of other balls, as in the paper."""
 BALLS = "balls"
 """Curve of a picture that draws PCZFL's balls."""
+LONGEST_NAMES = 60
+"""Largest number of characters of the names of cells in a row."""
 LABELS = {
     "accuracy_last10": "test accuracy, mean of the last ten rounds", "client_spread": "standard deviation over clients",
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
@@ -37,6 +39,7 @@ LABELS = {
     "margin_3": "share of client 3 minus c_3",
     "counts": "rounds of the client", "rank": "rank of the client",
     "run_s_200": "processor seconds of 200 rounds",
+    "energy": "energy of the current state", "best_above": "share of instances, best state",
 }  # fmt: skip
 """Names of curves and outcomes on axes."""
 MARKERS = "os^D"
@@ -114,7 +117,8 @@ def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str, c
             mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0)
             axes.plot(grid, mean, label=f"bound of {arm}", color=style["color"], linestyle="--", linewidth=1)
     axes.set_yscale(wanted.scale)
-    label_panel(axes, cell, LABELS.get(over, over), LABELS.get(curve, curve.replace("_", " ")))
+    unit = "step" if figure.runner == "solvers" else LABELS.get(over, over)
+    label_panel(axes, cell, unit, LABELS.get(curve, curve.replace("_", " ")))
 
 
 def _common_grid(series: Sequence[Any]) -> Any:
@@ -143,7 +147,9 @@ def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, cells: Sequ
                 places, means, yerr=np.array(ends).T, fmt=marker, color=style["color"], label=arm, capsize=2,
                 markersize=4,
             )  # fmt: skip
-    axes.set_xticks(range(len(cells)), [cell or "all" for cell in cells], rotation=30 if len(cells) > 5 else 0)
+    names = [cell or "all" for cell in cells]
+    crowded = len(cells) > 5 or len("".join(names)) > LONGEST_NAMES
+    axes.set_xticks(range(len(cells)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     if outcome.startswith(ROUNDS_TO):
         label_panel(axes, "", "", f"rounds to the final accuracy of {outcome.removeprefix(ROUNDS_TO)}")
     else:

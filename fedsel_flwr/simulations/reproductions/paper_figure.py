@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.scenario_tables import Count, Positive, Table
+from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Positive, Table
 
 PAPERS = {
     "xia": "Xia et al., CS-UCB and CS-UCB-Q",
@@ -38,7 +38,7 @@ PAPERS = {
     "pczfl": "PCZFL",
 }
 """Folder of a paper -> its name on pages."""
-Runner = Literal["choices", "training"]
+Runner = Literal["choices", "training", "solvers"]
 Relation = Literal["below", "above", "equal"]
 REGRET = "regret."
 """Prefix of keys that replace values of the regret instead of the scenario."""
@@ -47,6 +47,8 @@ ROUNDS_TO = "rounds_to."
 
 The final accuracy is the mean of the last ten measured rounds on the same seed. An arm that never has it counts with
 the number of rounds of its run."""
+SEARCH = "search."
+"""Prefix of keys that replace values of the search instead of the scenario."""
 EVERY = ""
 """Name of the only cell of a figure without cells, and of the reading of checks that belong to all readings."""
 
@@ -121,6 +123,21 @@ class Regret(Table):
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class Search(Table):
+    """Search of a figure of solvers, Ben Ami (16) to (19).
+
+    ``instances`` is the distribution of the bounds and of the generalization values. With "bandit", these are such as
+    BSFL meets after some rounds. With "uniform", they come from intervals. ``temperature`` is a factor of the paper's.
+
+    If ``pairs`` is 0, a run solves one instance with the arm's solver. Otherwise a run compares ALSA with annealing on
+    this number of instances of different sizes.
+    """
+
+    instances: Literal["bandit", "uniform"] = "bandit"
+    temperature: Positive = 1.0
+    pairs: CountOrZero = 0
+
+
 class Question(Table):
     """Question about a figure that extra runs answer: a table of outcomes, and one sentence without numbers."""
 
@@ -157,7 +174,7 @@ class PaperFigure(Table):
         figure: Its name in the paper, for example "Fig. 1a".
         claim: What the paper claims, one sentence.
         runner: How the runs are computed. "choices" draws latencies and trains nothing. "training" simulates the
-            scenario.
+            scenario. "solvers" searches for the best set of BSFL.
         minutes: Estimated minutes of one core for all runs.
         seeds: Number of seeds, from 1.
         scenario: Name of the scenario.
@@ -167,6 +184,7 @@ class PaperFigure(Table):
         checks: The checks.
         questions: Questions that extra cells answer. Their cells take part in no check without ``cells``.
         regret: Regret, for figures of choices.
+        search: Search, for figures of solvers.
         picture: The picture.
         illustration: True for a figure without a claim. It has no verdict, and has runs only if it has arms.
         left_out: Reason if the figure is not run.
@@ -190,6 +208,7 @@ class PaperFigure(Table):
     checks: tuple[Check, ...] = ()
     questions: tuple[Question, ...] = ()
     regret: Regret = Regret()
+    search: Search = Search()
     picture: Picture = Picture()
     illustration: bool = False
     left_out: str = ""
@@ -246,17 +265,23 @@ class PaperFigure(Table):
         """
         own = self.arms[arm]
         selector = own.selector or arm
-        keys = {key: value for key, value in self._keys(arm, cell).items() if not key.startswith(REGRET)}
+        keys = {key: value for key, value in self._keys(arm, cell).items() if not key.startswith((REGRET, SEARCH))}
         keys |= {f"selectors.{selector}.{key}": value for key, value in own.params.items()}
         keys |= {"seed": seed, "selector": selector, "engine": "vectorized", "data.data_dir": data_dir}
         return load_scenario(self.scenario, keys)
 
     def regret_in(self, arm: str, cell: str) -> Regret:
         """Return the regret of an arm in a cell."""
-        changed = {
-            key.removeprefix(REGRET): value for key, value in self._keys(arm, cell).items() if key.startswith(REGRET)
-        }
-        return Regret.model_validate(self.regret.model_dump() | changed)
+        return Regret.model_validate(self.regret.model_dump() | self._keys_with(REGRET, arm, cell))
+
+    def search_in(self, arm: str, cell: str) -> Search:
+        """Return the search of an arm in a cell."""
+        return Search.model_validate(self.search.model_dump() | self._keys_with(SEARCH, arm, cell))
+
+    def _keys_with(self, prefix: str, arm: str, cell: str) -> dict[str, Any]:
+        """Return the keys with a prefix, without it."""
+        keys = self._keys(arm, cell).items()
+        return {key.removeprefix(prefix): value for key, value in keys if key.startswith(prefix)}
 
     def _keys(self, arm: str, cell: str) -> dict[str, Any]:
         """Return the keys that the figure, a cell and an arm replace."""

@@ -34,7 +34,7 @@ from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Rows, finger
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
 
-REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1}
+REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1, "solvers": 1}
 """Runner -> revision. Raise it when a change of the code changes its results."""
 KEY = ("run", "selector", "seed", FINGERPRINT)
 """Columns that order the file. The fingerprint is one of them, because two figures may define another regret."""
@@ -78,6 +78,10 @@ class Cell:
             for key in unused if self.scenario.system.kind == "phones" else (*unused, "training"):
                 own.pop(key, None)
             found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json")
+        if self.figure.runner == "solvers":
+            used = ("seed", "num_clients", "clients_per_round", "selectors")
+            found["scenario"] = {key: own[key] for key in used if key in own}
+            found["search"] = self.figure.search_in(self.arm, self.cell).model_dump(mode="json")
         return found
 
     @property
@@ -116,6 +120,10 @@ def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:
         from fedsel_flwr.simulations.reproductions.choice_runs import run_choices
 
         return run_choices(cell.scenario, figure.regret_in(cell.arm, cell.cell))
+    if figure.runner == "solvers":
+        from fedsel_flwr.simulations.reproductions.solver_runs import run_solvers
+
+        return run_solvers(cell.scenario, figure.search_in(cell.arm, cell.cell))
     from fedsel_flwr.simulations.reproductions.training_runs import run_training
 
     return run_training(cell.scenario)
@@ -333,6 +341,8 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
     if cell.figure.runner == "training":
         keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
         keys |= {"evaluation_every": 1}
+    if cell.figure.runner == "solvers":
+        keys["selectors.bsfl.solver_steps"] = 20
     for key in ("aggregation.warmup_rounds", "selectors.pczfl.warmup_rounds"):
         table = s.aggregation.model_dump() if key.startswith("aggregation") else s.selectors.get("pczfl", {})
         if table.get("warmup_rounds"):

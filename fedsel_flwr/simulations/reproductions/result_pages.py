@@ -81,7 +81,7 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
         f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. [The page of all verdicts]({COUNTS}) "
         "explains these words.",
         "",
-        "This command writes the page from the rows in the CSV files, and first simulates the runs that have no row:",
+        "Written by `fedsel reproduce`. This command first simulates the runs that have no row in the CSV files:",
         "",
         "```",
         f"fedsel reproduce {paper} --out docs/results",

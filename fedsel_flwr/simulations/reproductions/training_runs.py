@@ -10,6 +10,9 @@ best_accuracy       largest measured test accuracy
 accuracy_mean       mean of all measured test accuracies
 late_gain           mean accuracy of the last ten measured rounds, minus that of the last ten in the first half
 loss_last10         mean test loss of the last ten measured rounds
+loss_over_time      mean over the simulated time of the last measured test loss; the first one counts from 0 s. The
+                    time ends with the budget ``simulated_s`` of the scenario, or with the run
+accuracy_over_time  the same for the test accuracy
 largest_count       largest number of rounds of one client
 seen_share          share of the clients that were selected at least once
 coverage_rounds     rounds until every client was selected at least once; if some never were, the rounds of the run + 1
@@ -115,7 +118,30 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
         "cohort": float(cohorts.mean()),
         "cohort_late": float(cohorts[warmup:].mean()) if len(cohorts) > warmup else math.nan,
     }
+    seconds = np.array([one.simulated_s for one in history.rounds])
+    outcomes |= {
+        "loss_over_time": _mean_over_time(seconds[measured], loss[measured], scenario.simulated_s),
+        "accuracy_over_time": _mean_over_time(seconds[measured], accuracy[measured], scenario.simulated_s),
+    }
     return outcomes, _curves(scenario, history, accuracy, loss)
+
+
+def _mean_over_time(seconds: FloatArray, values: FloatArray, end: float) -> float:
+    """Return the mean over time of the last measured value; the first value counts from 0 s.
+
+    Args:
+        seconds: Simulated time of each measurement, s.
+        values: The measured values.
+        end: End of the mean, s; 0 means the last measurement. Later measurements do not count.
+
+    >>> _mean_over_time(np.array([1.0, 3.0, 5.0]), np.array([0.2, 0.4, 0.8]), 4.0)  # (3 x 0.2 + 1 x 0.4) / 4
+    0.25
+    """
+    if not len(values):
+        return math.nan
+    end = end or float(seconds[-1])
+    starts = np.minimum(np.concatenate([[0.0], seconds[1:]]), end)
+    return float(np.diff(starts, append=end) @ values / end)
 
 
 def _participation(scenario: Scenario, history: History) -> tuple[dict[str, int], dict[str, int]]:
