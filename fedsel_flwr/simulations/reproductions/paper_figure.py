@@ -398,7 +398,7 @@ def load_figure(name: str) -> PaperFigure:
         ParameterError: The figure does not exist, or its file is wrong.
 
     >>> load_figure("xia-fig-1a").claim.split()[0]
-    'CS-UCB'
+    "CS-UCB's"
     """
     if name not in figure_names():
         raise ParameterError(f"there is no figure {name!r}. fedsel reproduce --list shows all names")

@@ -240,7 +240,7 @@ def _number(value: float) -> str:
     """Return a number with three significant digits, without exponent.
 
     >>> _number(0.7345), _number(1234.5), _number(0.00012)
-    ('0.734', '1,234', '0.00012')
+    ('0.735', '1,234', '0.000120')
     """
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "infinite"
