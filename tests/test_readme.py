@@ -15,6 +15,7 @@ import pytest
 
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import load_scenario, simulate
+from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS as REPRODUCED
 from tests.flwr_command import ANSI, LocalSuperLink
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, dead_anchors, links
 from tests.processes import environment
@@ -63,6 +64,7 @@ NOT_RUN = {
     ("docs/simulations.md", "fedsel run digits --data-dir"): "QMNIST",
     ("docs/simulations.md", "export FLWR_DISABLE"): "SuperLink",
 }
+NOT_RUN |= {(f"docs/results/{paper}.md", f"fedsel reproduce {paper}"): "takes hours" for paper in REPRODUCED}
 """Page and beginning of the block -> a word of the reason that the page gives."""
 
 SAYS = {

@@ -96,7 +96,7 @@ HUGE = ["data.dataset=synthetic-regression", "data.synthetic_examples=1000000000
 
 USAGE: list[tuple[list[str], list[str]]] = [
     ([], ["arguments are required: COMMAND"]),
-    (["fly"], ["invalid choice: 'fly'", "'list', 'run', 'compare', 'show', 'cite', 'doctor', 'advise', 'report'"]),
+    (["fly"], ["invalid choice: 'fly'", "'show', 'cite', 'doctor', 'advise', 'reproduce', 'report'"]),
     (["--vers"], ["arguments are required: COMMAND"]),
     (["list", "smoke"], ["unrecognized arguments: smoke"]),
     (["run", "smoke", "twice"], ["unrecognized arguments: twice"]),

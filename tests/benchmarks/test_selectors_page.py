@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedsel_flwr.simulations.reproductions.rows import Rows
 from tests.benchmarks.scripts import FOLDER, rows_of, run
 
 RESULTS = FOLDER.parent / "docs" / "results"
@@ -28,7 +29,7 @@ def modules() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for folder in (FOLDER, HOME):
             patch.syspath_prepend(str(folder))
-        names = ("effects", "runs", "lineup", "cells", "sections", "frontier", "rows", "advice", "formats")
+        names = ("effects", "runs", "lineup", "cells", "sections", "frontier", "advice", "formats")
         yield type("Modules", (), {name: __import__(name) for name in names})
     for key, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(FOLDER)):
@@ -75,7 +76,7 @@ def fabricate(modules: Any, path: Path, left_out: tuple[str, ...] = ()) -> None:
     scenario = lineup.load_scenario(lineup.world_file("shards"), {})
     entries = {one.label: one for one in lineup.frontier_entries(scenario, 10)}
     entries |= {one.label: one for one in lineup.table_entries(scenario, 20)}
-    rows = modules.rows.Rows(path, modules.runs.COLUMNS, modules.runs.KEY)
+    rows = Rows(path, modules.runs.COLUMNS, modules.runs.KEY)
     for entry in entries.values():
         for seed in range(1, entry.seeds + 1):
             own = lineup.entry_scenario("shards", entry, seed, {})
@@ -285,7 +286,7 @@ def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> N
     assert (written / "selectors-shards.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["formats", "effects", "rows"])
+@pytest.mark.parametrize("name", ["formats", "effects"])
 def test_examples_in_docstrings(modules: Any, name: str) -> None:
     module = getattr(modules, name)
     found = doctest.testmod(module, extraglobs={"math": math})

@@ -104,7 +104,7 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
     """
     if figure.illustration:
         return FigureVerdict(word="illustration")
-    raw = [(_measure(one, values), _logs_or_differences(one, values)) for one in figure.comparisons()]
+    raw = [_measure(one, values) for one in figure.comparisons()]
     findings: list[Finding] = []
     words: dict[str, Word] = {}
     for reading in figure.readings:
@@ -143,22 +143,15 @@ def _pairs(comparison: Comparison, values: Lookup) -> tuple[FloatArray, FloatArr
     return np.array([left[seed] for seed in seeds]), np.array([right[seed] for seed in seeds])
 
 
-def _logs_or_differences(comparison: Comparison, values: Lookup) -> FloatArray:
+def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, FloatArray]:
+    """Return the estimate with its interval and its p-value before correction, and the effect of each seed."""
     left, right = _pairs(comparison, values)
-    if not comparison.is_ratio:
-        return left - right
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(left) - np.log(right))
-
-
-def _measure(comparison: Comparison, values: Lookup) -> Finding:
-    """Return the estimate with its interval, and the p-value before correction."""
-    left, right = _pairs(comparison, values)
-    effects = _logs_or_differences(comparison, values)
+        effects = np.asarray(np.log(left) - np.log(right) if comparison.is_ratio else left - right)
     back = math.exp if comparison.is_ratio else float
     known = len(effects) > 1 and bool(np.isfinite(effects).all())
     low, high = student_interval(effects) if known else (math.nan, math.nan)
-    return Finding(
+    finding = Finding(
         comparison=comparison,
         estimate=back(float(effects.mean())),
         low=back(low),
@@ -168,6 +161,7 @@ def _measure(comparison: Comparison, values: Lookup) -> Finding:
         right=float(right.mean()),
         seeds=len(effects),
     )
+    return finding, effects
 
 
 def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool, factor: float) -> Finding:

@@ -12,8 +12,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Cell:
             found["search"] = self.figure.search_in(self.arm, self.cell).model_dump(mode="json")
         return found
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of :attr:`settings`."""
         return fingerprint(runner=self.figure.runner, **self.settings)
@@ -267,9 +267,8 @@ def _play_missing(
         return
     # Runs of the same seed and cell share the data of their scenario.
     missing.sort(key=lambda cell: (cell.scenario.seed, cell.cell))
-    groups = [list(own) for _, own in groupby(missing, key=lambda cell: (cell.scenario.seed, cell.cell))]
     done = len(unique) - len(missing)
-    for row in _in_processes(groups, jobs):
+    for row in _in_processes(missing, jobs):
         rows.add(row)
         done += 1
         announce(f"{figure.name}: {row['selector']}, seed {row['seed']} took {row['cpu_s']:.0f} s "
@@ -277,20 +276,14 @@ def _play_missing(
     rows.sort()
 
 
-def _in_processes(groups: Sequence[Sequence[Cell]], jobs: int) -> Iterator[dict[str, Any]]:
+def _in_processes(cells: Sequence[Cell], jobs: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of all runs, from one or several processes."""
     if jobs == 1:
-        for group in groups:
-            for cell in group:
-                yield cell.simulate()
+        yield from map(Cell.simulate, cells)
         return
     from fedsel_flwr.simulations.comparisons.parallel_runs import map_in_parallel
 
-    yield from map_in_parallel(_simulate, [cell for group in groups for cell in group], jobs)
-
-
-def _simulate(cell: Cell) -> dict[str, Any]:
-    return cell.simulate()
+    yield from map_in_parallel(Cell.simulate, cells, jobs)
 
 
 def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) -> None:

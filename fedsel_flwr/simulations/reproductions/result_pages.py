@@ -83,6 +83,7 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
         "",
         "Written by `fedsel reproduce`. This command first simulates the runs that have no row in the CSV files:",
         "",
+        "<!-- not run: takes hours without the CSV files -->",
         "```",
         f"fedsel reproduce {paper} --out docs/results",
         "```",
