@@ -7,15 +7,12 @@ the page's text (``currentColor``), so that a chart is readable on a light and o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from fedsel_flwr.report.page.comparison_tables import PARTS
 from fedsel_flwr.report.panels import COLOURS
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.verdict import MARGIN
-
-if TYPE_CHECKING:
-    import altair as alt
 
 TEXT = "currentColor"
 DASHES = ([1, 0], [6, 2], [2, 2])
@@ -200,23 +197,23 @@ def _once() -> Any:
     return alt.Chart(alt.InlineData(values=[{}]))
 
 
-def _colour(selectors: Selectors) -> alt.Color:
+def _colour(selectors: Selectors) -> Any:
     names = list(selectors)
     alt = _altair()
     scale = alt.Scale(domain=names, range=[selectors[name][0] for name in names])
     # The menu of selectors is the legend.
-    return cast("alt.Color", alt.Color("selector:N", scale=scale, legend=None))
+    return alt.Color("selector:N", scale=scale, legend=None)
 
 
-def _dash(selectors: Selectors) -> alt.StrokeDash:
+def _dash(selectors: Selectors) -> Any:
     names = list(selectors)
     alt = _altair()
     scale = alt.Scale(domain=names, range=[list(selectors[name][1]) for name in names])
-    return cast("alt.StrokeDash", alt.StrokeDash("selector:N", scale=scale, legend=None))
+    return alt.StrokeDash("selector:N", scale=scale, legend=None)
 
 
-def _legend(title: str | None) -> alt.Legend:
-    return cast("alt.Legend", _altair().Legend(title=title, orient="bottom"))
+def _legend(title: str | None) -> Any:
+    return _altair().Legend(title=title, orient="bottom")
 
 
 def _specification(chart: Any, height: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class ComparisonFacts:
         target_rounds: Number of measured rounds whose mean must reach the target.
         remarks: Remarks on probable problems.
         scenario: The scenario as TOML.
-        commands: Run -> command that runs it again.
+        commands: A command for each run, which runs it again.
         latex: The comparison as a LaTeX table.
         environment: Program -> versions with which the runs were made.
         differences: Part -> what differs between the runs.
@@ -52,7 +52,7 @@ class ComparisonFacts:
     target_rounds: int
     remarks: Sequence[str]
     scenario: str
-    commands: Sequence[tuple[str, str]]
+    commands: Sequence[str]
     latex: str
     environment: Sequence[tuple[str, str]]
     differences: Sequence[tuple[str, str]]
@@ -286,15 +286,13 @@ class _Builder:
     def record(self) -> Section:
         facts = self.facts
         parts: list[str | Chart | Grid | Code] = [
-            Grid(
-                title="Commands that repeat a run", head=["run", "command"], rows=[list(one) for one in facts.commands]
-            ),
             Grid(title="Versions", head=["program", "version"], rows=[list(one) for one in facts.environment]),
         ]
         if facts.differences:
             rows = [list(one) for one in facts.differences]
             parts.append(Grid(title="What differs between the runs", head=["part", "values"], rows=rows))
         parts += [
+            Code(title="Commands that repeat a run", text="\n".join(facts.commands), closed=True),
             Code(title="LaTeX", text=facts.latex, closed=True),
             Code(title="Scenario", text=facts.scenario, closed=True),
         ]

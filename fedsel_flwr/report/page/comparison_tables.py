@@ -36,7 +36,7 @@ CURVE_POINTS = (120, 40)
 """Largest number of points of a run's curve, with few runs and with many."""
 MEAN_POINTS = 300
 """Largest number of points of a mean curve."""
-MAP_CELLS = (100, 60)
+MAP_CELLS = (60, 50)
 """Largest number of rows and columns of a map."""
 MAP_ROWS = 60_000
 """Largest number of rows of the maps of single seeds. The first seeds get a map."""
@@ -280,7 +280,7 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     used = 0
     for seed in seeds:
         own_maps = {name: own for (name, other), own in maps.items() if other == seed}
-        used += sum(np.count_nonzero(own) for own in own_maps.values())
+        used += sum(int(np.count_nonzero(own)) for own in own_maps.values())
         if with_map and used > MAP_ROWS:
             break
         with_map += 1

@@ -11,6 +11,7 @@ from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.page.document import write_page
 from fedsel_flwr.report.run_folder import SCENARIO, run_name
+from fedsel_flwr.simulations.comparisons.terminal import remark_lines
 from fedsel_flwr.simulations.scenario_text import scenario_lines
 
 if TYPE_CHECKING:
@@ -50,12 +51,6 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         )
         for run in comparison.runs
     ]
-    left_out = [f"Left out: {name}: {reason}" for name, reason in comparison.left_out.items()]
-    left_out += [
-        f"Left out: {run.name}, interrupted after {len(run.history.rounds)} rounds" for run in comparison.cut_off
-    ]
-    if comparison.agreement:
-        left_out.append(comparison.agreement.sentence)
     return ComparisonFacts(
         title=f"{scenario.name}: {scenario.num_clients} clients, {scenario.clients_per_round} per round",
         description=scenario.description,
@@ -65,10 +60,10 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         num_clients=scenario.num_clients,
         target_accuracy=scenario.target_accuracy,
         target_rounds=scenario.target_rounds,
-        remarks=comparison.remarks() + left_out,
+        remarks=remark_lines(comparison),
         scenario="\n".join(scenario_lines(scenario)),
         commands=[
-            (run.name, f"fedsel run {shlex.quote(f'{run_name(run.selector, run.scenario.seed)}/{SCENARIO}')}")
+            f"fedsel run {shlex.quote(f'{run_name(run.selector, run.scenario.seed)}/{SCENARIO}')}"
             for run in comparison.runs
         ],
         latex=comparison.to_latex(),
