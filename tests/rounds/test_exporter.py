@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -23,6 +24,7 @@ from fedsel_flwr.rounds.exporter import REASONS, Exporter, parse_address, reason
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord
+from tests.pages import ROOT
 
 Figures = dict[tuple[str, str], float]
 NAN = math.nan
@@ -343,3 +345,24 @@ def test_a_loaded_checkpoint_has_the_age_of_its_file(tmp_path: Path) -> None:
     assert loading.written_at is None
     assert loading.newest(lambda checkpoint: None) is not None
     assert loading.written_at == 5000.0
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_metric_and_every_reason(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "observing.md").read_text("utf-8")
+    section = page.partition("\n## Prometheus\n")[2].partition("\n## ")[0]
+    exporter = Exporter("0", Checkpoints(tmp_path))
+    exporter.begin(History())
+    parts = re.compile(r"_(bucket|count|sum|created)$")
+    served = {name for name, _ in scrape(exporter.url) if not name.endswith("_created")}
+    exporter.close()
+    served = {parts.sub("", name) for name in served}
+    assert set(re.findall(r"^\| `(fedsel_\w+)` \|", section, re.MULTILINE)) == served
+    # The rules use no other metric either.
+    assert {parts.sub("", name) for name in re.findall(r"\bfedsel_\w+", section)} - {"fedsel_flwr"} == served
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section.partition("| `reason` |")[2], re.MULTILINE))
+    assert rows.keys() == {*REASONS, "other"}
+    for reason, kinds in REASONS.items():
+        assert [kind for kind in kinds if kind not in rows[reason]] == []
