@@ -122,12 +122,21 @@ def test_a_round_is_counted_once_and_its_evaluation_may_come_later(exporter: Exp
     exporter.update(history)
     found = scrape(exporter.url)
     assert [found[f"fedsel_{name}", ""] for name in ("rounds_total", "selected_clients_total", "loss")] == [2, 7, 0.25]
-    history.append(round=3, num_available=4, round_s=1.0, clients=[])
+    history.append(round=3, num_available=4, round_s=1.0, clients=[row(3, "a")])
+    exporter.update(history)
+    history.append(round=4, num_available=0, round_s=0.0, clients=[])
     exporter.update(history)
     found = scrape(exporter.url)
-    # The round has no evaluation, so the last known one stays.
-    names = ("rounds_total", "selected_clients_total", "loss", "round", "evaluated_round")
-    assert [found[f"fedsel_{name}", ""] for name in names] == [3, 7, 0.25, 3, 2]
+    # These rounds have no evaluation, so the last known one stays.
+    names = (
+        "rounds_total",
+        "selected_clients_total",
+        "client_latency_seconds_count",
+        "loss",
+        "round",
+        "evaluated_round",
+    )
+    assert [found[f"fedsel_{name}", ""] for name in names] == [4, 8, 4, 0.25, 4, 2]
 
 
 def test_rounds_in_a_journal_are_counted_as_rounds_in_memory(exporter: Exporter, tmp_path: Path) -> None:
@@ -186,6 +195,11 @@ def test_a_label_is_one_of_few_words_and_never_a_clients_text(problem: str, reas
     failed = row(1, "a", 9.0, problem or "x")
     assert reason_label(failed) == reason
     assert reason in (*REASONS, "other")
+
+
+def test_a_client_that_did_not_reply_before_the_deadline_is_a_timeout() -> None:
+    text = "late: no answer within round_deadline_s = 3 s"
+    assert [reason_label(row(1, "a", 9.0, text, timed_out=one)) for one in (True, False)] == ["timeout", "late"]
 
 
 def test_at_most_eight_reasons_and_other() -> None:
