@@ -219,6 +219,22 @@ def test_a_resumed_run_is_the_same_and_counts_from_0(api: str, tmp_path: Path) -
 
 
 @BOTH
+@pytest.mark.usefixtures("no_syncs")
+def test_a_run_that_was_finished_before_leaves_no_server(api: str, tmp_path: Path) -> None:
+    made = []
+
+    class Kept(Run):
+        def strategy(self, *args: Any, **kwargs: Any) -> Any:
+            made.append(super().strategy(*args, **kwargs))
+            return made[-1]
+
+    for resume in (False, "must"):
+        Kept(api, rounds=2, options={"metrics_address": 0}).play(tmp_path, resume=resume)
+        assert made[-1].metrics_url is None
+    assert len(made) == 2
+
+
+@BOTH
 def test_the_option_is_checked_when_the_strategy_is_made(api: str) -> None:
     with pytest.raises(ParameterError, match=r"^metrics_address must be a port or HOST:PORT"):
         selection(api, 1, metrics_address="nowhere")
