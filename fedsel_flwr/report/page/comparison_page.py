@@ -23,7 +23,7 @@ from fedsel_flwr.report.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFacts:
-    """What a comparison's page shows.
+    """Content of a comparison's page.
 
     Attributes:
         title: Title of the page.
@@ -192,7 +192,7 @@ class _Builder:
         self.tables["map"], with_map = tables.map_table(facts.runs, facts.num_clients)
         self.tables["fairness"] = tables.fairness_table(facts.summaries)
         own = {"seed": "seed", "selector": "selector"}
-        limit = "" if with_map == len(self.seeds) else f" Only the first {with_map} seeds have a map of their own."
+        limit = "" if with_map == len(self.seeds) else f" Only the first {with_map} seeds have such a map."
         parts: list[str | Chart | Grid | Code] = [
             Chart(
                 name="map",
