@@ -116,7 +116,7 @@ class _Builder:
                     name="ratios",
                     title=f"Ratios to {found.reference}",
                     text="Mean with 95 % interval, and a point per seed. A star marks a time that differs after Holm's "
-                    "correction. Dark band: within 5 %. Light band: the ratio that "
+                    "correction. Strong grey: within 5 %. Faint grey: the ratio that "
                     f"{found.reference} would have to itself on other seeds, in 95 % of cases.",
                     table="ratios",
                     spec=charts.ratio_chart(
