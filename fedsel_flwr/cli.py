@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -22,7 +23,6 @@ from fedsel_flwr import __version__, arguments
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
-    from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
@@ -306,6 +306,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
+    from fedsel_flwr.simulations.comparisons.terminal import show_comparison
     from fedsel_flwr.simulations.logs import errors_in_one_line, logging_to
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
@@ -360,7 +361,9 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         end_descendants()
         # The lock is released with this object.
         del held
-    _show(comparison, args.json)
+    show_comparison(comparison, args.json)
+    if not args.quiet:
+        _print_note_on_page(folder)
     if tracking is not None and (lacking := tracking.describe_missing(folder)):
         resume = f"fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
         _print_note(f"{lacking}. Send them with: {resume}")
@@ -423,13 +426,16 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
 def _report(args: argparse.Namespace) -> int:
     """Pool existing runs: print the table and the verdict, and write pictures and files into a folder."""
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
+    from fedsel_flwr.simulations.comparisons.terminal import show_comparison
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
     if target or not comparison.runs:
         # If no run has finished, this raises the error with this message.
         comparison.report(Path(target or "."))
-    _show(comparison, args.json)
+    show_comparison(comparison, args.json)
+    if target:
+        _print_note_on_page(Path(target))
     if target and not args.json:
         print(f"{Path(target).resolve()}")
     return 0
@@ -442,38 +448,23 @@ def _console(args: argparse.Namespace) -> Any:
     return Console(quiet=True) if args.json or args.quiet else None
 
 
-def _show(comparison: Comparison, as_json: bool) -> None:
-    """Print a comparison's table, problems and verdict, or its figures as JSON."""
-    from fedsel_flwr.report.summary import aggregate
-    from fedsel_flwr.report.tables import render_table
-
-    if as_json:
-        print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
-        return
-    verdict, scenario = comparison.verdict, comparison.scenario
-    summaries = comparison.summaries
-    render_table(
-        aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
-        target_window=min(summary.target_window for summary in summaries),
-    )  # fmt: skip
-    for line in comparison.remarks():
-        print(line)
-    for name, reason in comparison.left_out.items():
-        print(f"left out: {name}: {reason}")
-    for run in comparison.cut_off:
-        print(f"left out: {run.selector}, seed {run.scenario.seed}, interrupted after {len(run.history.rounds)} rounds")
-    if comparison.agreement:
-        print(comparison.agreement.sentence)
-    if verdict:
-        print(verdict.sentence)
-
-
 def _print_json(facts: object) -> None:
     print(json.dumps(facts, indent=2, allow_nan=False, default=repr))
 
 
 def _print_note(line: str) -> None:
     print(f"fedsel: {line}", file=sys.stderr)
+
+
+def _print_note_on_page(folder: Path) -> None:
+    """Say how to get the page if its packages are not installed."""
+    from fedsel_flwr.report.page.document import INSTALL, missing_packages
+
+    if missing := missing_packages():
+        _print_note(
+            f"no report.html was written, because {', '.join(missing)} is not installed. To get it, enter: {INSTALL}; "
+            f"fedsel report {shlex.quote(str(folder))}"
+        )
 
 
 def _require(*packages: str) -> None:

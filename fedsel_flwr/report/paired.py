@@ -102,6 +102,34 @@ class PairedEffect:
         return self.low >= 1 / margin and self.high <= margin
 
 
+def reference_band(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the range of the ratio that the reference would have to itself, on as many other seeds.
+
+    Let s be the standard deviation of the logs of the n values. The log of the ratio of two geometric means of n
+    independent runs then has the standard error s sqrt(2 / n), and the band is exp(± t_{2(n-1)} s sqrt(2 / n)). A
+    comparison on the same seeds varies less than that, because the seeds' common part cancels.
+
+    Args:
+        values: A figure of the reference, one per seed.
+        confidence: Share of the ratios that fall into the band.
+
+    Returns:
+        Lower and upper end; NaN with fewer than two values, or if a value is not finite and positive.
+
+    Examples:
+        >>> low, high = reference_band([100, 110, 90, 105])
+        >>> round(low, 2), round(high, 2)
+        (0.86, 1.16)
+    """
+    given = np.asarray(values, dtype=np.float64)
+    n = len(given)
+    if n < 2 or not (np.isfinite(given) & (given > 0)).all():
+        return math.nan, math.nan
+    t = load_optional("scipy.stats").t.ppf((1 + confidence) / 2, 2 * (n - 1))
+    width = float(t * np.log(given).std(ddof=1) * math.sqrt(2 / n))
+    return math.exp(-width), math.exp(width)
+
+
 def collect(summaries: Iterable[RunSummary], figure: str) -> dict[str, dict[int, float]]:
     """Collect one figure of all runs, by selector and seed.
 

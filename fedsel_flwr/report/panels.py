@@ -39,14 +39,12 @@ def draw_accuracy(
     """Draw smoothed accuracy against simulated seconds: the mean over the seeds, with one standard deviation."""
     runs = [[(r.simulated_s, 100 * r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
     series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
+    smooth = [(own[:, 0], moving_average(own[:, 1], window)) for own in series]
+    grid, curves = common_grid(smooth)
     # If one seed was never measured, there is no mean over all seeds, and only the legend shows the selector.
-    if not all(len(s) for s in series):
+    if not grid.size:
         axes.plot([], [], label=selector, **style)
         return
-    grid = np.unique(np.concatenate([s[:, 0] for s in series]))
-    # The mean starts when every seed has a value.
-    grid = grid[grid >= max(s[0, 0] for s in series)]
-    curves = np.stack([carry_forward(s[:, 0], moving_average(s[:, 1], window), grid) for s in series])
     mean = curves.mean(axis=0)
     axes.plot(grid, mean, drawstyle="steps-post", label=selector, **style)
     # A dot marks the end of the last seed.
@@ -55,6 +53,35 @@ def draw_accuracy(
     # A quality that the user defines may be outside the range of a fraction, as R² can be.
     is_fraction = PERCENT[0] <= curves.min() and curves.max() <= PERCENT[1]
     _draw_band(axes, grid, curves, style, limits=PERCENT if is_fraction else (-np.inf, np.inf))
+
+
+def common_grid(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    """Resample the curves of several seeds at the same places, where each curve has the last value measured so far.
+
+    Args:
+        series: Places and values of each seed, ascending, each of shape (n,).
+
+    Returns:
+        The places from the first one at which every seed has a value, shape (m,), and the values, shape (seeds, m).
+        Both are empty if a seed has no values.
+    """
+    if not all(len(x) for x, _ in series):
+        return np.empty(0), np.empty((len(series), 0))
+    grid = np.unique(np.concatenate([x for x, _ in series]))
+    grid = grid[grid >= max(x[0] for x, _ in series)]
+    return grid, np.stack([carry_forward(x, values, grid) for x, values in series])
+
+
+def mean_curve(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return places, means and sample standard deviations of several seeds' curves (:func:`common_grid`).
+
+    The deviations are NaN for one seed.
+    """
+    grid, curves = common_grid(series)
+    if not grid.size:
+        return grid, grid, grid
+    deviation = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(grid), np.nan)
+    return grid, curves.mean(axis=0), deviation
 
 
 def limit_to_percent(axes: Axes) -> None:

@@ -218,11 +218,16 @@ def format_ratio(effect: PairedEffect) -> str:
     return f"{effect.estimate:.2f} ({effect.low:.2f}-{effect.high:.2f})"
 
 
-def _figures_table(
-    rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str, part: slice
-) -> Table:
-    """Build the table with a part of the figures; ``before_count`` is a space, or a line break on narrow terminals."""
-    table = _empty_table(_caption(rows, plus_minus))
+def figure_cells(
+    rows: Sequence[SelectorRow], target_accuracy: float, part: slice = slice(None)
+) -> list[tuple[str, list[str]]]:
+    """Return the columns of the comparison's table: head, in lines, and a cell for each row.
+
+    Args:
+        rows: Rows that ``aggregate`` returned.
+        target_accuracy: The target that time and energy refer to, a fraction.
+        part: The columns to return.
+    """
     target = f"to {100 * target_accuracy:g} %"
     columns: list[tuple[str, Callable[[SelectorRow], str]]] = [
         ("accuracy\n%", lambda row: format_spread(row.accuracy, scale=100, decimals=1)),
@@ -237,7 +242,15 @@ def _figures_table(
     ]
     written = [(header, [cell(row) for row in rows]) for header, cell in columns[part]]
     # A figure that no run has, such as joules in a deployment without meters, gets no column.
-    shown = [(header, cells) for header, cells in written if set(cells) != {"-"} or header.startswith("accuracy")]
+    return [(header, cells) for header, cells in written if set(cells) != {"-"} or header.startswith("accuracy")]
+
+
+def _figures_table(
+    rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str, part: slice
+) -> Table:
+    """Build the table with a part of the figures; ``before_count`` is a space, or a line break on narrow terminals."""
+    table = _empty_table(_caption(rows, plus_minus))
+    shown = figure_cells(rows, target_accuracy, part)
     for header, _ in shown:
         table.add_column(header, justify="right", overflow="fold")
     for i, row in enumerate(rows):

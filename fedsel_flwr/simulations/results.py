@@ -34,6 +34,7 @@ from fedsel_flwr.simulations.run_record import (
     digest_of_file,
     read_fingerprints,
     read_record,
+    read_versions,
     versions,
     write_record,
 )
@@ -66,6 +67,7 @@ class RunResult:
             client without test examples. Empty if it was not measured.
         timing: Milliseconds of wall time of each round and of the server's steps in it
             (:meth:`~fedsel_flwr.rounds.round.Stopwatch.columns`). They differ from run to run. Empty if unknown.
+        versions: Program -> version with which the run was made. Those of this process unless the run was read.
     """
 
     history: History
@@ -74,6 +76,7 @@ class RunResult:
     fingerprints: Fingerprints = field(default_factory=dict)
     client_accuracies: FloatArray = field(default_factory=lambda: np.empty(0))
     timing: Columns = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=versions)
 
 
 class RunFolder:
@@ -322,7 +325,8 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     # Runs of older versions have no times.
     timing = run_folder.read_table(times) if finished and (times := folder / run_folder.TIMING).exists() else {}
     history, prints = run_folder.read_history(folder), read_fingerprints(folder)
-    result = RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies, timing=timing)
+    result = RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies, timing=timing,
+                       versions=read_versions(folder))  # fmt: skip
     return label, scenario, result
 
 

@@ -141,6 +141,12 @@ def read_fingerprints(folder: Path) -> dict[str, str]:
     return found
 
 
+def read_versions(folder: Path) -> dict[str, str]:
+    """Read the versions with which a run was made; empty if its record does not have them."""
+    found = _read_or_refuse(folder).get("versions", {})
+    return {str(name): str(one) for name, one in found.items()} if isinstance(found, dict) else {}
+
+
 def has_digests(record: Mapping[str, Any]) -> bool:
     """Return whether the record of a finished run has a digest of each file in :data:`NEEDED`."""
     files = record.get(FILES)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_core import from_json, to_json
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.page.document import missing_packages
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
@@ -20,6 +21,7 @@ from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.comparisons.report_page import write_report_page
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
@@ -198,10 +200,10 @@ class Comparison:
 
         If you pass the comparison's ``folder`` and every run has its regret, the picture shows the regret too.
         """
-        lost = self._regret(Path(folder)) if folder else {}
+        lost = self.regret(Path(folder)) if folder else {}
         return plot_rounds(self.histories, path, lost=lost or None, **self._plot_options)
 
-    def _regret(self, folder: Path) -> dict[str, list[Any]]:
+    def regret(self, folder: Path) -> dict[str, list[Any]]:
         """Read theta of each run of each selector; empty if a run has no such table."""
         lost: dict[str, list[Any]] = {}
         for run in self.runs:
@@ -259,7 +261,7 @@ class Comparison:
         return target
 
     def report(self, folder: Path) -> None:
-        """Write the pictures, the summaries and the verdict to a folder.
+        """Write the pictures, the summaries, the verdict and, with the extra ``report``, the page to a folder.
 
         Raises:
             ParameterError: No run has finished.
@@ -277,6 +279,8 @@ class Comparison:
             self.plot_rounds(folder / "rounds.png", folder)
             self.to_csv(folder / "runs.csv")
             self.to_latex(folder / "comparison.tex")
+            if not missing_packages():
+                write_report_page(self, folder)
             figures = self.figures()
             for name in figures.keys() & {"summary", "verdict"}:
                 with atomic_write(folder / f"{name}.json") as temporary:

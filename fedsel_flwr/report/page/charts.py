@@ -1,0 +1,234 @@
+"""Charts of a page, as Vega-Lite specifications that Altair builds and checks.
+
+The rows come later under the name ``rows`` (:mod:`fedsel_flwr.report.page.document`). Axes and texts have the colour of
+the page's text (``currentColor``), so that a chart is readable on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fedsel_flwr.report.page.comparison_tables import PARTS
+from fedsel_flwr.report.panels import COLOURS
+from fedsel_flwr.report.run_folder import load_optional
+from fedsel_flwr.report.verdict import MARGIN
+
+TEXT = "currentColor"
+DASHES = ([1, 0], [6, 2], [2, 2])
+"""Dashes of the lines: the first seven selectors, the next seven, and the rest."""
+HEIGHT = 260
+X_TITLE = "x title"
+"""Text in a specification that the axis menu replaces."""
+Selectors = Mapping[str, tuple[str, Sequence[int]]]
+"""Selector -> colour and dashes."""
+
+
+def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
+    """Return colour and dashes of each selector, as in the picture; black is the colour of the text."""
+    return {
+        name: (
+            COLOURS[i % len(COLOURS)].replace("#000000", TEXT),
+            list(DASHES[i // len(COLOURS) % len(DASHES)]),
+        )
+        for i, name in enumerate(selectors)
+    }
+
+
+def accuracy_chart(selectors: Selectors, target: float, *, is_fraction: bool) -> dict[str, Any]:
+    """Lines of accuracy with a band of one deviation, and the target as a dashed line."""
+    alt = _altair()
+    form = alt.Axis(format=".0%") if is_fraction else alt.Axis()
+    y = alt.Y("accuracy:Q", title="test accuracy", axis=form, scale=alt.Scale(zero=False))
+    base = alt.Chart().encode(x=alt.X("x:Q", title=X_TITLE), color=_colour(selectors))
+    band = base.mark_area(opacity=0.15, interpolate="step-after", clip=True).encode(
+        y=alt.Y("low:Q", title="test accuracy", axis=form), y2="high:Q"
+    )
+    line = base.mark_line(interpolate="step-after", strokeWidth=1.8).encode(
+        y=y, strokeDash=_dash(selectors), detail="selector:N", tooltip=["selector:N", "x:Q", "accuracy:Q"]
+    )
+    goal = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(target))
+    return _specification(alt.layer(band, line, goal), HEIGHT)
+
+
+def ratio_chart(selectors: Selectors, reference: str) -> dict[str, Any]:
+    """Forest plot: ratios with intervals, a point per seed, the margin, and the band of the reference itself."""
+    alt = _altair()
+    x = alt.X("ratio:Q", title=f"{X_TITLE}, ratio to {reference}", scale=alt.Scale(type="log", nice=False, padding=12))
+    y = alt.Y("selector:N", title=None, sort=list(selectors))
+    colour = _colour(selectors)
+    rows = alt.Chart()
+    band = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_rect(color=TEXT, opacity=0.07)
+    margin = _once().mark_rect(color=TEXT, opacity=0.12).encode(x=alt.datum(1 / MARGIN), x2=alt.datum(MARGIN))
+    one = _once().mark_rule(color=TEXT, opacity=0.7).encode(x=alt.datum(1))
+    seeds = rows.transform_filter("datum.kind == 'seed' && isValid(datum.ratio)").mark_circle(
+        opacity=0.45, size=32, yOffset=-6
+    )
+    mean = rows.transform_filter("datum.kind == 'mean'")
+    known = mean.transform_filter("isValid(datum.low)")
+    interval = known.mark_rule(strokeWidth=2.5, yOffset=6).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
+    words = ["selector:N", "ratio:Q", "low:Q", "high:Q", "p:Q", "verdict:N", "note:N"]
+    point = known.mark_point(filled=True, shape="diamond", size=90, yOffset=6, opacity=1).encode(
+        x=x, y=y, color=colour, tooltip=words
+    )
+    note = mean.mark_text(align="left", dx=8, dy=6, color=TEXT).encode(
+        x=alt.X("high:Q", scale=alt.Scale(type="log")), y=y, text="note:N"
+    )
+    layers = (band.encode(x="low:Q", x2="high:Q"), margin, one, seeds.encode(x=x, y=y, color=colour), interval, point)
+    return _specification(alt.layer(*layers, note), 34 * len(selectors))
+
+
+def profile_chart(selectors: Selectors, reference: str, targets: Sequence[float]) -> dict[str, Any]:
+    """Lines of the time ratio over the target accuracy, with the interval as a band."""
+    alt = _altair()
+    scale = alt.Scale(type="log", nice=False, padding=8)
+    base = alt.Chart().encode(
+        x=alt.X(
+            "target:Q",
+            title="target accuracy",
+            axis=alt.Axis(format="~%", values=list(targets)),
+            scale=alt.Scale(zero=False, padding=10),
+        ),
+        color=_colour(selectors),
+    )
+    title = f"time, ratio to {reference}"
+    known = base.transform_filter("isValid(datum.low)")
+    band = known.mark_area(opacity=0.13).encode(y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q")
+    line = base.transform_filter("isValid(datum.ratio)").mark_line(point=True).encode(
+        y=alt.Y("ratio:Q", title=title, scale=scale), strokeDash=_dash(selectors),
+        tooltip=["selector:N", "target:Q", "ratio:Q", "low:Q", "high:Q", "reached:Q", "pairs:Q"],
+    )  # fmt: skip
+    one = _once().mark_rule(color=TEXT, opacity=0.7).encode(y=alt.datum(1))
+    return _specification(alt.layer(band, line, one), HEIGHT)
+
+
+def map_chart() -> dict[str, Any]:
+    """Heat map: rounds from left to right, clients in the order of their mean latency from below."""
+    alt = _altair()
+    chart = alt.Chart().mark_rect().encode(
+        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x2="round_end:Q",
+        y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
+        y2="place_end:Q",
+        color=alt.Color("selections:Q", scale=alt.Scale(scheme="viridis"), legend=_legend("selections")),
+        tooltip=["place:Q", "round:Q", "round_end:Q", "selections:Q"],
+    )  # fmt: skip
+    return _specification(chart, HEIGHT)
+
+
+def selection_chart(selectors: Selectors) -> dict[str, Any]:
+    """Points: how often a client was selected against its mean latency."""
+    alt = _altair()
+    chart = alt.Chart().mark_circle(opacity=0.6, size=40).encode(
+        x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
+        y=alt.Y("selections:Q", title="times selected"),
+        color=_colour(selectors),
+        tooltip=["selector:N", "client:N", "latency_s:Q", "selections:Q"],
+    )  # fmt: skip
+    return _specification(chart, HEIGHT)
+
+
+def fairness_chart(selectors: Selectors, title: str) -> dict[str, Any]:
+    """Points: one figure of each selector, with one deviation."""
+    alt = _altair()
+    y = alt.Y("selector:N", title=None, sort=list(selectors))
+    scale = alt.Scale(zero=False)
+    base = alt.Chart().encode(y=y, color=_colour(selectors))
+    spread = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5).encode(
+        x=alt.X("low:Q", title=title, scale=scale), x2="high:Q"
+    )  # fmt: skip
+    point = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=alt.X("value:Q", title=title, scale=scale), tooltip=["selector:N", "seed:N", "value:Q"]
+    )
+    return _specification(alt.layer(spread, point), 24 * len(selectors))
+
+
+def failure_chart() -> dict[str, Any]:
+    """Stacked bars: failed clients per round, by reason, over the rounds."""
+    alt = _altair()
+    rows = alt.Chart().transform_stack(
+        stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("reason")]
+    )
+    chart = rows.mark_rect(stroke=None).encode(
+        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x2="round_end:Q",
+        y=alt.Y("low:Q", title="failed clients per round"),
+        y2="high:Q",
+        color=alt.Color("reason:N", legend=_legend(None)),
+        tooltip=["reason:N", "round:Q", "clients_per_round:Q"],
+    )
+    return _specification(chart, HEIGHT)
+
+
+def part_chart(selectors: Sequence[str]) -> dict[str, Any]:
+    """Stacked bars: the parts of a mean round of each selector, in seconds."""
+    alt = _altair()
+    chart = alt.Chart().mark_bar().encode(
+        x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
+        y=alt.Y("selector:N", title=None, sort=list(selectors)),
+        color=alt.Color("part:N", sort=list(PARTS), legend=_legend(None)),
+        order=alt.Order("order:Q"),
+        tooltip=["selector:N", "part:N", "seconds:Q"],
+    ).transform_calculate(order=f"indexof({list(PARTS)}, datum.part)")  # fmt: skip
+    return _specification(chart, 24 * len(selectors))
+
+
+def regret_chart(selectors: Selectors) -> dict[str, Any]:
+    """Lines: seconds lost per round so far."""
+    alt = _altair()
+    line = alt.Chart().mark_line().encode(
+        x=alt.X("round:Q", title="round"),
+        y=alt.Y("theta:Q", title="seconds lost per round so far"),
+        color=_colour(selectors),
+        strokeDash=_dash(selectors),
+        tooltip=["selector:N", "round:Q", "theta:Q"],
+    )  # fmt: skip
+    zero = _once().mark_rule(color=TEXT, opacity=0.5).encode(y=alt.datum(0))
+    return _specification(alt.layer(line, zero), HEIGHT)
+
+
+def _altair() -> Any:
+    return load_optional("altair")
+
+
+def _once() -> Any:
+    """Return a chart whose mark is drawn once, whatever the rows are."""
+    alt = _altair()
+    return alt.Chart(alt.InlineData(values=[{}]))
+
+
+def _colour(selectors: Selectors) -> Any:
+    names = list(selectors)
+    alt = _altair()
+    scale = alt.Scale(domain=names, range=[selectors[name][0] for name in names])
+    # The menu of selectors is the legend.
+    return alt.Color("selector:N", scale=scale, legend=None)
+
+
+def _dash(selectors: Selectors) -> Any:
+    names = list(selectors)
+    alt = _altair()
+    scale = alt.Scale(domain=names, range=[list(selectors[name][1]) for name in names])
+    return alt.StrokeDash("selector:N", scale=scale, legend=None)
+
+
+def _legend(title: str | None) -> Any:
+    return _altair().Legend(title=title, orient="bottom")
+
+
+def _specification(chart: Any, height: Any) -> dict[str, Any]:
+    """Return a chart as a specification with the page's width, font and colours."""
+    alt = _altair()
+    soft = {"gridColor": TEXT, "gridOpacity": 0.15, "domainColor": TEXT, "domainOpacity": 0.5, "tickColor": TEXT,
+            "tickOpacity": 0.5, "labelColor": TEXT, "titleColor": TEXT, "titleFontWeight": "normal"}  # fmt: skip
+    config = {
+        "background": None, "font": "system-ui, sans-serif", "view": {"stroke": None}, "aria": False,
+        "axis": soft | {"labelFontSize": 12, "titleFontSize": 12},
+        "legend": {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "symbolLimit": 20, "columns": 4},
+    }  # fmt: skip
+    made = chart.properties(width="container", height=height, data=alt.NamedData("rows"))
+    found = made.to_dict(context={"pre_transform": False})
+    found["config"] = config
+    found["autosize"] = {"type": "fit-x", "contains": "padding"}
+    found.pop("$schema", None)
+    return cast("dict[str, Any]", found)

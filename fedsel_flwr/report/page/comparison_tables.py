@@ -1,0 +1,375 @@
+"""Tables of a comparison's page: the rows that its charts draw and its downloads hold.
+
+Every table has a column ``seed``. The rows of one seed are that run's. The rows of :data:`ALL` are means over the
+seeds. Ratios, intervals and verdicts are those of :mod:`fedsel_flwr.report.verdict`; the mean curves are those of the
+picture (:func:`~fedsel_flwr.report.panels.mean_curve`).
+
+Curves and maps have fewer points than rounds, so that a page of 400 runs stays below 8 MB. All other values are exact
+to six digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.report.page.document import Columns
+from fedsel_flwr.report.paired import PairedEffect, reference_band
+from fedsel_flwr.report.panels import mean_curve
+from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
+from fedsel_flwr.report.verdict import LEVEL, SelectorVerdict, Verdict
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.records import RoundRecord
+
+ALL = "all"
+"""Value of the column ``seed`` for means over the seeds."""
+FEW_RUNS = 60
+"""Number of runs up to which curves have many points."""
+CURVE_POINTS = (120, 40)
+"""Largest number of points of a run's curve, with few runs and with many."""
+MEAN_POINTS = 300
+"""Largest number of points of a mean curve."""
+MAP_CELLS = (60, 50)
+"""Largest number of rows and columns of a map."""
+MAP_ROWS = 60_000
+"""Largest number of rows of the maps of single seeds. The first seeds get a map."""
+MOST_POINTS = 1_000
+"""Largest number of clients of a seed that are drawn as points."""
+REASONS = 7
+"""Largest number of reasons of failure; all others together are "other"."""
+PARTS = ("download", "compute", "upload", "waiting", "probes")
+"""Parts of a round."""
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run of a page.
+
+    Attributes:
+        selector: The selector's label.
+        seed: The seed.
+        history: The history.
+        model_bytes: Bytes of a model sent to a client, and of an update sent back; NaN if unknown.
+        theta: Seconds lost per round so far, compared with the genie, shape (rounds,); empty if unknown.
+    """
+
+    selector: str
+    seed: int
+    history: History
+    model_bytes: tuple[float, float] = (math.nan, math.nan)
+    theta: FloatArray | Sequence[float] = ()
+
+    @cached_property
+    def rounds(self) -> Sequence[RoundRecord]:
+        """The rounds, read once."""
+        return list(self.history.rounds)
+
+    @cached_property
+    def clients(self) -> dict[str, FloatArray]:
+        """Columns of the selected clients of all rounds."""
+        names = ("round", "client", "latency_s", "download_s", "compute_s", "upload_s", "completed", "spare")
+        rows = [[float(getattr(row, name)) for name in names] for row in self.history.clients]
+        return dict(zip(names, np.reshape(np.array(rows, dtype=np.float64), (-1, len(names))).T, strict=True))
+
+    @cached_property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Round and reason of each failure."""
+        return [
+            (row.round, row.problem_kinds[-1] or "unknown")
+            for row in self.history.clients
+            if not row.completed and not row.spare
+        ]
+
+    def axis(self, name: str) -> FloatArray:
+        """Return seconds, joules, rounds or megabytes since the start, at the end of each round."""
+        if name == "megabytes":
+            asked = np.array([one.num_selected + one.num_probed for one in self.rounds], dtype=np.float64)
+            arrived = np.array([one.num_completed for one in self.rounds], dtype=np.float64)
+            return np.asarray(np.cumsum(asked * self.model_bytes[0] + arrived * self.model_bytes[1]) / 1e6)
+        field = {"seconds": "simulated_s", "joules": "total_energy_j", "rounds": "round"}[name]
+        return np.array([getattr(one, field) for one in self.rounds], dtype=np.float64)
+
+
+AXES = {
+    "seconds": "simulated time (s)", "rounds": "round", "joules": "energy (J)", "megabytes": "sent models (MB)"
+}  # fmt: skip
+"""Horizontal axes of the curves -> title."""
+MEASURES: dict[str, tuple[str, Callable[[SelectorVerdict], PairedEffect]]] = {
+    "time": ("time to the target", lambda one: one.time),
+    "seconds_per_round": ("seconds per round", lambda one: one.seconds_per_round),
+    "rounds": ("rounds to the target", lambda one: one.rounds),
+    "energy": ("energy to the target", lambda one: one.energy),
+    "joules_per_round": ("joules per round", lambda one: one.joules_per_round),
+}
+"""Ratios of the forest plot -> title, and the effect in a verdict."""
+
+
+def by_selector(runs: Sequence[PageRun]) -> dict[str, list[PageRun]]:
+    """Group runs by selector, in the order of the first runs."""
+    groups: dict[str, list[PageRun]] = {}
+    for run in runs:
+        groups.setdefault(run.selector, []).append(run)
+    return groups
+
+
+def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Columns:
+    """Return test accuracy over each axis: a curve per run, and the mean of each selector with its deviation."""
+    most = CURVE_POINTS[len(runs) > FEW_RUNS]
+    table = _Rows("axis", "seed", "selector", "x", "accuracy", "low", "high")
+    for axis in axes:
+        for selector, own in by_selector(runs).items():
+            series = [_accuracies(run, axis, window) for run in own]
+            for run, (x, accuracy) in zip(own, series, strict=True):
+                for i in thin(len(x), most):
+                    table.add(axis, str(run.seed), selector, x[i], accuracy[i], math.nan, math.nan)
+            x, mean, deviation = mean_curve(series)
+            for i in thin(len(x), MEAN_POINTS):
+                table.add(axis, ALL, selector, x[i], mean[i], mean[i] - deviation[i], mean[i] + deviation[i])
+    return table.columns
+
+
+def _accuracies(run: PageRun, axis: str, window: int) -> tuple[FloatArray, FloatArray]:
+    """Return the smoothed accuracies of the measured rounds over an axis."""
+    accuracy = np.array([one.accuracy for one in run.rounds], dtype=np.float64)
+    x = run.axis(axis)
+    known = np.isfinite(accuracy) & np.isfinite(x)
+    return x[known], moving_average(accuracy[known], window)
+
+
+def thin(length: int, most: int) -> list[int]:
+    """Return at most ``most`` indices of a curve, spread evenly, with the first and the last.
+
+    >>> thin(5, 10), thin(9, 5)
+    ([0, 1, 2, 3, 4], [0, 2, 4, 6, 8])
+    """
+    return [int(i) for i in np.unique(np.round(np.linspace(0, length - 1, min(length, most))).astype(int))]
+
+
+def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
+    """Return the ratios to the reference: per measure the mean with its interval, a point per seed, and the band.
+
+    The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
+    """
+    table = _Rows("measure", "kind", "selector", "ratio", "low", "high", "p", "verdict", "note")
+    figures = {"time": "time_to_target_s", "rounds": "rounds_to_target", "seconds_per_round": "seconds_per_round",
+               "energy": "energy_to_target_j", "joules_per_round": "joules_per_round"}  # fmt: skip
+    own = [one for one in summaries if one.selector == verdict.reference]
+    for measure, (_, effect_of) in MEASURES.items():
+        for one in verdict.selectors:
+            effect = effect_of(one)
+            note = f"{effect.reached} of {effect.pairs} reach it" if effect.censored else ""
+            is_primary = measure == "time"
+            word = one.word if is_primary else ""
+            p = one.p if is_primary else effect.p
+            estimate = (effect.estimate, effect.low, effect.high)
+            table.add(measure, "mean", one.selector, *estimate, p, word, note or _mark(p, is_primary))
+            for value in effect.values:
+                table.add(measure, "seed", one.selector, value, math.nan, math.nan, math.nan, "", "")
+        low, high = reference_band([getattr(one, figures[measure]) for one in own])
+        table.add(measure, "band", verdict.reference, math.nan, low, high, math.nan, "", "")
+    return table.columns
+
+
+def _mark(p: float, is_corrected: bool) -> str:
+    return "*" if is_corrected and p <= LEVEL else ""
+
+
+def profile_table(verdict: Verdict) -> Columns:
+    """Return the time ratio to the reference for each target accuracy, with its interval."""
+    table = _Rows("target", "selector", "ratio", "low", "high", "reached", "pairs")
+    for target, effects in verdict.profile.items():
+        for effect in effects:
+            table.add(target, effect.selector, effect.estimate, effect.low, effect.high, effect.reached, effect.pairs)
+    return table.columns
+
+
+def fairness_table(summaries: Sequence[RunSummary]) -> Columns:
+    """Return Jain's index and the accuracy of the worst tenth of the clients: per run, and means over the seeds."""
+    table = _Rows("seed", "selector", "figure", "value", "low", "high")
+    for figure in ("jain", "worst_tenth"):
+        for one in summaries:
+            table.add(str(one.seed), one.selector, figure, getattr(one, figure), math.nan, math.nan)
+        for row in aggregate(summaries):
+            spread = row.figures[figure]
+            low, high = spread.mean - spread.deviation, spread.mean + spread.deviation
+            table.add(ALL, row.selector, figure, spread.mean, low, high)
+    return table.columns
+
+
+def ranks(runs: Sequence[PageRun], num_clients: int) -> dict[int, FloatArray]:
+    """Return for each seed the clients' mean latencies, in seconds, over all runs on this seed.
+
+    Returns:
+        Seed -> latencies, shape (num_clients,); NaN for a client that no run selected.
+    """
+    found: dict[int, FloatArray] = {}
+    for seed in dict.fromkeys(run.seed for run in runs):
+        columns = [run.clients for run in runs if run.seed == seed]
+        client = np.concatenate([one["client"] for one in columns]).astype(int)
+        latency = np.concatenate([one["latency_s"] for one in columns])
+        known = np.isfinite(latency)
+        count = np.bincount(client[known], minlength=num_clients)[:num_clients]
+        total = np.bincount(client[known], weights=latency[known], minlength=num_clients)[:num_clients]
+        found[seed] = np.divide(total, count, out=np.full(num_clients, math.nan), where=count > 0)
+    return found
+
+
+def selection_table(runs: Sequence[PageRun], num_clients: int) -> Columns:
+    """Return the number of selections against the mean latency.
+
+    A seed has a row per client, at most :data:`MOST_POINTS`. The means over the seeds have a row per tenth of the
+    clients, sorted by latency.
+    """
+    table = _Rows("seed", "selector", "client", "latency_s", "selections")
+    latencies = ranks(runs, num_clients)
+    for selector, own in by_selector(runs).items():
+        tenths = []
+        for run in own:
+            counts = run.history.selection_counts(num_clients)[:num_clients]
+            latency = latencies[run.seed]
+            order = [int(k) for k in np.argsort(latency) if np.isfinite(latency[k])]
+            for i in thin(len(order), MOST_POINTS):
+                client = order[i]
+                table.add(str(run.seed), selector, str(client), latency[client], int(counts[client]))
+            parts = [part for part in np.array_split(np.array(order, dtype=int), 10) if part.size]
+            tenths.append([(latency[part].mean(), counts[part].mean()) for part in parts])
+        common = min(map(len, tenths), default=0)
+        for place in range(common):
+            x, y = np.mean([one[place] for one in tenths], axis=0)
+            table.add(ALL, selector, f"tenth {place + 1}", x, y)
+    return table.columns
+
+
+def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
+    """Return how often clients were selected in groups of rounds: clients in the order of their latency.
+
+    Returns:
+        The table, and the number of single seeds that have a map.
+    """
+    table = _Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
+    latencies = ranks(runs, num_clients)
+    last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
+    # The edges of the groups, as whole numbers.
+    rows, columns = (
+        np.unique(np.round(np.linspace(0, size, min(size, most) + 1)).astype(int))
+        for size, most in zip((num_clients, last), MAP_CELLS, strict=True)
+    )
+    with_map = 0
+    seeds = list(latencies)
+    maps: dict[tuple[str, int], FloatArray] = {}
+    for run in runs:
+        # Clients that were never selected have no latency, and come last.
+        place = np.argsort(np.argsort(latencies[run.seed]))
+        own = place[run.clients["client"].astype(int)]
+        maps[run.selector, run.seed], *_ = np.histogram2d(own, run.clients["round"] - 1, bins=(rows, columns))
+
+    def add(seed: str, selector: str, counts: FloatArray) -> None:
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            edges = rows[i], rows[i + 1], columns[j] + 1, columns[j + 1] + 1
+            table.add(seed, selector, *(int(edge) for edge in edges), counts[i, j])
+
+    for selector in by_selector(runs):
+        add(ALL, selector, np.mean([own for (name, _), own in maps.items() if name == selector], axis=0))
+    used = 0
+    for seed in seeds:
+        own_maps = {name: own for (name, other), own in maps.items() if other == seed}
+        used += sum(int(np.count_nonzero(own)) for own in own_maps.values())
+        if with_map and used > MAP_ROWS:
+            break
+        with_map += 1
+        for selector, counts in own_maps.items():
+            add(str(seed), selector, counts)
+    return table.columns, with_map
+
+
+def failure_table(runs: Sequence[PageRun]) -> Columns:
+    """Return the failed clients per round, by reason, in groups of rounds."""
+    table = _Rows("seed", "selector", "round", "round_end", "reason", "clients_per_round")
+    usual = Counter(reason for run in runs for _, reason in run.reasons).most_common(REASONS)
+    names = [reason for reason, _ in usual]
+    last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
+    edges = np.unique(np.round(np.linspace(0, last, min(last, MAP_CELLS[1]) + 1)).astype(int))
+    widths = np.diff(edges)
+
+    def add(seed: str, selector: str, counts: Mapping[str, FloatArray]) -> None:
+        for reason, own in counts.items():
+            for j in np.flatnonzero(own):
+                table.add(seed, selector, int(edges[j] + 1), int(edges[j + 1] + 1), reason, own[j])
+
+    for selector, own in by_selector(runs).items():
+        found: list[dict[str, FloatArray]] = []
+        for run in own:
+            groups: dict[str, list[int]] = {}
+            for number, reason in run.reasons:
+                groups.setdefault(reason if reason in names else "other", []).append(number - 1)
+            found.append({reason: np.histogram(at, edges)[0] / widths for reason, at in groups.items()})
+            add(str(run.seed), selector, found[-1])
+        nothing = np.zeros(len(widths))
+        every = dict.fromkeys(reason for one in found for reason in one)
+        add(ALL, selector, {reason: np.mean([one.get(reason, nothing) for one in found], axis=0) for reason in every})
+    return table.columns
+
+
+def part_table(runs: Sequence[PageRun]) -> Columns:
+    """Return the parts of a mean round, in seconds.
+
+    Download, compute and upload are means over the completed clients. Waiting is the rest of the round: the seconds for
+    which a client waits for the slowest one. It is NaN if no client reports its parts.
+    """
+    table = _Rows("seed", "selector", "part", "seconds")
+    for selector, own in by_selector(runs).items():
+        found = [round_parts(run) for run in own]
+        for run, parts in zip(own, found, strict=True):
+            for part in PARTS:
+                table.add(str(run.seed), selector, part, parts[part])
+        for part in PARTS:
+            table.add(ALL, selector, part, float(np.mean([one[part] for one in found])))
+    return table.columns
+
+
+def round_parts(run: PageRun) -> dict[str, float]:
+    """Return the parts of a run's mean round, in seconds; their sum is the mean duration of a round."""
+    c = run.clients
+    done = (c["completed"] > 0) & np.isfinite(c["download_s"] + c["compute_s"] + c["upload_s"])
+    total = float(np.mean([one.round_s for one in run.rounds])) if run.rounds else math.nan
+    probes = float(np.mean([one.probe_s for one in run.rounds])) if run.rounds else math.nan
+    means = [float(c[f"{part}_s"][done].mean()) if done.any() else math.nan for part in PARTS[:3]]
+    return dict(zip(PARTS, (*means, total - probes - sum(means), probes), strict=True))
+
+
+def regret_table(runs: Sequence[PageRun]) -> Columns:
+    """Return the seconds lost per round so far, compared with the genie that knows the mean latencies."""
+    table = _Rows("seed", "selector", "round", "theta")
+    most = CURVE_POINTS[len(runs) > FEW_RUNS]
+    for selector, own in by_selector(runs).items():
+        curves = [np.asarray(run.theta, dtype=np.float64) for run in own if len(run.theta)]
+        for run in own:
+            for i in thin(len(run.theta), most):
+                table.add(str(run.seed), selector, i + 1, run.theta[i])
+        common = min(map(len, curves), default=0)
+        for i in thin(common, MEAN_POINTS):
+            table.add(ALL, selector, i + 1, float(np.mean([one[i] for one in curves])))
+    return table.columns
+
+
+class _Rows:
+    """Rows of a table, collected one by one."""
+
+    def __init__(self, *names: str) -> None:
+        self._names, self._rows = names, list[tuple[Any, ...]]()
+
+    def add(self, *values: Any) -> None:
+        self._rows.append(values)
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        if not self._rows:
+            return {name: [] for name in self._names}
+        return dict(zip(self._names, map(list, zip(*self._rows, strict=True)), strict=True))

@@ -1,0 +1,266 @@
+"""Document: a self-contained HTML page with charts, tables, menus and downloads.
+
+The page loads nothing from elsewhere. Its Content-Security-Policy allows two scripts, by their hashes: the bundle of
+Vega, Vega-Lite and vega-embed that vl-convert makes, and ``page.js``. Vega interprets its expressions instead of
+compiling them (``ast: true``), so that no text can become code. Jinja escapes every text of the page, and the data are
+JSON in which ``<`` is escaped.
+
+Every chart has a table of rows. A menu shows the rows whose column has the menu's value. All charts with the same menu
+therefore show the same selector or seed. The menus' values are also in the address, after the ``#``.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.util
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.report.run_folder import atomic_write, load_optional
+
+PACKAGES = ("altair", "jinja2", "vl_convert")
+"""Packages of the extra ``report``."""
+INSTALL = "pip install 'fedsel-flwr[report]'"
+DIGITS = 6
+"""Significant digits of the numbers in a page."""
+POLICY = (
+    "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
+    "form-action 'none'",
+)  # fmt: skip
+Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
+"""Table of a chart: column -> values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """A menu of the page.
+
+    Attributes:
+        name: Name of the menu, also in the address.
+        label: Label for readers.
+        options: Value -> text. The first value is the default.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart with its table.
+
+    Attributes:
+        name: Name of the chart, part of its downloads' names.
+        title: Title.
+        text: What the chart shows, in one or two sentences; also for screen readers.
+        table: Name of the table.
+        spec: Vega-Lite specification. Its data have the name ``rows``.
+        menus: Column of the table -> name of the menu that selects the rows.
+        shown: Column with the labels of the selectors that the reader can hide; empty if there is none.
+        words: Menu -> value -> text in the specification -> replacement, for titles of axes.
+    """
+
+    name: str
+    title: str
+    text: str
+    table: str
+    spec: Mapping[str, Any]
+    menus: Mapping[str, str] = field(default_factory=dict)
+    shown: str = ""
+    words: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table of texts.
+
+    Attributes:
+        title: Title; empty for none.
+        head: Texts of the head.
+        rows: Texts of the rows.
+    """
+
+    title: str = ""
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A text to copy.
+
+    Attributes:
+        title: Title.
+        text: The text.
+        closed: Whether the reader has to open it.
+    """
+
+    title: str
+    text: str
+    closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        name: Name in the address of a link.
+        title: Heading.
+        parts: Paragraphs (texts), charts, grids and codes.
+    """
+
+    name: str
+    title: str
+    parts: Sequence[str | Chart | Grid | Code]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A page.
+
+    Attributes:
+        title: Title.
+        lead: Lines below the title.
+        sections: The sections.
+        tables: Name -> table of one or several charts.
+        menus: The menus.
+        selectors: Selectors that the reader can hide -> colour and dashes of their lines.
+    """
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section]
+    tables: Mapping[str, Columns]
+    menus: Sequence[Menu] = ()
+    selectors: Mapping[str, tuple[str, Sequence[int]]] = field(default_factory=dict)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts in their order."""
+        return [part for section in self.sections for part in section.parts if isinstance(part, Chart)]
+
+
+def missing_packages() -> list[str]:
+    """Return the packages of :data:`PACKAGES` that are not installed."""
+    return [name for name in PACKAGES if not importlib.util.find_spec(name)]
+
+
+def write_page(document: Document, path: Path) -> Path:
+    """Write a page.
+
+    Args:
+        document: The page.
+        path: Path of the file, which is replaced if it exists.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        RunError: A package of the extra ``report`` is not installed.
+    """
+    text = render(document)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def render(document: Document) -> str:
+    """Return a page as HTML.
+
+    Args:
+        document: The page.
+
+    Raises:
+        RunError: A package of the extra ``report`` is not installed.
+    """
+    if missing := missing_packages():
+        raise RunError(f"the page needs {', '.join(missing)}. Install the missing packages with {INSTALL}")
+    jinja = load_optional("jinja2")
+    environment = jinja.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
+    )
+    scripts = [_bundle(), _file("page.js")]
+    return str(
+        environment.from_string(_file("page.html")).render(
+            document=document,
+            policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
+            style=_file("page.css"),
+            scripts=scripts,
+            data=_json(_data(document)),
+            kind=lambda part: type(part).__name__,
+        )
+    )
+
+
+def encode_column(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
+    """Encode a column: numbers with :data:`DIGITS` significant digits, texts as numbers of a list of texts.
+
+    >>> encode_column([0.123456789, math.nan, 3.0])
+    [0.123457, None, 3]
+    >>> encode_column(["b", "a", "b"])
+    {'values': ['b', 'a'], 'codes': [0, 1, 0]}
+    """
+    given = np.asarray(values)
+    if given.dtype.kind in "US":
+        texts = [str(value) for value in values]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return {"values": list(places), "codes": [places[text] for text in texts]}
+    return [_number(value) for value in given.tolist()]
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short == int(short) else short
+
+
+def _data(document: Document) -> dict[str, Any]:
+    """Return what ``page.js`` reads."""
+    charts = [
+        {"name": one.name, "table": one.table, "spec": one.spec, "menus": one.menus, "shown": one.shown,
+         "words": one.words}
+        for one in document.charts
+    ]  # fmt: skip
+    return {
+        "title": document.title,
+        "menus": [{"name": one.name, "values": list(one.options)} for one in document.menus],
+        "selectors": list(document.selectors),
+        "charts": charts,
+        "tables": {
+            name: {column: encode_column(values) for column, values in table.items()}
+            for name, table in document.tables.items()
+        },
+    }
+
+
+def _json(value: Any) -> str:
+    # An escaped "<" can neither end the script element nor begin a comment in it.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+@functools.cache
+def _bundle() -> str:
+    """Return Vega, Vega-Lite and vega-embed as one script."""
+    return str(load_optional("vl_convert").javascript_bundle())
+
+
+def _file(name: str) -> str:
+    return (resources.files("fedsel_flwr.report.page") / name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """Return the SHA-256 of a script as a Content-Security-Policy writes it."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

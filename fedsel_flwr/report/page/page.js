@@ -1,0 +1,189 @@
+"use strict";
+// Draws the charts of a page, and follows its menus. The data are in the element "data" (document.py).
+const page = JSON.parse(document.getElementById("data").textContent);
+const form = document.getElementById("menus");
+const root = document.documentElement;
+const MOST_ROWS = 500; // of a table on the page; the CSV has all
+const state = { show: new Set(page.selectors), theme: "" };
+const views = {};
+const tables = {};
+let drawing = Promise.resolve();
+
+// ---- data ----
+function rowsOf(name) {
+  if (!tables[name]) {
+    const columns = Object.entries(page.tables[name]).map(([key, column]) => [
+      key, Array.isArray(column) ? column : column.codes.map((code) => column.values[code]),
+    ]);
+    const length = columns.length ? columns[0][1].length : 0;
+    tables[name] = Array.from({ length }, (_, i) => Object.fromEntries(columns.map(([key, own]) => [key, own[i]])));
+  }
+  return tables[name];
+}
+
+function shownRows(chart) {
+  const menus = Object.entries(chart.menus);
+  return rowsOf(chart.table).filter(
+    (row) => menus.every(([column, menu]) => String(row[column]) === state[menu])
+      && (!chart.shown || state.show.has(row[chart.shown])),
+  );
+}
+
+// ---- charts ----
+function specOf(chart, rows) {
+  let text = JSON.stringify(chart.spec);
+  for (const [menu, values] of Object.entries(chart.words))
+    for (const [old, replacement] of Object.entries(values[state[menu]] ?? {}))
+      text = text.replaceAll(JSON.stringify(old), JSON.stringify(replacement));
+  const spec = JSON.parse(text);
+  return { ...spec, datasets: { ...spec.datasets, rows: rows.map((row) => ({ ...row })) } };
+}
+
+async function draw(chart) {
+  const figure = document.getElementById(`chart-${chart.name}`);
+  const rows = shownRows(chart);
+  const result = await vegaEmbed(figure.querySelector(".chart"), specOf(chart, rows), {
+    mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, // errors only: an empty chart is no problem
+  });
+  figure.querySelector(".chart svg").setAttribute("aria-hidden", "true"); // the element around it has the label
+  views[chart.name]?.finalize();
+  views[chart.name] = result.view;
+  if (figure.querySelector("details").open) fillTable(chart, rows);
+}
+
+function fillTable(chart, rows) {
+  const place = document.getElementById(`chart-${chart.name}`).querySelector("details .table");
+  const table = document.createElement("table");
+  const columns = Object.keys(page.tables[chart.table]);
+  const head = table.createTHead().insertRow();
+  for (const name of columns) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = name;
+    head.append(cell);
+  }
+  const body = table.createTBody();
+  for (const row of rows.slice(0, MOST_ROWS)) {
+    const line = body.insertRow();
+    for (const name of columns) line.insertCell().textContent = row[name] ?? "";
+  }
+  place.replaceChildren(table);
+  if (rows.length > MOST_ROWS) {
+    const rest = document.createElement("p");
+    rest.textContent = `The first ${MOST_ROWS} of ${rows.length} rows. The CSV has all rows.`;
+    place.append(rest);
+  }
+}
+
+// One drawing at a time, so that a later choice is drawn after an earlier one.
+function drawAll(charts) {
+  drawing = drawing.then(async () => {
+    for (const chart of charts) {
+      try {
+        await draw(chart);
+      } catch (error) {
+        document.getElementById("problem").textContent = `The chart ${chart.name} cannot be drawn: ${error.message}`;
+        console.error(error);
+      }
+    }
+    root.dataset.drawn = Object.keys(views).length;
+  });
+  return drawing;
+}
+
+// ---- menus and address ----
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const menu of page.menus) {
+    const value = given.get(menu.name);
+    state[menu.name] = menu.values.includes(value) ? value : menu.values[0];
+  }
+  state.theme = ["light", "dark"].includes(given.get("theme")) ? given.get("theme") : "";
+  const hidden = given.getAll("hide");
+  state.show = new Set(page.selectors.filter((name) => !hidden.includes(name)));
+}
+
+function writeAddress() {
+  const kept = new URLSearchParams();
+  for (const menu of page.menus) if (state[menu.name] !== menu.values[0]) kept.set(menu.name, state[menu.name]);
+  if (state.theme) kept.set("theme", state.theme);
+  for (const name of page.selectors) if (!state.show.has(name)) kept.append("hide", name);
+  history.replaceState(null, "", `#${kept}`);
+}
+
+function showState() {
+  root.dataset.theme = state.theme;
+  if (!form) return;
+  form.elements.theme.value = state.theme;
+  for (const menu of page.menus) form.elements[menu.name].value = state[menu.name];
+  for (const box of form.querySelectorAll("[name=show]")) box.checked = state.show.has(box.value);
+}
+
+function changed(event) {
+  const { name, value, checked } = event.target;
+  if (name === "show") state.show[checked ? "add" : "delete"](value);
+  else state[name] = value;
+  showState();
+  writeAddress();
+  if (name === "theme") return;
+  drawAll(page.charts.filter(
+    (chart) => (name === "show" ? chart.shown : Object.values(chart.menus).includes(name) || name in chart.words),
+  ));
+}
+
+// ---- downloads ----
+function csvText(chart) {
+  const columns = Object.keys(page.tables[chart.table]);
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const lines = shownRows(chart).map((row) => columns.map((name) => cell(String(row[name] ?? ""))).join(","));
+  return [columns.map(cell).join(","), ...lines, ""].join("\n");
+}
+
+function save(name, type, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+async function saveChart(chart, kind) {
+  if (kind === "csv") save(`${chart.name}.csv`, "text/csv", csvText(chart));
+  else save(`${chart.name}.svg`, "image/svg+xml", await views[chart.name].toSVG());
+}
+
+async function copy(button) {
+  const text = button.closest("details").querySelector("pre");
+  const range = document.createRange();
+  range.selectNodeContents(text);
+  getSelection().removeAllRanges();
+  getSelection().addRange(range);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+  } catch {
+    document.execCommand("copy"); // where the page may not use the clipboard, the text stays selected
+  }
+  button.textContent = "Copied";
+}
+
+// ---- start ----
+for (const chart of page.charts) {
+  const figure = document.getElementById(`chart-${chart.name}`);
+  for (const button of figure.querySelectorAll("[data-save]"))
+    button.addEventListener("click", () => saveChart(chart, button.dataset.save));
+  figure.querySelector("details").addEventListener("toggle", () => fillTable(chart, shownRows(chart)));
+}
+for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
+form?.addEventListener("change", changed);
+form?.addEventListener("submit", (event) => event.preventDefault());
+addEventListener("hashchange", () => {
+  if (document.getElementById(location.hash.slice(1))) return; // a link to a section
+  readAddress();
+  showState();
+  drawAll(page.charts);
+});
+readAddress();
+showState();
+drawAll(page.charts);
+// For tests and for readers of the console.
+window.fedsel = { state, views, shownRows: (name) => shownRows(page.charts.find((one) => one.name === name)) };
