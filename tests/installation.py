@@ -87,6 +87,16 @@ with EnergyMeter() as meter:
     pass
 print("metered", meter.joules)
 """
+SERVE = """
+from urllib.request import urlopen
+
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies.message import SelectionStrategy
+
+strategy = SelectionStrategy(Random(clients_per_round=2), metrics_address=0)
+strategy.begin_metrics()
+print(urlopen(strategy.metrics_url).read().decode())
+"""
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,7 @@ def program(text: str, prints: str, status: int = 0) -> Check:
     return Check(("python", "-c", text), prints, status)
 
 
+NO_METRICS = program(SERVE, r"RunError: .*pip install 'fedsel-flwr\[metrics\]'", status=1)
 NO_METER = program(METER, r"RunError: .*pip install 'fedsel-flwr\[meter\]'", status=1)
 STEPS = (
     Step("selectors alone", ("numpy", "--no-deps", "dist/{wheel}"), (program(SELECT, r"chosen \[\d \d\]"),), ("flwr",)),
@@ -142,6 +153,7 @@ STEPS = (
             Check(("fedsel", "run", "smoke"), r"^fedsel: error: .*pip install 'fedsel-flwr\[sim\]'", status=2),
             program(COMPARE, r"RunError: .*pip install 'fedsel-flwr\[sim\]'", status=1),
             NO_METER,
+            NO_METRICS,
         ),
         SIMULATION_ONLY,
         download=("--dest", "wheels", "dist/{wheel}"),
@@ -172,6 +184,7 @@ STEPS = (
     ),
     Step("fast", ("fedsel-flwr[fast]",), (program("import numba; print(numba.__version__)", r"^\d+\.\d+"),)),
     Step("meter", ("fedsel-flwr[meter]",), (program(METER, r"metered (None|[\d.]+)"),)),
+    Step("metrics", ("fedsel-flwr[metrics]",), (program(SERVE, r"(?m)^fedsel_rounds_total 0\.0$"),)),
 )
 
 

@@ -32,7 +32,9 @@ PLATFORMS = {
     "macOS arm64": "aarch64-apple-darwin",
     "Windows x86_64": "x86_64-pc-windows-msvc",
 }
-SHOWN = {"": ("flwr",), "sim": ("ray", "torch"), "meter": ("zeus",), "fast": ("numba",)}
+SHOWN = {
+    "": ("flwr",), "sim": ("ray", "torch"), "meter": ("zeus",), "metrics": ("prometheus-client",), "fast": ("numba",),
+}  # fmt: skip
 """Extra -> the packages whose versions a cell names."""
 LONGEST_S = 300.0
 """Seconds for one resolution."""

@@ -56,6 +56,7 @@ NOT_RUN = {
     ("docs/observing.md", "pip install tensorboard"): "does not install",
     ("docs/observing.md", "from fedsel_flwr.simulations import compare"): "does not install",
     ("docs/observing.md", "from fedsel_flwr.callbacks import MLflow"): "does not install",
+    ("docs/observing.md", 'pip install "fedsel-flwr[metrics]"'): "installs",
     ("docs/statistics.md", "fedsel compare phones --selectors"): "over a minute",
     ("docs/statistics.md", "fedsel compare phones --set"): "over a minute",
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",

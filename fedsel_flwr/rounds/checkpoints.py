@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,9 @@ class Checkpoints:
         resume: False begins a new run and refuses a folder that holds one. True resumes the run in the folder, or
             begins a new one if there is none. "must" refuses to begin a new run.
 
+    Attributes:
+        written_at: Unix time at which the newest checkpoint was written; None if none was written or loaded yet.
+
     Raises:
         ParameterError: A value is out of range.
         RunError: The folder cannot be written to. Or it holds another run and ``resume`` is False, or no run and
@@ -89,6 +93,7 @@ class Checkpoints:
         self.keep = whole("keep_checkpoints", keep, 1)
         check_resume(resume)
         self.resume: Resume = resume
+        self.written_at: float | None = None
         self._lock: FolderLock | None = None
         make_folder(self.folder)
         check_start(self.folder, resume, self._rounds(), self.folder / JOURNAL)
@@ -116,6 +121,7 @@ class Checkpoints:
             ) from error
         except StateError as error:
             raise RunError(f"{failed}{error}") from error
+        self.written_at = time.time()
         # A warning is enough: the new checkpoint is complete, and old checkpoints do no harm.
         try:
             self._prune(checkpoint.round)
@@ -145,6 +151,8 @@ class Checkpoints:
         found, refused = newest_usable(self.folder, [self.path(round) for round in newest_first], read_and_load)
         for path in refused:
             os.replace(path, path.with_name(path.name + REFUSED))
+        if found is not None:
+            self.written_at = self.path(found.round).stat().st_mtime
         return found
 
     def path(self, round: int) -> Path:

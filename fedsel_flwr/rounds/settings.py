@@ -17,6 +17,7 @@ from fedsel_flwr.aggregation import SCHEMES
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.exporter import parse_address
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
@@ -86,6 +87,11 @@ def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object
 def _cooldown(name: str, value: object) -> object:
     if not isinstance(value, bool) and value != "auto":
         raise ParameterError(f'{name} must be True, False or "auto", got {value!r}')
+    return value
+
+
+def _address(name: str, value: object) -> object:
+    parse_address(name, value)
     return value
 
 
@@ -188,6 +194,9 @@ class Options:
             checkpoint's round.
         on_round: Function of the record of each finished round, called after the central evaluation. A resumed run
             repeats the call for the checkpoint's round.
+        metrics_address: Port, or HOST:PORT, at which a monitoring server (Prometheus) can fetch the run's metrics over
+            HTTP. Without HOST, only programs on this machine can connect. Port 0 takes a free port, and the log states
+            it. If None: no metrics. This option needs the extra ``metrics``.
         checkpoint_dir: Folder of this run's checkpoints. If None: no checkpoints. A checkpoint is written when a
             round's central evaluation begins, or after the round if there is no evaluation.
         checkpoint_every: Number of rounds from one checkpoint to the next. The last round always has one.
@@ -233,6 +242,7 @@ class Options:
     evaluate_in: Callable[[int], bool] | None = None
     should_stop: ShouldStop | None = None
     on_round: Callable[[RoundRecord], None] | None = None
+    metrics_address: str | int | None = field(default=None, metadata=_rule(_address))
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int = 1
     keep_checkpoints: int = 3

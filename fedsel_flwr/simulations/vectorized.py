@@ -85,6 +85,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
 
     if (resumed := strategy.resumed) is not None:
         model, done = list(resumed.model), resumed.round
+    strategy.begin_metrics()
     core.in_simulation()
     core.begin_run()
     if done:
@@ -107,6 +108,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
+    strategy.end_metrics()
     log_simulated_faults(strategy.history, bool(core.settings.over_selection))
     return RunResult(
         history=strategy.history,

@@ -133,6 +133,7 @@ class SelectionStrategy(Adapter, Strategy):
         self._dispatched = {}
         if self._resuming.is_over:
             return []
+        self.begin_metrics()
         # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")

@@ -86,6 +86,8 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     """
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
+    # Flower does not tell a strategy of the legacy API that the run has ended.
+    strategy.end_metrics()
     log_simulated_faults(strategy.history, bool(strategy.core.settings.over_selection))
     return RunResult(
         history=strategy.history,

@@ -10,8 +10,9 @@ reproduced      The null is excluded in the claimed direction, and the size is t
                 whole claim. A claim of equality holds if the interval is inside the margin.
 direction only  Only the direction holds.
 not seen        The interval excludes the claim. It is on the other side of the null. Or it is inside the margin of
-                equality, and holds the null, but not the paper's number. A claim of equality is excluded if the
-                interval is outside the margin.
+                equality, and holds the null, but not the paper's number; in a shortened run, this excludes nothing,
+                because a difference may still grow. A claim of equality is excluded if the interval is outside the
+                margin.
 not settled     The interval holds both.
 ==============  =======================================================================================================
 
@@ -166,14 +167,14 @@ def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, FloatArra
 
 def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool, factor: float) -> Finding:
     """Return the finding with its word, and with the seeds that would settle it."""
-    word = _word(finding)
+    word = _word(finding, is_shortened)
     if is_shortened and word == "reproduced":
         word = "direction only"
     needed = _seeds_needed(finding, effects, factor) if word == "not settled" else None
     return replace(finding, word=word, seeds_needed=needed)
 
 
-def _word(finding: Finding) -> Word:
+def _word(finding: Finding, is_shortened: bool) -> Word:
     check, is_ratio = finding.comparison.check, finding.comparison.is_ratio
     if math.isnan(finding.low):
         return "not settled"
@@ -189,7 +190,8 @@ def _word(finding: Finding) -> Word:
     if claimed and finding.p <= LEVEL:
         return "reproduced" if _has_paper_size(finding) else "direction only"
     paper = finding.comparison.paper
-    holds_claim = claimed or (paper is not None and finding.low <= paper <= finding.high)
+    # In a shortened run, a difference that is small so far may still grow.
+    holds_claim = claimed or is_shortened or (paper is not None and finding.low <= paper <= finding.high)
     # The margin of a difference has the unit of the outcome, so that only a ratio can be too small to matter.
     return "not seen" if against or (inside and is_ratio and not holds_claim) else "not settled"
 

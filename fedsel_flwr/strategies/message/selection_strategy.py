@@ -134,6 +134,7 @@ class SelectionStrategy(Adapter, Strategy):
             start = partial(start, should_stop=lambda number, result: self.core.ended)
         with self.saving_on_error():
             result = start(recording)
+        self.end_metrics()
         if checkpoint is not None:
             renumber_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
@@ -156,6 +157,7 @@ class SelectionStrategy(Adapter, Strategy):
         self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
         if self._resuming.is_over:
             return []
+        self.begin_metrics()
         self._late.grid = grid
         connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
         nodes = self._wait_for_free(connected)

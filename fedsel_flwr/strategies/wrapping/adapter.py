@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.rounds.settings import Options, resolve_settings
 from fedsel_flwr.rounds.state_dicts import State
@@ -133,6 +134,9 @@ class Adapter(RoundEnd):
             if settings.checkpoint_dir is not None
             else None
         )
+        self._exporter = (
+            Exporter(settings.metrics_address, checkpoints) if settings.metrics_address is not None else None
+        )
         last_round = resuming.total_rounds(selector, settings.total_rounds, checkpoints is not None)
         self._on_round, self._evaluate_in = settings.on_round, settings.evaluate_in
         self._resuming = resuming.Resuming(self.core, self.base, checkpoints, last_round)
@@ -166,6 +170,8 @@ class Adapter(RoundEnd):
             StateError: A part is missing or does not fit; nothing has changed.
         """
         self.core.load_state_dict(state)
+        if self._exporter is not None:
+            self._exporter.follow(self.history)
 
     def __repr__(self) -> str:
         """Return the names of the selector and the base."""

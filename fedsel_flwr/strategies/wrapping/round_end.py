@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.run_length import ShouldStop
@@ -37,6 +38,7 @@ class RoundEnd:
     _keeper: LastModelKeeper
     _on_round: Callable[[RoundRecord], None] | None
     _evaluate_in: Callable[[int], bool] | None
+    _exporter: Exporter | None = None
     _started = False
 
     @property
@@ -61,13 +63,27 @@ class RoundEnd:
         return self._resuming.begin()
 
     @property
+    def metrics_url(self) -> str | None:
+        """The address of the run's metrics; None before and after the run, and without ``metrics_address``."""
+        return None if self._exporter is None else self._exporter.url
+
+    @property
     def last_model(self) -> LastModel | None:
         """The global model after the last finished round, however the run ended; None before the run."""
         return self._keeper.model
 
-    def saving_on_error(self) -> AbstractContextManager[None]:
-        """Return a context in which an error names the place of the last model and writes its missing checkpoint."""
-        return self._keeper.saving_on_error()
+    @contextmanager
+    def saving_on_error(self) -> Iterator[None]:
+        """Return a context in which an error names the place of the last model and writes its missing checkpoint.
+
+        An error also ends the run's metrics.
+        """
+        try:
+            with self._keeper.saving_on_error():
+                yield
+        except BaseException:
+            self.end_metrics()
+            raise
 
     def model_after(self, number: int, model: Arrays) -> None:
         """Keep the global model after a round; for engines that drive :attr:`core` themselves."""
@@ -112,13 +128,14 @@ class RoundEnd:
         """
         due = self.evaluation_due(server_round)
         self.round_ended(server_round, *(evaluate() if due else ()))
-        if not self.core.ended or self.core.numbering.absolute(server_round) != self.core.round:
-            return
-        # ``should_stop`` has just ended the run, so only now is it known that this round needs a checkpoint and
-        # accuracy.
-        save()
-        if not due and (found := evaluate()):
-            self.round_ended(server_round, *found)
+        if self.core.ended and self.core.numbering.absolute(server_round) == self.core.round:
+            # ``should_stop`` has just ended the run, so only now is it known that this round needs a checkpoint and
+            # accuracy.
+            save()
+            if not due and (found := evaluate()):
+                self.round_ended(server_round, *found)
+        if self._resuming.is_over:
+            self.end_metrics()
 
     def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
         """Record the central evaluation of a round in the history, if there was one, and call ``on_round``.
@@ -130,6 +147,26 @@ class RoundEnd:
             self.history.record_evaluation(number, loss=_or_nan(loss), accuracy=_or_nan(accuracy))
         self._end_round(server_round)
 
+    def begin_metrics(self) -> None:
+        """Start the server of the run's metrics, if ``metrics_address`` is set and the server does not run yet.
+
+        For engines that drive :attr:`core` themselves: call this after loading the checkpoint (:attr:`resumed`).
+
+        Raises:
+            RunError: The server cannot be bound to the address.
+        """
+        if self._exporter is not None:
+            self._exporter.begin(self.history)
+
+    def end_metrics(self) -> None:
+        """Stop the server of the run's metrics, if there is one.
+
+        The strategy calls this itself when the run ends. With the legacy API, the strategy knows this end only if
+        ``total_rounds`` is set, because Flower does not tell strategies its number of rounds.
+        """
+        if self._exporter is not None:
+            self._exporter.close()
+
     def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
         """Begin a Flower run, which counts rounds from 1; a strategy's first run resumes if there is a checkpoint.
 
@@ -138,6 +175,7 @@ class RoundEnd:
         checkpoint = None if self._started else self._resuming.begin(initial)
         self._started = True
         self.core.begin_run(0 if checkpoint is None else checkpoint.round, should_stop)
+        self.begin_metrics()
         return checkpoint
 
     def _end_round(self, server_round: int) -> None:
@@ -146,6 +184,8 @@ class RoundEnd:
         if last is None or last.round != self.core.numbering.absolute(server_round):
             return
         self.history.close_round()
+        if self._exporter is not None:
+            self._exporter.update(self.history)
         if self._on_round is not None:
             self._on_round(last)
         self.core.ending.check()

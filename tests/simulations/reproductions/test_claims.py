@@ -87,6 +87,13 @@ def test_a_shortened_figure_is_at_most_direction_only() -> None:
     assert verdict(figure(check(), 'shortened = "Few rounds."\n'), new=HALF, old=ONE).word == "direction only"
 
 
+def test_in_a_shortened_figure_a_small_difference_excludes_nothing() -> None:
+    short = 'shortened = "Few rounds."\n'
+    near = [1.001, 1.002, 0.999, 1.0, 0.998]
+    assert verdict(figure(check(), short), new=near, old=ONE).word == "not settled"
+    assert verdict(figure(check(relation='"above"'), short), new=HALF, old=ONE).word == "not seen"
+
+
 def test_an_order_is_checked_pair_by_pair_and_the_worst_word_counts() -> None:
     order = '[[checks]]\nsays = "it"\noutcome = "x"\norder = ["old", "new", "third"]\nrelation = "above"\n'
     good = verdict(figure(order), old=ONE, new=HALF, third=[0.1, 0.11, 0.12, 0.1, 0.1])

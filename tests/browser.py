@@ -1,0 +1,110 @@
+"""A headless Chromium for pages: opens a file, and notes everything that a page must not do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Opened:
+    """A page in the browser.
+
+    Attributes:
+        page: Playwright's page.
+        faults: Messages on the console, errors, and requests that are not for the file.
+    """
+
+    page: Any
+    faults: list[str] = field(default_factory=list)
+
+    def rows(self, chart: str) -> list[dict[str, Any]]:
+        """The rows that a chart has drawn."""
+        found = self.page.evaluate("name => window.fedsel.views[name].data('rows')", chart)
+        return [dict(row) for row in found]
+
+    def marks(self, chart: str, kind: str) -> int:
+        """Number of drawn marks of a kind, such as ``symbol``, ``rect`` or ``line``."""
+        return int(self.page.locator(f"#chart-{chart} .mark-{kind}.role-mark > path").count())
+
+    def choose(self, menu: str, value: str) -> None:
+        """Choose a value in a menu, and wait until the charts are drawn."""
+        self.page.evaluate("delete document.documentElement.dataset.drawn")
+        self.page.select_option(f"select[name={menu}]", value)
+        self.wait()
+
+    def open_all(self) -> None:
+        """Open everything that a reader can open."""
+        self.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        self.page.wait_for_timeout(100)  # the tables are filled by an event
+
+    def wait(self) -> None:
+        """Wait until the charts are drawn."""
+        self.page.wait_for_function("document.documentElement.dataset.drawn !== undefined")
+
+
+class Browser:
+    """Chromium.
+
+    Args:
+        chromium: Playwright's browser.
+    """
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+
+    @contextmanager
+    def open(
+        self, path: Path, after: str = "", *, width: int = 1200, height: int = 900, dark: bool = False
+    ) -> Iterator[Opened]:
+        """Open a file in a window of its own.
+
+        Args:
+            path: The file.
+            after: What follows the path in the address, such as "#seed=2".
+            width: Width of the window, pixels.
+            height: Height of the window, pixels.
+            dark: Whether the system prefers dark colours.
+        """
+        scheme = "dark" if dark else "light"
+        context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        try:
+            opened = Opened(context.new_page())
+            page, faults = opened.page, opened.faults
+            page.set_default_timeout(20_000)
+            page.on("console", lambda message: faults.append(f"console: {message.text}"))
+            page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+            page.on(
+                "request",
+                lambda request: (
+                    None
+                    if request.url.startswith(("file:", "blob:", "data:"))
+                    else faults.append(f"request: {request.url}")
+                ),
+            )
+            page.goto(path.absolute().as_uri() + after)
+            opened.wait()
+            yield opened
+        finally:
+            context.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser for the tests of a file: Playwright holds the thread's event loop while it runs."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    command = next(filter(None, map(shutil.which, NAMES)), None)
+    if command is None:
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=command, args=["--no-sandbox"])
+        yield Browser(chromium)
+        chromium.close()

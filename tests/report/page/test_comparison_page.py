@@ -1,0 +1,258 @@
+"""The page of a comparison in a browser: every chart against the run folders, read independently with pandas."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedsel_flwr.simulations import compare, load_scenario
+from tests.browser import Browser, browser
+
+__all__ = ["browser"]
+SELECTORS = ["bsfl", "oort", "random"]
+SEEDS = [1, 2, 3]
+ROUNDS = 24
+WINDOW = 5
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-9}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison whose clients fail for two reasons."""
+    changes = {
+        "rounds": ROUNDS, "engine": "vectorized", "target_rounds": WINDOW, "target_accuracy": 0.5,
+        "clients.failure_probability": 0.1, "wireless.max_latency_s": 0.25,
+    }  # fmt: skip
+    place = tmp_path_factory.mktemp("page") / "study"
+    compare(load_scenario("smoke", changes), SELECTORS, seeds=SEEDS, folder=place)
+    return place
+
+
+def table(folder: Path, selector: str, seed: int, name: str) -> pd.DataFrame:
+    return pd.read_parquet(folder / f"{selector}-seed{seed}" / f"{name}.parquet")
+
+
+def of(rows: list[dict[str, Any]], **columns: Any) -> list[dict[str, Any]]:
+    return [row for row in rows if all(row[name] == value for name, value in columns.items())]
+
+
+def test_the_page_draws_everything_without_a_fault(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html") as opened:
+        assert opened.faults == []
+        assert opened.page.inner_text("#problem") == ""
+        charts = opened.page.locator("figure").count()
+        assert charts == opened.page.locator(".chart svg").count() == 10
+        text = opened.page.inner_text("body")
+        for line in json.loads((folder / "verdict.json").read_text())["sentence"].splitlines():
+            assert line.removeprefix("- ") in text
+        # Whatever a reader opens, nothing is requested.
+        opened.open_all()
+        assert "selectors" in opened.page.locator("pre").last.inner_text()
+        assert opened.faults == []
+
+
+def test_curves_are_those_of_the_rounds(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=2") as opened:
+        for axis, column in (("seconds", "simulated_s"), ("rounds", "round"), ("joules", "total_energy_j")):
+            if axis != "seconds":
+                opened.choose("axis", axis)
+            rows = opened.rows("accuracy")
+            for selector in SELECTORS:
+                rounds = table(folder, selector, 2, "rounds")
+                own = of(rows, selector=selector, axis=axis, seed="2")
+                np.testing.assert_allclose([row["x"] for row in own], rounds[column], **CLOSE)
+                smooth = rounds["accuracy"].rolling(WINDOW, min_periods=1).mean()
+                np.testing.assert_allclose([row["accuracy"] for row in own], smooth, **CLOSE)
+            assert len(rows) == len(SELECTORS) * ROUNDS
+            assert opened.marks("accuracy", "line") == len(SELECTORS)
+        opened.choose("axis", "rounds")
+        opened.choose("seed", "all")
+        own = of(opened.rows("accuracy"), selector="bsfl")
+        each = np.stack(
+            [table(folder, "bsfl", seed, "rounds")["accuracy"].rolling(WINDOW, min_periods=1).mean() for seed in SEEDS]
+        )
+        np.testing.assert_allclose([row["accuracy"] for row in own], each.mean(axis=0), **CLOSE)
+        np.testing.assert_allclose([row["high"] for row in own], (each.mean(0) + each.std(0, ddof=1)), **CLOSE)
+
+
+def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None:
+    found = json.loads((folder / "verdict.json").read_text())
+    runs = pd.read_csv(folder / "runs.csv").pivot(index="seed", columns="selector", values="time_to_target_s")
+    assert np.isfinite(runs).all().all(), "the target is too high for this test"
+    with browser.open(folder / "report.html") as opened:
+        rows = opened.rows("ratios")
+        for one in found["selectors"]:
+            (mean,) = of(rows, kind="mean", selector=one["selector"])
+            for name, key in (("ratio", "estimate"), ("low", "low"), ("high", "high")):
+                assert mean[name] == pytest.approx(one["time"][key], rel=1e-5)
+            assert (mean["p"], mean["verdict"]) == (pytest.approx(one["p"], rel=1e-5), one["word"])
+            assert mean["note"] == ("*" if one["p"] <= 0.05 else "")
+            seeds = [row["ratio"] for row in of(rows, kind="seed", selector=one["selector"])]
+            np.testing.assert_allclose(seeds, runs[one["selector"]] / runs["random"], **CLOSE)
+        (band,) = of(rows, kind="band")
+        # t with 2 (3 - 1) degrees of freedom
+        width = 2.7764451 * np.log(runs["random"]).std() * math.sqrt(2 / 3)
+        np.testing.assert_allclose([band["low"], band["high"]], np.exp([-width, width]), **CLOSE)
+        assert opened.marks("ratios", "symbol") == 2 * (len(SEEDS) + 1)
+        opened.choose("measure", "seconds_per_round")
+        (mean,) = of(opened.rows("ratios"), kind="mean", selector="oort")
+        (own,) = [one for one in found["selectors"] if one["selector"] == "oort"]
+        assert mean["ratio"] == pytest.approx(own["seconds_per_round"]["estimate"], rel=1e-5)
+        assert "seconds per round, ratio to random" in opened.page.inner_html("#chart-ratios .chart")
+        targets = {(row["target"], row["selector"]): row["ratio"] for row in opened.rows("targets")}
+        for target, effects in found["profile"].items():
+            for effect in effects:
+                expected = effect["estimate"]
+                assert targets[float(target), effect["selector"]] == (expected and pytest.approx(expected, rel=1e-5))
+
+
+def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> None:
+    clients = {selector: table(folder, selector, 3, "clients") for selector in SELECTORS}
+    latency = pd.concat(clients.values()).groupby("client")["latency_s"].mean()
+    with browser.open(folder / "report.html", "#seed=3&selector=oort") as opened:
+        counts = clients["oort"]["client"].value_counts()
+        points = opened.rows("selections")
+        assert {int(row["client"]): row["selections"] for row in points} == {
+            client: counts.get(client, 0) for client in latency.index
+        }
+        for row in points:
+            assert row["latency_s"] == pytest.approx(latency[int(row["client"])], rel=1e-5)
+        assert opened.marks("selections", "symbol") == len(latency)
+        order = {client: place for place, client in enumerate(latency.sort_values().index)}
+        cells = opened.rows("map")
+        assert sum(row["selections"] for row in cells) == len(clients["oort"])
+        expected = {(order[row.client], row.round) for row in clients["oort"].itertuples()}
+        found = {
+            (place, number)
+            for row in cells
+            for place in range(row["place"], row["place_end"])
+            for number in range(row["round"], row["round_end"])
+        }
+        assert expected == found
+        assert opened.marks("map", "rect") == len(cells)
+
+
+def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
+    runs = pd.read_csv(folder / "runs.csv")
+    with browser.open(folder / "report.html", "#selector=random") as opened:
+        for chart, figure in (("jain", "jain"), ("worst-tenth", "worst_tenth")):
+            for row in opened.rows(chart):
+                own = runs[runs["selector"] == row["selector"]][figure]
+                np.testing.assert_allclose([row["value"], row["high"]], [own.mean(), own.mean() + own.std()], **CLOSE)
+            assert opened.marks(chart, "symbol") == len(SELECTORS)
+        failed = pd.concat(table(folder, "random", seed, "clients") for seed in SEEDS)
+        failed = failed[~failed["completed"] & ~failed["spare"]]
+        rows = opened.rows("failures")
+        for reason, own in failed["problem"].str.split("; ").str[-1].str.split(":").str[0].value_counts().items():
+            per_round = sum(
+                row["clients_per_round"] * (row["round_end"] - row["round"]) for row in of(rows, reason=reason)
+            )
+            assert per_round == pytest.approx(own / len(SEEDS), rel=1e-4)
+        assert len({row["reason"] for row in rows}) >= 2
+        assert opened.marks("failures", "rect") == len(rows)
+        parts = {(row["selector"], row["part"]): row["seconds"] for row in opened.rows("parts")}
+        for selector in SELECTORS:
+            means = []
+            for seed in SEEDS:
+                done, rounds = table(folder, selector, seed, "clients"), table(folder, selector, seed, "rounds")
+                done = done[done["completed"]]
+                own = [done[f"{part}_s"].mean() for part in ("download", "compute", "upload")]
+                probes = rounds["probe_s"].mean()
+                means.append([*own, rounds["round_s"].mean() - probes - sum(own), probes])
+            found = [parts[selector, part] for part in ("download", "compute", "upload", "waiting", "probes")]
+            np.testing.assert_allclose(found, np.mean(means, axis=0), **CLOSE)
+            theta = np.mean([table(folder, selector, seed, "regret")["theta"] for seed in SEEDS], axis=0)
+            own = [row["theta"] for row in of(opened.rows("regret"), selector=selector)]
+            np.testing.assert_allclose(own, theta, **CLOSE)
+
+
+def test_menus_hide_select_and_remember(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html") as opened:
+        page = opened.page
+        opened.choose("seed", "3")
+        opened.choose("axis", "joules")
+        page.evaluate("delete document.documentElement.dataset.drawn")
+        page.uncheck("input[value=oort]")
+        opened.wait()
+        assert {row["selector"] for row in opened.rows("accuracy")} == {"bsfl", "random"}
+        assert "energy (J)" in page.inner_html("#chart-accuracy .chart")
+        address = page.evaluate("location.hash")
+        assert opened.faults == []
+    with browser.open(folder / "report.html", address) as opened:
+        rows = opened.rows("accuracy")
+        assert {(row["selector"], row["seed"], row["axis"]) for row in rows} == {
+            ("bsfl", "3", "joules"), ("random", "3", "joules")
+        }  # fmt: skip
+        assert not opened.page.is_checked("input[value=oort]")
+        assert opened.page.input_value("select[name=seed]") == "3"
+        # A link to a section keeps the view, and a wrong value in an address is no fault.
+        opened.page.click("nav a >> nth=2")
+        assert opened.page.input_value("select[name=seed]") == "3"
+    with browser.open(folder / "report.html", "#seed=99&axis=%3Cb%3E&hide=nobody") as opened:
+        assert opened.page.input_value("select[name=seed]") == "all"
+        assert opened.faults == []
+
+
+def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=1") as opened:
+        for kind in ("csv", "svg"):
+            with opened.page.expect_download() as download:
+                opened.page.click(f"#chart-jain [data-save={kind}]")
+            assert download.value.suggested_filename == f"jain.{kind}"
+            download.value.save_as(tmp_path / f"jain.{kind}")
+        found = pd.read_csv(tmp_path / "jain.csv", dtype={"seed": str})
+        shown = pd.DataFrame(opened.rows("jain"))[list(found.columns)].astype(found.dtypes)
+        pd.testing.assert_frame_equal(found, shown)
+        assert (tmp_path / "jain.svg").read_text().startswith("<svg")
+        opened.page.click("#chart-jain summary")
+        opened.page.wait_for_selector("#chart-jain td")
+        cells = opened.page.locator("#chart-jain td").all_inner_texts()
+        assert cells == [str(value) if pd.notna(value) else "" for value in found.to_numpy().ravel()]
+        opened.page.click("details:has-text('LaTeX') > summary")
+        opened.page.click("details:has-text('LaTeX') [data-copy]")
+        copied = opened.page.evaluate("getSelection().toString()")
+        assert copied.strip() == (folder / "comparison.tex").read_text().strip()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
+def test_axe_finds_nothing_serious(browser: Browser, folder: Path, width: int, dark: bool) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    with browser.open(folder / "report.html", width=width, height=800, dark=dark) as opened:
+        opened.open_all()
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        found = axe.Axe().run(opened.page).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+
+
+def test_the_page_can_be_used_with_the_keyboard(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html") as opened:
+        page = opened.page
+        page.focus("select[name=seed]")
+        page.evaluate("delete document.documentElement.dataset.drawn")
+        page.keyboard.press("ArrowDown")
+        opened.wait()
+        assert page.evaluate("window.fedsel.state.seed") == "1"
+        page.focus("#chart-jain summary")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chart-jain td")
+
+
+def test_without_the_packages_the_command_says_how_to_get_the_page(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsel_flwr.cli import main
+    from fedsel_flwr.report.page import document
+
+    monkeypatch.setattr(document, "PACKAGES", ("altair", "no_such_package"))
+    assert main(["report", str(folder), "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "no report.html was written, because no_such_package is not installed" in told.err
+    assert "pip install 'fedsel-flwr[report]'" in told.err
+    assert (tmp_path / "comparison.png").exists()
+    assert not (tmp_path / "report.html").exists()

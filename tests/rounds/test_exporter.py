@@ -1,0 +1,382 @@
+"""The exporter: figures worked by hand, real scrapes, addresses, and what must never end a run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import os
+import re
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.checkpoints import Checkpoints
+from fedsel_flwr.rounds.exporter import REASONS, Exporter, parse_address, reason_label
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.journal import Journal
+from fedsel_flwr.rounds.records import ClientRecord
+from tests.pages import ROOT
+
+Figures = dict[tuple[str, str], float]
+NAN = math.nan
+
+
+def scrape(url: str | None) -> Figures:
+    """Name of a sample and its labels -> its value, over HTTP as Prometheus reads it."""
+    assert url is not None
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain")
+        text = reply.read().decode()
+    return {
+        (one.name, ",".join(f"{key}={value}" for key, value in sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def row(number: int, client: str, latency_s: float = 1.0, problem: str = "", **values: Any) -> ClientRecord:
+    """A client's record; a problem means that it has failed."""
+    known = {"energy_j": NAN, "download_s": NAN, "compute_s": NAN, "upload_s": NAN, "train_loss": NAN}
+    return ClientRecord(
+        round=number, client_id=client, client=0, completed=not problem, problem=problem, latency_s=latency_s,
+        num_examples=1, **known | values,
+    )  # fmt: skip
+
+
+def two_rounds(history: History | None = None) -> History:
+    """Round 1: 0.3 s, 4 s and a spare; 1 + 2 J. Round 2: 0.3 s, and three failures; no joules."""
+    history = History() if history is None else history
+    spare = row(1, "c", 9.0, "late: enough other updates had arrived", spare=True)
+    done = [row(1, "a", 0.3, energy_j=1.0), row(1, "b", 4.0, energy_j=2.0)]
+    history.append(round=1, num_available=5, round_s=4.0, clients=[*done, spare])
+    failures = [
+        row(2, "b", 9.0, "no answer within 9 s", timed_out=True),
+        row(2, "c", 9.0, "exception: ValueError: client b is broken"),
+        row(2, "d", 9.0, "energy: -1 cannot be used; arrays: expected 2, got 1"),
+    ]
+    history.append(round=2, num_available=4, round_s=9.0, clients=[row(2, "a", 0.3), *failures])
+    history.record_evaluation(2, loss=0.5, accuracy=0.75)
+    return history
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    one = Exporter("0")
+    one.begin(History())
+    yield one
+    one.close()
+
+
+def test_the_figures_are_those_worked_by_hand(exporter: Exporter) -> None:
+    before = scrape(exporter.url)
+    assert before["fedsel_rounds_total", ""] == 0
+    assert math.isnan(before["fedsel_accuracy_ratio", ""])
+    exporter.update(two_rounds())
+    found = scrape(exporter.url)
+    expected = {
+        "fedsel_round": 2,
+        "fedsel_rounds_total": 2,
+        "fedsel_round_duration_seconds_count": 2,
+        "fedsel_round_duration_seconds_sum": 4.0 + 9.0,
+        "fedsel_selected_clients_total": 3 + 4,
+        "fedsel_completed_clients_total": 2 + 1,
+        "fedsel_spare_clients_total": 1,
+        "fedsel_last_round_available_clients": 4,
+        "fedsel_last_round_selected_clients": 4,
+        "fedsel_last_round_completed_clients": 1,
+        # Without the failed clients and the spare, whose latency is max_latency.
+        "fedsel_client_latency_seconds_count": 3,
+        "fedsel_client_latency_seconds_sum": 0.3 + 4.0 + 0.3,
+        "fedsel_energy_joules_total": 1.0 + 2.0,
+        "fedsel_accuracy_ratio": 0.75,
+        "fedsel_loss": 0.5,
+        "fedsel_evaluated_round": 2,
+    }
+    assert {name: found[name, ""] for name in expected} == pytest.approx(expected)
+    failed = {labels: value for (name, labels), value in found.items() if name == "fedsel_failed_clients_total"}
+    counted = {"reason=timeout": 1, "reason=exception": 1, "reason=model": 1}
+    assert failed == {f"reason={one}": 0 for one in (*REASONS, "other")} | counted
+    # 7 selected = 3 completed + 3 failed + 1 spare
+    assert sum(failed.values()) == 3
+    buckets = {"0.25": 0, "0.5": 2, "2.5": 2, "5.0": 3, "+Inf": 3}
+    assert {le: found["fedsel_client_latency_seconds_bucket", f"le={le}"] for le in buckets} == buckets
+    assert abs(found["fedsel_last_round_timestamp_seconds", ""] - time.time()) < 60
+    # Without checkpoints there is no age.
+    assert not [name for name, _ in found if "checkpoint" in name]
+
+
+def test_a_round_is_counted_once_and_its_evaluation_may_come_later(exporter: Exporter) -> None:
+    history = two_rounds()
+    for _ in range(3):
+        exporter.update(history)
+    history.record_evaluation(2, loss=0.25, accuracy=0.875)
+    exporter.update(history)
+    found = scrape(exporter.url)
+    assert [found[f"fedsel_{name}", ""] for name in ("rounds_total", "selected_clients_total", "loss")] == [2, 7, 0.25]
+    history.append(round=3, num_available=4, round_s=1.0, clients=[row(3, "a")])
+    exporter.update(history)
+    history.append(round=4, num_available=0, round_s=0.0, clients=[])
+    exporter.update(history)
+    found = scrape(exporter.url)
+    # These rounds have no evaluation, so the last known one stays.
+    names = (
+        "rounds_total",
+        "selected_clients_total",
+        "client_latency_seconds_count",
+        "loss",
+        "round",
+        "evaluated_round",
+    )
+    assert [found[f"fedsel_{name}", ""] for name in names] == [4, 8, 4, 0.25, 4, 2]
+
+
+def test_rounds_in_a_journal_are_counted_as_rounds_in_memory(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.update(two_rounds(History(Journal(tmp_path / "journal.jsonl"))))
+    found = scrape(exporter.url)
+    assert (found["fedsel_selected_clients_total", ""], found["fedsel_client_latency_seconds_count", ""]) == (7, 3)
+
+
+def test_counters_of_a_resumed_run_begin_at_0_and_gauges_at_the_loaded_round() -> None:
+    exporter, history = Exporter("0"), two_rounds()
+    exporter.begin(history)
+    found = scrape(exporter.url)
+    names = ("rounds_total", "selected_clients_total", "round", "last_round_selected_clients", "accuracy_ratio")
+    assert [found[f"fedsel_{name}", ""] for name in names] == [0, 0, 2, 4, 0.75]
+    # The resumed run repeats the end of the checkpoint's round.
+    exporter.update(history)
+    assert scrape(exporter.url)["fedsel_rounds_total", ""] == 0
+    history.append(round=3, num_available=4, round_s=1.0, clients=[row(3, "a")])
+    exporter.update(history)
+    found = scrape(exporter.url)
+    assert [found[f"fedsel_{name}", ""] for name in names[:3]] == [1, 1, 3]
+    exporter.close()
+
+
+def test_a_history_that_went_back_is_followed(exporter: Exporter) -> None:
+    """A state of an earlier round was loaded into the strategy: the rounds after it take place a second time."""
+    exporter.update(two_rounds())
+    earlier = History()
+    earlier.append(round=1, num_available=5, round_s=4.0, clients=[row(1, "a")])
+    exporter.follow(earlier)
+    earlier.append(round=2, num_available=5, round_s=4.0, clients=[row(2, "a")])
+    exporter.update(earlier)
+    found = scrape(exporter.url)
+    assert (found["fedsel_rounds_total", ""], found["fedsel_selected_clients_total", ""]) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        ("exception: ValueError: x", "exception"),
+        ("status: FIT_NOT_IMPLEMENTED: ", "exception"),
+        ("node unavailable: its SuperNode stopped reporting", "unavailable"),
+        ("not reached: the SuperLink did not take the message", "unavailable"),
+        ("update norm: 9 is above max_update_norm = 1", "model"),
+        ("num_examples: expected an integer", "metrics"),
+        ("late: done after 3 s", "late"),
+        ("crashed: the client did not train", "dropout"),
+        ("energy: -1 cannot be used; lost: its answer did not arrive", "dropout"),
+        ("no answer", "timeout"),
+        ("client-7 at 10.0.0.7: anything", "other"),
+        ('"} 1\nfedsel_round 9', "other"),
+        ("", "other"),
+    ],
+)
+def test_a_label_is_one_of_few_words_and_never_a_clients_text(problem: str, reason: str) -> None:
+    failed = row(1, "a", 9.0, problem or "x")
+    assert reason_label(failed) == reason
+    assert reason in (*REASONS, "other")
+
+
+def test_a_client_that_did_not_reply_before_the_deadline_is_a_timeout() -> None:
+    text = "late: no answer within round_deadline_s = 3 s"
+    assert [reason_label(row(1, "a", 9.0, text, timed_out=one)) for one in (True, False)] == ["timeout", "late"]
+
+
+def test_at_most_eight_reasons_and_other() -> None:
+    assert len(REASONS) <= 8
+
+
+# ---- the checkpoint's age --------------------------------------------------------------------------------------------
+
+
+def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "run")
+    exporter = Exporter("0", checkpoints)
+    exporter.begin(History())
+    # Before the first checkpoint: since the beginning of the run.
+    assert 0 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 60
+    checkpoints.written_at = time.time() - 4000
+    assert 4000 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 4060
+    checkpoints.written_at = time.time() + 100
+    assert scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] == 0
+    exporter.close()
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        (9464, ("127.0.0.1", 9464)),
+        ("9464", ("127.0.0.1", 9464)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("monitor.example:80", ("monitor.example", 80)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_addresses(given: str | int, address: tuple[str, int]) -> None:
+    assert parse_address("metrics_address", given) == address
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "x", ":9464", "localhost", "host:", "host:-1", "65536", -1, True, 1.5, "a b:1", "::1"], ids=repr
+)
+def test_what_is_no_address_is_refused(wrong: Any) -> None:
+    with pytest.raises(ParameterError, match=r"^metrics_address must be a port or HOST:PORT, .* got "):
+        parse_address("metrics_address", wrong)
+
+
+def test_only_this_machine_can_connect_unless_a_host_is_named(exporter: Exporter) -> None:
+    assert exporter.url is not None
+    port = int(exporter.url.removeprefix("http://127.0.0.1:").removesuffix("/metrics"))
+    # Another address of this machine, which a server on all addresses would answer.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+    everywhere = Exporter("0.0.0.0:0")
+    everywhere.begin(History())
+    assert scrape(str(everywhere.url).replace("0.0.0.0", "127.0.0.2"))["fedsel_round", ""] == 0
+    everywhere.close()
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_not_here_are_named(exporter: Exporter) -> None:
+    taken = str(exporter.url).split("/")[2]
+    for address, why in ((taken, "in use"), ("192.0.2.1:0", "assign"), (f"{'x' * 70}:0", "too long")):
+        other = Exporter(address)
+        with pytest.raises(RunError, match=rf"^metrics_address {address!r} cannot be used: .*{why}.*\. .*0 for a free"):
+            other.begin(History())
+        assert other.url is None
+
+
+def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(RunError, match=r"needs prometheus-client.*pip install 'fedsel-flwr\[metrics\]'$"):
+        Exporter("0")
+
+
+# ---- beginning and end -----------------------------------------------------------------------------------------------
+
+
+def is_open(url: str) -> bool:
+    host, port = url.split("/")[2].rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_the_server_ends_with_close_and_begins_again_with_its_counts() -> None:
+    exporter = Exporter("0")
+    assert exporter.url is None
+    exporter.update(two_rounds())
+    exporter.close()
+    exporter.begin(History())
+    first = exporter.url
+    exporter.begin(History())
+    assert exporter.url == first is not None
+    history = two_rounds()
+    exporter.update(history)
+    exporter.close()
+    exporter.close()
+    assert exporter.url is None
+    assert not is_open(first)
+    exporter.begin(history)
+    assert scrape(exporter.url)["fedsel_rounds_total", ""] == 2
+    exporter.close()
+
+
+def test_the_server_ends_when_its_exporter_is_forgotten() -> None:
+    exporter = Exporter("0")
+    exporter.begin(History())
+    url = str(exporter.url)
+    assert is_open(url)
+    del exporter
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while is_open(url) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_open(url)
+
+
+def test_an_error_in_the_metrics_is_logged_once_and_ends_nothing(
+    exporter: Exporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unreadable(History):
+        @property
+        def last(self) -> Any:
+            raise OSError("the disk\nis gone")
+
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        exporter.update(Unreadable())
+        exporter.update(Unreadable())
+    [said] = caplog.messages
+    assert said.startswith("the metrics could not be updated, and the run continues: OSError: the disk is gone")
+    exporter.update(two_rounds())
+    assert scrape(exporter.url)["fedsel_rounds_total", ""] == 2
+
+
+def test_the_log_has_the_address(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Exporter("0")
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        exporter.begin(History())
+    assert caplog.messages == [f"metrics for Prometheus at {exporter.url}"]
+    exporter.close()
+
+
+def test_a_loaded_checkpoint_has_the_age_of_its_file(tmp_path: Path) -> None:
+    from fedsel_flwr.rounds.checkpoints import Checkpoint
+
+    writing = Checkpoints(tmp_path)
+    writing.write(Checkpoint(round=1, model=[], names=[], state={}))
+    assert writing.written_at is not None
+    assert abs(writing.written_at - time.time()) < 60
+    del writing
+    gc.collect()
+    os.utime(tmp_path / "round-000001.safetensors", (5000.0, 5000.0))
+    loading = Checkpoints(tmp_path, resume=True)
+    assert loading.written_at is None
+    assert loading.newest(lambda checkpoint: None) is not None
+    assert loading.written_at == 5000.0
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_metric_and_every_reason(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "observing.md").read_text("utf-8")
+    section = page.partition("\n## Prometheus\n")[2].partition("\n## ")[0]
+    exporter = Exporter("0", Checkpoints(tmp_path))
+    exporter.begin(History())
+    parts = re.compile(r"_(bucket|count|sum|created)$")
+    served = {name for name, _ in scrape(exporter.url) if not name.endswith("_created")}
+    exporter.close()
+    served = {parts.sub("", name) for name in served}
+    assert set(re.findall(r"^\| `(fedsel_\w+)` \|", section, re.MULTILINE)) == served
+    # The rules use no other metric either.
+    assert {parts.sub("", name) for name in re.findall(r"\bfedsel_\w+", section)} - {"fedsel_flwr"} == served
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section.partition("| `reason` |")[2], re.MULTILINE))
+    assert rows.keys() == {*REASONS, "other"}
+    for reason, kinds in REASONS.items():
+        assert [kind for kind in kinds if kind not in rows[reason]] == []

@@ -1,0 +1,252 @@
+"""The option ``metrics_address``: what Prometheus fetches of real runs in both APIs and in the vectorized engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.exporter import reason_label
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations import load_scenario, simulate
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.worlds.world import world_of
+from tests.rounds.test_exporter import Figures, is_open, scrape
+from tests.strategies.apis import BOTH
+from tests.strategies.either_api import Server, selection
+from tests.strategies.helpers import FakeProxy, fleet, run_rounds
+from tests.strategies.resumed_runs import Run
+
+pytestmark = pytest.mark.timeout(60)
+ROUNDS = 4
+
+
+def of_history(history: History) -> dict[str, float]:
+    """The figures that a history has, computed from its records."""
+    rounds, done = list(history.rounds), [row.latency_s for row in history.clients if row.completed]
+    failed = Counter(reason_label(row) for row in history.clients if not row.completed and not row.spare)
+    evaluated = [one for one in rounds if not math.isnan(one.accuracy)]
+    return {
+        "round": rounds[-1].round,
+        "rounds_total": len(rounds),
+        "round_duration_seconds_count": len(rounds),
+        "round_duration_seconds_sum": sum(one.round_s for one in rounds),
+        "selected_clients_total": sum(one.num_selected for one in rounds),
+        "completed_clients_total": len(done),
+        "spare_clients_total": sum(one.num_spares for one in rounds),
+        "last_round_available_clients": rounds[-1].num_available,
+        "last_round_selected_clients": rounds[-1].num_selected,
+        "last_round_completed_clients": rounds[-1].num_completed,
+        "client_latency_seconds_count": len(done),
+        "client_latency_seconds_sum": sum(done),
+        "energy_joules_total": sum(one.energy_j for one in rounds if not math.isnan(one.energy_j)),
+        "accuracy_ratio": evaluated[-1].accuracy if evaluated else math.nan,
+        **{f"failed_clients_total reason={reason}": count for reason, count in failed.items()},
+    }
+
+
+def check(found: Figures, history: History) -> None:
+    """The figures of a scrape are those of the history, and no failure is missing."""
+    expected = of_history(history)
+    got = {name: found[(f"fedsel_{name.partition(' ')[0]}", name.partition(" ")[2])] for name in expected}
+    assert got == pytest.approx(expected, nan_ok=True)
+    failed = sum(value for (name, _), value in found.items() if name == "fedsel_failed_clients_total")
+    assert failed == sum(one.num_failed for one in history.rounds)
+
+
+class Scraper:
+    """A callback that scrapes after each round."""
+
+    def __init__(self) -> None:
+        self.strategy: Any = None
+        self.urls: list[str] = []
+        self.found: list[Figures] = []
+
+    def __call__(self, record: Any) -> None:
+        self.urls.append(self.strategy.metrics_url)
+        self.found.append(scrape(self.urls[-1]))
+        assert self.found[-1]["fedsel_round", ""] == record.round
+
+
+FAULTY = ("raises", "nan", "status", "straggler", "no-examples")
+SECRET = "10.0.0.7-secret"
+
+
+def hostile() -> list[FakeProxy]:
+    """Three honest clients, and one for each fault; their ids and texts must not leave the server."""
+    clients = [FakeProxy(f"node-{k}", f"{SECRET}-{k}", number=k) for k in range(3)]
+    return [
+        *clients,
+        *(FakeProxy(f"node-{fault}", f"{SECRET}-{fault}", number=3, fault=fault) for fault in FAULTY),
+    ]
+
+
+@BOTH
+def test_a_run_with_failures_has_the_figures_of_its_history(api: str) -> None:
+    scraper = Scraper()
+    strategy = scraper.strategy = selection(api, 8, metrics_address=0, on_round=scraper, total_rounds=ROUNDS)
+    Server(api, strategy, hostile(), timeout=0.3).play(ROUNDS)
+    assert len(scraper.found) == ROUNDS
+    check(scraper.found[-1], strategy.history)
+    counted = {
+        labels: value for (name, labels), value in scraper.found[-1].items() if name.endswith("failed_clients_total")
+    }
+    reasons = {labels for labels, value in counted.items() if value}
+    assert {"reason=exception", "reason=model", "reason=metrics"} <= reasons
+    assert "reason=other" not in reasons
+    # Neither an id nor an error's text, in any name, label or value.
+    assert SECRET not in repr(scraper.found)
+    assert "battery" not in repr(scraper.found)
+    # The run is over, and so are its metrics.
+    assert strategy.metrics_url is None
+    assert not is_open(scraper.urls[-1])
+
+
+def test_the_vectorized_engine_has_them_too() -> None:
+    scraper = Scraper()
+    scenario = load_scenario("smoke", {"engine": "vectorized", "clients.failure_probability": 0.4, "rounds": 6})
+    strategy = make_strategy(world_of(scenario), scraper, checkpointing={"metrics_address": "0"})
+    scraper.strategy = strategy
+    result = simulate(scenario, strategy=strategy)
+    check(scraper.found[-1], result.history)
+    assert scraper.found[-1]["fedsel_failed_clients_total", "reason=dropout"] > 0
+    assert scraper.found[-1]["fedsel_energy_joules_total", ""] > 0
+    assert not is_open(scraper.urls[-1])
+
+
+def test_two_strategies_of_one_process_do_not_mix() -> None:
+    one, two = selection("legacy", 1, metrics_address=0), selection("message", 2, metrics_address=0)
+    scraper = Scraper()
+    two._on_round, scraper.strategy = scraper, two
+    before = {metric.name for metric in REGISTRY.collect()}
+    Server("legacy", one, fleet(2)).play(3)
+    Server("message", two, fleet(2)).play(1)
+    check(scrape(one.metrics_url), one.history)
+    check(scraper.found[-1], two.history)
+    assert scrape(one.metrics_url)["fedsel_rounds_total", ""] == 3
+    # The library's global registry, which the process may use for metrics of its own, has none of ours.
+    assert {metric.name for metric in REGISTRY.collect()} == before
+    one.end_metrics()
+
+
+@BOTH
+def test_a_taken_port_ends_the_run_before_its_first_round(api: str) -> None:
+    clients = fleet(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        strategy = selection(api, 1, metrics_address=taken.getsockname()[1])
+        with pytest.raises(
+            RunError, match=r"^metrics_address '127\.0\.0\.1:\d+' cannot be used: Address already in use"
+        ):
+            Server(api, strategy, clients).play(1)
+    assert (clients[0].asked, clients[0].fit_rounds, len(strategy.history.rounds)) == (0, [], 0)
+
+
+@BOTH
+def test_an_error_that_ends_the_run_ends_its_metrics(api: str) -> None:
+    urls = []
+
+    def fail(record: Any) -> None:
+        urls.append(strategy.metrics_url)
+        raise KeyError("mine")
+
+    strategy = selection(api, 1, metrics_address=0, on_round=fail)
+    with pytest.raises(KeyError, match="mine"):
+        Server(api, strategy, fleet(2)).play(1)
+    assert not is_open(urls[0])
+
+
+@BOTH
+def test_an_error_in_the_metrics_does_not_end_the_run(
+    api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr("fedsel_flwr.rounds.exporter.Exporter._update", broken)
+    strategy = selection(api, 1, metrics_address=0)
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        Server(api, strategy, fleet(2)).play(2)
+    assert len(strategy.history.rounds) == 2
+    assert len([said for said in caplog.messages if "ZeroDivisionError: broken" in said]) == 1
+    strategy.end_metrics()
+
+
+class Scraped(Run):
+    """A run whose metrics are scraped after each round, into LAST."""
+
+    def strategy(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().strategy(*args, **kwargs)
+        told: Callable[[Any], None] = made._on_round
+
+        def on_round(record: Any) -> None:
+            told(record)
+            LAST.append(scrape(made.metrics_url))
+
+        made._on_round = on_round
+        return made
+
+
+LAST: list[Figures] = []
+
+
+@BOTH
+@pytest.mark.usefixtures("no_syncs")
+def test_a_resumed_run_is_the_same_and_counts_from_0(api: str, tmp_path: Path) -> None:
+    options = {"metrics_address": 0}
+    plain = Run(api, rounds=5).play()
+    first = Scraped(api, rounds=3, options=options).play(tmp_path)
+    assert LAST[-1]["fedsel_rounds_total", ""] == 3
+    assert 0 <= LAST[-1]["fedsel_checkpoint_age_seconds", ""] < 30
+    LAST.clear()
+    again = Scraped(api, rounds=5, options=options).play(tmp_path, resume="must")
+    # Metrics change nothing in a run.
+    assert again.model == plain.model
+    assert first.model != again.model
+    # First the end of round 3 is repeated, which this process has not run.
+    assert [(one["fedsel_round", ""], one["fedsel_rounds_total", ""]) for one in LAST] == [(3, 0), (4, 1), (5, 2)]
+    LAST.clear()
+
+
+@BOTH
+@pytest.mark.usefixtures("no_syncs")
+def test_a_run_that_was_finished_before_leaves_no_server(api: str, tmp_path: Path) -> None:
+    made = []
+
+    class Kept(Run):
+        def strategy(self, *args: Any, **kwargs: Any) -> Any:
+            made.append(super().strategy(*args, **kwargs))
+            return made[-1]
+
+    for resume in (False, "must"):
+        Kept(api, rounds=2, options={"metrics_address": 0}).play(tmp_path, resume=resume)
+        assert made[-1].metrics_url is None
+    assert len(made) == 2
+
+
+@BOTH
+def test_the_option_is_checked_when_the_strategy_is_made(api: str) -> None:
+    with pytest.raises(ParameterError, match=r"^metrics_address must be a port or HOST:PORT"):
+        selection(api, 1, metrics_address="nowhere")
+    assert selection(api, 1).metrics_url is None
+
+
+def test_a_strategy_has_no_server_before_its_run_and_flowers_own_server_begins_it() -> None:
+    urls = []
+    strategy = selection("legacy", Random(clients_per_round=1), metrics_address="127.0.0.1:0", total_rounds=2)
+    strategy._on_round = lambda record: urls.append(strategy.metrics_url)
+    assert strategy.metrics_url is None
+    # Flower counts three rounds; the run has two.
+    run_rounds(strategy, fleet(2), 3)
+    assert len(set(urls)) == 1
+    assert strategy.metrics_url is None
