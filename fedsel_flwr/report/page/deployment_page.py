@@ -101,12 +101,15 @@ def shown_text(text: str, most: int) -> str:
     >>> shown_text("two\nlines", 48), shown_text("0123456789" * 3, 16)
     ('two\\nlines', '012345678...6789')
     """
-    # Characters that change a terminal or the direction of writing are not printable.
-    plain = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[: 10 * most])
-    if len(plain) <= most:
-        return plain
-    end = most // 4
-    return f"{plain[: most - end - 3]}...{plain[-end:]}"
+    start, end = (_printable(part) for part in (text[:most], text[most:][-most:]))
+    if len(text) <= 2 * most and len(start + end) <= most:
+        return start + end
+    return f"{start[: most - most // 4 - 3]}...{(start + end)[-(most // 4) :]}"
+
+
+def _printable(text: str) -> str:
+    """Escape all characters that change a terminal, or the direction of writing."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def figure_rows(found: Deployment) -> list[tuple[str, str]]:
@@ -167,21 +170,20 @@ def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
 def deployment_document(found: Deployment) -> Document:
     """Return the page of a deployment."""
     tables: dict[str, Columns] = {"durations": found.parts, "clients": client_table(found.clients)}
+    shown, bars = min(MOST_CLIENTS, len(found.clients)), min(BARS, len(found.clients))
     waiting: list[str | Chart | Grid | Code] = [
-        f"The {BARS} costliest clients, and the {MOST_CLIENTS} costliest in the table below, of "
-        f"{len(found.clients):,} clients. The CSV of the chart has all clients.",
         Chart(
             name="clients",
             title="Seconds that waiting for a client cost",
-            text=f"The {BARS} costliest clients: the seconds beyond the median client, in all rounds in which the "
-            "client was the slowest. Equally slow clients share the seconds.",
+            text=f"The {bars} costliest clients: the seconds beyond the median client, in all rounds in which the "
+            "client was the slowest. Equally slow clients share the seconds. The CSV has all clients.",
             table="clients",
-            spec=charts.cost_chart(min(BARS, len(found.clients))),
+            spec=charts.cost_chart(bars),
         ),
         Grid(
-            title=f"The {min(MOST_CLIENTS, len(found.clients))} costliest clients",
+            title=f"The {shown:,} costliest of {len(found.clients):,} clients",
             head=CLIENT_HEAD,
-            rows=[_client_cells(one, ID_LENGTH, PROBLEM_LENGTH) for one in found.clients[:MOST_CLIENTS]],
+            rows=[_client_cells(one, ID_LENGTH, PROBLEM_LENGTH) for one in found.clients[:shown]],
         ),
         EXPLANATION,
     ]
