@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +35,12 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
-from fedsel_flwr.report.page.comparison_tables import ALL, MAP_CELLS, PARTS, PageRun, failure_table, round_parts
+from fedsel_flwr.report.page.comparison_tables import MAP_CELLS, PARTS, PageRun, round_parts
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
 from fedsel_flwr.rounds.checkpoints import NAME
-from fedsel_flwr.rounds.history import History, failure_reason
+from fedsel_flwr.rounds.exporter import reason_label
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
 TRANSFER, LATENCY = "transfer", "latency"
@@ -135,7 +137,7 @@ class Deployment:
         selections: Number of selected clients, summed over the rounds.
         updates: Number of usable updates.
         spares: Number of spares.
-        reasons: Reason of failure -> number of failures, the most frequent reason first.
+        reasons: Reason of failure, as in the metrics for Prometheus -> number of failures, the most frequent first.
         waiting: The cost of waiting for the slowest client.
         clients: Figures of each client that was ever selected, the costliest client first.
         checkpoint: The newest checkpoint; None if there is none.
@@ -240,7 +242,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
     cohorts = _cohorts(history)
     durations = np.array([one.round_s for one in rounds])
     waiting, clients = client_figures(rounds, cohorts)
-    failed = Counter(failure_reason(row) or "unknown" for row in history.clients if not row.completed and not row.spare)
+    failed = Counter(reason_label(row) for row in history.clients if _has_failed(row))
     advice, refusal = _advice(folder)
     return Deployment(
         folder=str(folder), as_of=as_of, read=now, last_round=rounds[-1].round, rounds=len(rounds),
@@ -249,7 +251,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         updates=sum(one.num_completed for one in rounds), spares=sum(one.num_spares for one in rounds),
         reasons=dict(failed.most_common()), waiting=waiting, clients=clients,
         checkpoint=newest_checkpoint(folder, now), accuracy=_accuracy_table(rounds),
-        parts=part_groups(rounds, cohorts), failures=_failure_groups(history), advice=advice, refusal=refusal,
+        parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts), advice=advice, refusal=refusal,
     )  # fmt: skip
 
 
@@ -309,7 +311,7 @@ def waited_seconds(round: RoundRecord, cohort: Sequence[ClientRecord]) -> list[t
 
 def _figures(rows: Sequence[ClientRecord], slowest: Sequence[tuple[float, float]], rounds: int) -> ClientFigures:
     done = [row for row in rows if row.completed]
-    failed = [row for row in rows if not row.completed and not row.spare]
+    failed = [row for row in rows if _has_failed(row)]
     # The last problem of a spare is that other clients were earlier, which is no fault.
     faulty = [row for row in failed or done if row.problem]
     latencies = [row.latency_s for row in done if row.latency_source not in UNMEASURED and row.latency_s > 0]
@@ -341,9 +343,7 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
     columns: dict[str, list[Any]] = {"round": [], "round_end": [], "part": [], "seconds": []}
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
-    edges = np.unique(np.round(np.linspace(0, len(rounds), min(len(rounds), MAP_CELLS[1]) + 1)).astype(int))
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        own = rounds[low:high]
+    for own in _groups(rounds):
         usable = [row for one in own for row in cohorts.get(one.round, ()) if row.completed and read.is_usable(row)]
         if usable and read is _READERS[0]:
             parts = round_parts(PageRun("", 0, History.from_records(own, usable)))
@@ -389,10 +389,29 @@ _READERS = (
 """The first reader that can read the row of any client reads all rows."""
 
 
-def _failure_groups(history: History) -> Columns:
-    found = failure_table([PageRun("", 0, history)])
-    places = [i for i, seed in enumerate(found["seed"]) if seed == ALL]
-    return {name: [values[i] for i in places] for name, values in found.items() if name not in ("seed", "selector")}
+def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]) -> Columns:
+    """Return the failed clients per round, by reason, in groups of rounds.
+
+    The reasons are those of the metrics for Prometheus (:func:`~fedsel_flwr.rounds.exporter.reason_label`).
+    """
+    columns: dict[str, list[Any]] = {"round": [], "round_end": [], "reason": [], "clients_per_round": []}
+    for own in _groups(rounds):
+        failed = Counter(reason_label(row) for one in own for row in cohorts.get(one.round, ()) if _has_failed(row))
+        for reason, count in sorted(failed.items()):
+            values = (own[0].round, own[-1].round + 1, reason, count / len(own))
+            for name, value in zip(columns, values, strict=True):
+                columns[name].append(value)
+    return columns
+
+
+def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
+    """Return groups of consecutive rounds, of almost equal length."""
+    edges = np.unique(np.round(np.linspace(0, len(rounds), min(len(rounds), MAP_CELLS[1]) + 1)).astype(int)).tolist()
+    return [rounds[low:high] for low, high in pairwise(edges)]
+
+
+def _has_failed(row: ClientRecord) -> bool:
+    return not row.completed and not row.spare
 
 
 def _accuracy_table(rounds: Sequence[RoundRecord]) -> Columns:

@@ -19,6 +19,7 @@ from fedsel_flwr.report.page.comparison_tables import MAP_CELLS
 from fedsel_flwr.report.page.deployment_tables import (
     client_figures,
     deployment_folder,
+    failure_groups,
     newest_checkpoint,
     part_groups,
     read_deployment,
@@ -152,6 +153,20 @@ def test_groups_of_rounds() -> None:
     assert (seconds[1, "latency"], seconds[1, "waiting"], seconds[31, "latency"], seconds[31, "waiting"]) == (
         0, 60, 4, 0
     )  # fmt: skip
+
+
+def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> None:
+    rows = [
+        failed("a", "no answer within 30 s", timed_out=True), failed("b", "no answer within 31 s"),
+        failed("c", "energy: not reported; exception: <b>"), failed("d", "<b>: a kind that does not exist"),
+        failed("e", "late: enough others", spare=True), client("f", 2),
+    ]  # fmt: skip
+    given = entries((60.0, rows), (60.0, [failed("a", "lost: a reply")]))
+    columns = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    assert columns == {
+        "round": [1, 1, 1, 2], "round_end": [2, 2, 2, 3], "reason": ["exception", "other", "timeout", "dropout"],
+        "clients_per_round": [1, 1, 2, 1],
+    }  # fmt: skip
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
