@@ -87,11 +87,13 @@ def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path |
     target = Path(out or folder)
     if not missing_packages():
         try:
-            write_page(deployment_document(found), target / PAGE)
+            path = write_page(deployment_document(found), target / PAGE)
         except OSError as error:
             raise RunError(
                 f"{PAGE} cannot be written to {str(target)!r}: {error.strerror}. Choose another folder with --out DIR"
             ) from error
+        if not as_json:
+            print(path.resolve())
     return target
 
 
