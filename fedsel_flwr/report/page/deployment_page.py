@@ -135,7 +135,7 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
     if waiting.rounds:
         rows += [
             ("waiting", f"the slowest client costs {_s(waiting.beyond_median_s)} per round beyond the median client "
-                        f"({100 * waiting.share:.0f} % of all seconds), and {_s(waiting.beyond_second_s)} beyond the "
+                        f"({_percent(waiting.share)} of all seconds), and {_s(waiting.beyond_second_s)} beyond the "
                         "second slowest"),
             ("failed and slowest", f"a failed client was the slowest in {waiting.slowest_failed:,} of "
                                    f"{waiting.rounds:,} rounds; a failed client counts with max_latency"),
@@ -270,7 +270,7 @@ def _client_cells(one: ClientFigures, id_length: int, problem_length: int) -> li
         f"{one.slowest:,}",
         *(_s(own, "") for own in (one.beyond_median_s, one.beyond_second_s, one.mean_s, one.p95_s)),
         f"{one.failures:,}",
-        f"{100 * one.share:.0f} %",
+        _percent(one.share),
         "never" if one.last_seen is None else f"{one.last_seen:,}",
         shown_text(problem, problem_length),
     ]
@@ -319,6 +319,10 @@ def _s(seconds: float, unit: str = " s") -> str:
     if not math.isfinite(seconds):
         return "-"
     return f"{seconds:,.{2 if abs(seconds) < 10 else 1 if abs(seconds) < 1_000 else 0}f}{unit}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
 
 
 def _ago(seconds: float) -> str:

@@ -362,7 +362,7 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
 
 def _took(row: ClientRecord) -> float:
     """Return the seconds from the round's start until the client was done, cold starts included."""
-    return row.first_s if row.latency_source == "first" else row.latency_s
+    return row.first_s if row.latency_source == "first" and math.isfinite(row.first_s) else row.latency_s
 
 
 def _is_reported(row: ClientRecord) -> bool:

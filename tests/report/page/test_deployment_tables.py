@@ -84,6 +84,13 @@ def test_the_clients_costs_add_up_and_the_probes_are_no_waiting() -> None:
     assert (waiting.beyond_second_s, waiting.beyond_median_s) == pytest.approx(tuple(np.mean(worked, axis=0)))
 
 
+def test_rounds_without_seconds_have_no_share_and_a_first_time_may_be_unknown() -> None:
+    waiting, _, _ = figures(entries((0.0, [client("a", 0), client("b", 0)])))
+    assert (waiting.beyond_second_s, math.isnan(waiting.share)) == (0, True)
+    waiting, _, _ = figures(entries((7.0, [client("a", 7, latency_source="first"), client("b", 4)])))
+    assert waiting.beyond_second_s == 3
+
+
 # ---- clients ---------------------------------------------------------------------------------------------------------
 
 
