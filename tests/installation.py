@@ -97,6 +97,15 @@ strategy = SelectionStrategy(Random(clients_per_round=2), metrics_address=0)
 strategy.begin_metrics()
 print(urlopen(strategy.metrics_url).read().decode())
 """
+PAGE = """
+from pathlib import Path
+
+from fedsel_flwr.cli import main
+
+main(["run", "smoke", "--quiet"])
+for page in Path("runs").glob("*/report.html"):
+    print(page.name, "has", page.stat().st_size, "bytes")
+"""
 
 
 @dataclass(frozen=True)
@@ -174,8 +183,14 @@ STEPS = (
                 ("fedsel", "compare", "smoke", "--selectors", "patient,random", "--seeds", "2"), r"(?s)patient.*smoke-"
             ),
             NO_METER,
+            Check(("fedsel", "run", "smoke"), r"no report\.html was written.*pip install 'fedsel-flwr\[report\]'"),
         ),
         ("zeus",),
+    ),
+    Step(
+        "report",
+        ("fedsel-flwr[sim,report]",),
+        (program(PAGE, r"report\.html has \d{6,} bytes"),),
     ),
     Step(
         "apps",

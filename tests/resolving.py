@@ -33,7 +33,8 @@ PLATFORMS = {
     "Windows x86_64": "x86_64-pc-windows-msvc",
 }
 SHOWN = {
-    "": ("flwr",), "sim": ("ray", "torch"), "meter": ("zeus",), "metrics": ("prometheus-client",), "fast": ("numba",),
+    "": ("flwr",), "sim": ("ray", "torch"), "meter": ("zeus",), "metrics": ("prometheus-client",),
+    "report": ("altair", "vl-convert-python"), "fast": ("numba",),
 }  # fmt: skip
 """Extra -> the packages whose versions a cell names."""
 LONGEST_S = 300.0
