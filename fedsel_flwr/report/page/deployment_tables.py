@@ -43,6 +43,8 @@ from fedsel_flwr.rounds.exporter import reason_label
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
+PLAN = "plan.json"
+"""Name of the file that only the folder of a comparison has."""
 TRANSFER, LATENCY = "transfer", "latency"
 """Parts of a round if the clients do not report all their times."""
 DEPLOYMENT_PARTS = (*PARTS[:3], TRANSFER, LATENCY, *PARTS[3:])
@@ -185,7 +187,7 @@ class Deployment:
 
 
 def deployment_folder(folders: Sequence[str], reference: str | None = None) -> Path | None:
-    """Return the folder of a deployment: a folder with a journal and without a scenario.
+    """Return the folder of a deployment: a folder with a journal, and without a scenario or a comparison's plan.
 
     Args:
         folders: The folders that the user named.
@@ -197,7 +199,11 @@ def deployment_folder(folders: Sequence[str], reference: str | None = None) -> P
     Raises:
         ParameterError: A deployment's folder is one of several folders, or there is a reference.
     """
-    found = [one for one in map(Path, folders) if (one / JOURNAL).is_file() and not (one / SCENARIO).exists()]
+    found = [
+        one
+        for one in map(Path, folders)
+        if (one / JOURNAL).is_file() and not any((one / name).exists() for name in (SCENARIO, PLAN))
+    ]
     if not found:
         return None
     if len(folders) > 1:
@@ -226,6 +232,11 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         ParameterError: The journal cannot be read, or has no finished round.
     """
     now = now or datetime.now(UTC)
+    if (folder / JOURNAL).is_symlink():
+        raise ParameterError(
+            f"{str(folder / JOURNAL)!r} is a link, and runs are never read through links. Replace it with what it "
+            "points to"
+        )
     try:
         # Before the lines are read, so that the page never claims a later time than that of its last line.
         as_of = _utc((folder / JOURNAL).stat().st_mtime)
@@ -431,7 +442,7 @@ def newest_checkpoint(folder: Path, now: datetime) -> NewestCheckpoint | None:
     found = ((int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
     for number, path in sorted(found, reverse=True):
         try:
-            written = _utc(path.stat().st_mtime)
+            written = _utc(path.lstat().st_mtime)
         except OSError:
             # The running strategy removes old checkpoints.
             continue

@@ -219,6 +219,15 @@ def test_a_folder_without_a_checkpoint_or_a_finished_round(tmp_path: Path) -> No
         read_deployment(write(tmp_path / "begun", []))
 
 
+def test_a_link_to_a_journal_is_not_read(tmp_path: Path) -> None:
+    elsewhere, folder = write(tmp_path / "elsewhere", entries((2.0, [client("a", 2)]))), tmp_path / "run"
+    folder.mkdir()
+    (folder / "journal.jsonl").symlink_to(elsewhere / "journal.jsonl")
+    assert deployment_folder([str(folder)]) == folder
+    with pytest.raises(ParameterError, match=r"run/journal\.jsonl' is a link"):
+        read_deployment(folder)
+
+
 def test_evaluated_rounds(tmp_path: Path) -> None:
     given = entries((2.0, [client("a", 2)])) + entries((2.0, [client("a", 2)]), accuracy=0.5, loss=1.0)
     found = read_deployment(write(tmp_path / "run", given))
@@ -229,7 +238,9 @@ def test_evaluated_rounds(tmp_path: Path) -> None:
 def test_which_folders_are_deployments(tmp_path: Path) -> None:
     run, deployed = (write(tmp_path / name, entries((2.0, [client("a", 2)]))) for name in ("run", "deployed"))
     (run / "scenario.toml").touch()
-    assert deployment_folder([str(run), str(tmp_path)]) is None
+    compared = write(tmp_path / "compared", [])
+    (compared / "plan.json").touch()
+    assert deployment_folder([str(run), str(compared), str(tmp_path)]) is None
     assert deployment_folder([str(deployed)]) == deployed
     with pytest.raises(ParameterError, match="Run the command for each folder"):
         deployment_folder([str(run), str(deployed)])
