@@ -118,6 +118,7 @@ def test_every_exit_status_file_and_column_that_is_named_is_there() -> None:
     own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, run_folder.TIMING}
     own |= {RUN, JOURNAL}
     made = {"flower.log", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json", "verdict.json"}
+    made.add("report.html")
     assert files == own | made | {
         "client-accuracy.parquet",
         "regret.parquet",

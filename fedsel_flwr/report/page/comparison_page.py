@@ -23,7 +23,7 @@ from fedsel_flwr.report.verdict import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFacts:
-    """What a comparison's page shows.
+    """Content of a comparison's page.
 
     Attributes:
         title: Title of the page.
@@ -116,7 +116,7 @@ class _Builder:
                     name="ratios",
                     title=f"Ratios to {found.reference}",
                     text="Mean with 95 % interval, and a point per seed. A star marks a time that differs after Holm's "
-                    "correction. Dark band: within 5 %. Light band: the ratio that "
+                    "correction. Strong grey: within 5 %. Faint grey: the ratio that "
                     f"{found.reference} would have to itself on other seeds, in 95 % of cases.",
                     table="ratios",
                     spec=charts.ratio_chart(
@@ -192,7 +192,7 @@ class _Builder:
         self.tables["map"], with_map = tables.map_table(facts.runs, facts.num_clients)
         self.tables["fairness"] = tables.fairness_table(facts.summaries)
         own = {"seed": "seed", "selector": "selector"}
-        limit = "" if with_map == len(self.seeds) else f" Only the first {with_map} seeds have a map of their own."
+        limit = "" if with_map == len(self.seeds) else f" Only the first {with_map} seeds have such a map."
         parts: list[str | Chart | Grid | Code] = [
             Chart(
                 name="map",

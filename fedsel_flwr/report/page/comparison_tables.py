@@ -251,7 +251,7 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     """Return how often clients were selected in groups of rounds: clients in the order of their latency.
 
     Returns:
-        The table, and the number of seeds with a map of their own.
+        The table, and the number of single seeds that have a map.
     """
     table = _Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
     latencies = ranks(runs, num_clients)

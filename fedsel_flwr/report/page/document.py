@@ -34,9 +34,9 @@ INSTALL = "pip install 'fedsel-flwr[report]'"
 DIGITS = 6
 """Significant digits of the numbers in a page."""
 POLICY = (
-    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-    "form-action 'none'"
-)
+    "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
+    "form-action 'none'",
+)  # fmt: skip
 Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 """Table of a chart: column -> values."""
 
@@ -195,7 +195,7 @@ def render(document: Document) -> str:
     return str(
         environment.from_string(_file("page.html")).render(
             document=document,
-            policy=POLICY.format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
+            policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
             data=_json(_data(document)),

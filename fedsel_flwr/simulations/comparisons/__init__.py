@@ -10,5 +10,7 @@ Modules, in the order in which a comparison uses them:
 ``flower_agreement``  the first rounds on Flower and Ray, to check that both engines choose the same clients
 ``parallel_runs``     several runs at a time in worker processes, and reports of their progress
 ``comparison``        the result: table, summary, verdict, pictures, folder
+``report_page``       the page ``report.html``, collected from the comparison
+``terminal``          the comparison on the terminal: table, remarks and verdict, or JSON
 ====================  ===========================================================================================
 """
