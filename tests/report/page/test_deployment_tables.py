@@ -84,6 +84,15 @@ def test_the_clients_costs_add_up_and_the_probes_are_no_waiting() -> None:
     assert (waiting.beyond_second_s, waiting.beyond_median_s) == pytest.approx(tuple(np.mean(worked, axis=0)))
 
 
+def test_spares_are_not_waited_for_and_the_deadline_counts_without_the_probes() -> None:
+    # On the server's clock, a round may wait for a failed client after it has sent its spares away.
+    rows = [client("a", 2), failed("b"), failed("c", "late: enough others", spare=True)]
+    assert figures(entries((60.0, rows)))[0].beyond_second_s == 58
+    # 2 s of probes, and a deadline after 10 s.
+    rows = [client("a", 5), failed("b", "late: after the deadline")]
+    assert figures(entries((12.0, rows), probe_s=2.0))[0].beyond_second_s == 5
+
+
 def test_rounds_without_seconds_have_no_share_and_a_first_time_may_be_unknown() -> None:
     waiting, _, _ = figures(entries((0.0, [client("a", 0), client("b", 0)])))
     assert (waiting.beyond_second_s, math.isnan(waiting.share)) == (0, True)
@@ -156,6 +165,8 @@ def test_groups_of_rounds() -> None:
     assert columns["round_end"][-1] == 2 * most + 1
     seconds = {(place, part): own for place, part, own in zip(columns["round"], columns["part"], columns["seconds"],
                                                              strict=True)}  # fmt: skip
+    failures = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    assert (failures["round"], set(failures["clients_per_round"])) == (list(range(1, 31, 2)), {1})
     # Without a usable update, the whole round is waiting.
     assert (seconds[1, "latency"], seconds[1, "waiting"], seconds[31, "latency"], seconds[31, "waiting"]) == (
         0, 60, 4, 0
