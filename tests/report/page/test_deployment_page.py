@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.cli import main
+from fedsel_flwr.report.advice import advise
 from fedsel_flwr.report.page import deployment_page, deployment_tables
 from fedsel_flwr.report.page.deployment_page import deployment_document, deployment_lines, shown_text
 from fedsel_flwr.report.page.deployment_tables import read_deployment
@@ -95,8 +97,11 @@ def test_a_report_while_the_run_continues_and_after_it(tmp_path: Path) -> None:
 # ---- the terminal ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_text_and_writes_only_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the real advice, which needs some rounds."""
+def test_the_command_prints_text_and_writes_only_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the real advice, which takes seconds; it is computed once."""
+    monkeypatch.setattr(deployment_tables, "advise", functools.cache(advise))
     rows = [client(f"site-{k}", 2.0 + k) for k in range(6)]
     given = [(max(rows[k % 6].latency_s, rows[(k + 1) % 6].latency_s), [rows[k % 6], rows[(k + 1) % 6]])
              for k in range(24)]  # fmt: skip
