@@ -168,11 +168,16 @@ def add_small_commands(
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the command that combines finished runs, and return its parser."""
-    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs: table, verdict, picture")
-    report.add_argument("folders", nargs="+", metavar="FOLDER", help="read the folder of a comparison or of a run")
+    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs, or report on a deployment")
+    report.add_argument(
+        "folders", nargs="+", metavar="FOLDER",
+        help="read the folder of a comparison or of a run, or the checkpoint_dir of a deployment",
+    )  # fmt: skip
     report.add_argument("--reference", metavar="NAME", help="compare all other selectors with NAME, as in compare")
     report.add_argument(
-        "--out", metavar="DIR", help="write picture and summaries to DIR (default: FOLDER, if you give only one)"
+        "--out",
+        metavar="DIR",
+        help="write report.html, picture and summaries to DIR (default: FOLDER, if you give only one)",
     )
     return report
 

@@ -194,14 +194,11 @@ def _run_command(args: argparse.Namespace) -> int:
     _set_environment()
     small = {
         "list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor, "advise": _advise,
-        "reproduce": _reproduce,
+        "reproduce": _reproduce, "report": _report,
     }  # fmt: skip
     if args.command in small:
         return small[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
-    if args.command == "report":
-        return _report(args)
-
     from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
     with shutdown_on_signal(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as shutdown:
@@ -424,7 +421,15 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
 
 
 def _report(args: argparse.Namespace) -> int:
-    """Pool existing runs: print the table and the verdict, and write pictures and files into a folder."""
+    """Pool existing runs: print the table and the verdict, and write pictures and files; or report on a deployment."""
+    from fedsel_flwr.report.page.deployment_page import report_deployment
+    from fedsel_flwr.report.page.deployment_tables import deployment_folder
+
+    if deployed := deployment_folder(args.folders, args.reference):
+        if target := report_deployment(deployed, args.out, as_json=args.json):
+            _print_note_on_page(target)
+        return 0
+    _require("pydantic", "torch", "ray", "flwr_datasets")
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.terminal import show_comparison
 

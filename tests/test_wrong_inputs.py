@@ -62,6 +62,7 @@ def data_needs(path): return (x, y), (x, y)
 """
 RUN, COMPARE = ["run", "smoke", "--engine", "vectorized"], ["compare", "smoke"]
 FILES = {
+    "deployed/journal.jsonl": "",
     "mine.py": OWN_CODE,
     "broken.py": "def f(:\n",
     "unplugged.py": "raise OSError('no camera')\n",
@@ -201,6 +202,9 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["report", "taken"], ["'taken' is a file", "folder of a run"]),
     (["report", "nothing"], ["'nothing' holds no run", "scenario.toml"]),
     (["report", "folder"], ["'folder' is not a run: it has no run.json"]),
+    (["report", "deployed"], ["'deployed' holds no finished round", "again after the second round"]),
+    (["report", "deployed", "folder"], ["'deployed' is the folder of a deployment", "for each folder"]),
+    (["report", "deployed", "--reference", "random"], ["'deployed' is the folder of a deployment", "--reference"]),
     (["advise", ""], ["source must not be empty"]),
     (["advise", "nosuch"], ["'nosuch' does not exist", "a CSV file"]),
     (["advise", "nothing"], ["'nothing' holds no finished round", "folder of a comparison"]),

@@ -12,7 +12,7 @@ Modules, in the order in which a run uses them:
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
 ``panels``      the panels of the pictures: accuracy, ratios, targets, selections (matplotlib on first use)
 ``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds
-``page``        pages for a browser: a comparison to explore (the extra ``report``)
+``page``        pages for a browser: a comparison to explore, a deployment to watch (the extra ``report``)
 ``latencies``   the latencies in a folder or a CSV file: measured, cut off, failed (pyarrow on first use)
 ``components``  variance components: how much clients differ, and how much each client varies (SciPy)
 ``choices``     selectors that select from a modelled fleet without training; random selection, sorted groups

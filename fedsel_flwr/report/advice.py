@@ -149,7 +149,7 @@ class Advice:
 
     def facts(self) -> dict[str, Any]:
         """Return all values as plain types; None for a value that is unknown or infinite."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        return {key: plain_values(value) for key, value in asdict(self).items()}
 
     def lines(self) -> list[str]:
         """Return the advice as text."""
@@ -424,12 +424,12 @@ def _percent(one: Interval) -> str:
     return f"{100 * one.estimate:.0f} % ({100 * one.low:.0f} to {100 * one.high:.0f} %)"
 
 
-def _plain(value: Any) -> Any:
-    """Convert to the types of JSON."""
+def plain_values(value: Any) -> Any:
+    """Convert to the types of JSON; None for a number that is not finite."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain_values(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain_values(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

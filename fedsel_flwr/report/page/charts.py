@@ -160,6 +160,46 @@ def failure_chart() -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
+def duration_chart(parts: Sequence[str]) -> dict[str, Any]:
+    """Stacked bars: the parts of a mean round, in seconds, over the rounds of a deployment."""
+    alt = _altair()
+    rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
+    rows = rows.transform_stack(
+        stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
+    )  # fmt: skip
+    chart = rows.mark_rect(stroke=None).encode(
+        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x2="round_end:Q",
+        y=alt.Y("low:Q", title="seconds of a mean round"),
+        y2="high:Q",
+        color=alt.Color("part:N", sort=list(parts), legend=_legend(None)),
+        tooltip=["part:N", "round:Q", "round_end:Q", "seconds:Q"],
+    )
+    return _specification(chart, HEIGHT)
+
+
+def cost_chart(most: int) -> dict[str, Any]:
+    """Bars: the seconds that waiting for a client cost, of this number of the costliest clients."""
+    alt = _altair()
+    chart = alt.Chart().transform_filter(f"datum.place <= {most}").mark_bar().encode(
+        x=alt.X("beyond_median_s:Q", title="seconds beyond the median client"),
+        y=alt.Y("client:N", title=None, sort=alt.SortField("place")),
+        tooltip=["client:N", "beyond_median_s:Q", "beyond_second_s:Q", "slowest:Q", "failures:Q", "problem:N"],
+    )  # fmt: skip
+    return _specification(chart, 20 * most)
+
+
+def evaluation_chart() -> dict[str, Any]:
+    """Line: accuracy over the evaluated rounds of a deployment."""
+    alt = _altair()
+    chart = alt.Chart().mark_line(point=True).encode(
+        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=False)),
+        tooltip=["round:Q", "accuracy:Q", "loss:Q"],
+    )  # fmt: skip
+    return _specification(chart, HEIGHT)
+
+
 def part_chart(selectors: Sequence[str]) -> dict[str, Any]:
     """Stacked bars: the parts of a mean round of each selector, in seconds."""
     alt = _altair()
