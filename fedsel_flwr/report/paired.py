@@ -106,8 +106,8 @@ def reference_band(values: Sequence[float], confidence: float = CONFIDENCE) -> t
     """Return the range of the ratio that the reference would have to itself, on as many other seeds.
 
     Let s be the standard deviation of the logs of the n values. The log of the ratio of two geometric means of n
-    independent runs then has the standard error s sqrt(2 / n), and the band is exp(± t_{2(n-1)} s sqrt(2 / n)). A
-    comparison on the same seeds varies less than that, because the seeds' common part cancels.
+    independent runs has the standard error s sqrt(2 / n). The band is exp(± t_{2(n-1)} s sqrt(2 / n)). A comparison on
+    the same seeds varies less, because the part that the seeds have in common cancels.
 
     Args:
         values: A figure of the reference, one per seed.

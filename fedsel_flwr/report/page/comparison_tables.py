@@ -25,7 +25,7 @@ from fedsel_flwr.report.paired import PairedEffect, reference_band
 from fedsel_flwr.report.panels import mean_curve
 from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
 from fedsel_flwr.report.verdict import LEVEL, SelectorVerdict, Verdict
-from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.history import History, failure_reason
 from fedsel_flwr.rounds.records import RoundRecord
 
 ALL = "all"
@@ -82,7 +82,7 @@ class PageRun:
     def reasons(self) -> list[tuple[int, str]]:
         """Round and reason of each failure."""
         return [
-            (row.round, row.problem_kinds[-1] or "unknown")
+            (row.round, failure_reason(row) or "unknown")
             for row in self.history.clients
             if not row.completed and not row.spare
         ]

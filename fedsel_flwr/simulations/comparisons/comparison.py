@@ -279,12 +279,13 @@ class Comparison:
             self.plot_rounds(folder / "rounds.png", folder)
             self.to_csv(folder / "runs.csv")
             self.to_latex(folder / "comparison.tex")
-            if not missing_packages():
-                write_report_page(self, folder)
             figures = self.figures()
             for name in figures.keys() & {"summary", "verdict"}:
                 with atomic_write(folder / f"{name}.json") as temporary:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            # Last, because the page is large.
+            if not missing_packages():
+                write_report_page(self, folder)
         except OSError as error:
             raise RunError(
                 f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "

@@ -7,12 +7,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tomli_w
+
 from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_document, shared_versions
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.page.document import write_page
 from fedsel_flwr.report.run_folder import SCENARIO, run_name
 from fedsel_flwr.simulations.comparisons.terminal import remark_lines
-from fedsel_flwr.simulations.scenario_text import scenario_lines
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
@@ -61,7 +62,7 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         target_accuracy=scenario.target_accuracy,
         target_rounds=scenario.target_rounds,
         remarks=remark_lines(comparison),
-        scenario="\n".join(scenario_lines(scenario)),
+        scenario=tomli_w.dumps(scenario.model_dump()),
         commands=[
             f"fedsel run {shlex.quote(f'{run_name(run.selector, run.scenario.seed)}/{SCENARIO}')}"
             for run in comparison.runs
