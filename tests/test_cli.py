@@ -27,7 +27,15 @@ RUN_FILES = {
     "client-accuracy.parquet", "regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet",
     "model.safetensors", "timing.parquet",
 }  # fmt: skip
-FILES = RUN_FILES | {"plan.json", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
+FILES = RUN_FILES | {
+    "plan.json",
+    "report.html",
+    "comparison.png",
+    "rounds.png",
+    "runs.csv",
+    "comparison.tex",
+    "summary.json",
+}
 
 
 @pytest.fixture(autouse=True)
