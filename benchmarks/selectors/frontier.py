@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
 from formats import UNKNOWN, amount, interval, listed, table
-from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, SINGLE, cohort_entry, random_entry
+from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, SINGLE, cohort_entry, matched_cohorts, random_entry
 from matplotlib.ticker import LogLocator, NullFormatter
 from page import MACHINE
 from sections import ENERGY, TIME, core_hours, missing_sentence, rounds
@@ -38,8 +38,9 @@ as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a d
 replies that have not arrived. For `fedcs`, the number is a limit. `fedcs` without a number has no limit.
 
 The page shows only some of the selectors. `fedcs`, `oort`, `bsfl` and `cs-ucb` prefer fast clients. `fedcm-ts` stands
-for the selectors that reduce the number of rounds. These five selectors ask several numbers of clients. The page also
-shows {single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs.
+for the selectors that reduce the number of rounds. These five selectors ask several numbers of clients. `fedcm-ts` asks
+10 at most, because with 20 clients the filter of FedCM searches a million subsets in each round. The page also shows
+{single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs.
 """
 
 
@@ -77,7 +78,7 @@ def lines_of(world: World) -> dict[tuple[str, float], list[str]]:
         lines[REFERENCE, float(deadline)] = [first, *(random_entry(asked, deadline, 1).label for asked in ASKED)]
     for name in MATCHED:
         first = cohort_entry(name, few, 1).label if name == "fedcs" else name
-        lines[name, 0.0] = [first, *(cohort_entry(name, asked, 1).label for asked in ASKED[:-1])]
+        lines[name, 0.0] = [first, *(cohort_entry(name, asked, 1).label for asked in matched_cohorts(name))]
     lines["fedcs", 0.0].append("fedcs")
     lines |= {(name, 0.0): [name] for name in SINGLE}
     return lines
@@ -227,7 +228,7 @@ def _matched(world: World) -> str:
                 missed = effect is not None and effect.censored
                 told = UNKNOWN if effect is None else interval(effect)
                 cells.append(f"reached on {effect.reached} of {effect.pairs} seeds" if missed else told)
-        lines.append(cells)
+        lines.append(cells + [UNKNOWN] * (len(heads) - len(cells)))
     # Columns without any run would look like results.
     shown = [i for i in range(len(heads)) if not all(cells[i] == UNKNOWN for cells in lines)]
     heads, lines = [heads[i] for i in shown], [[cells[i] for i in shown] for cells in lines]

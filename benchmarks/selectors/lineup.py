@@ -27,6 +27,8 @@ MATCHED = ("fedcs", "oort", "bsfl", "cs-ucb", "fedcm-ts")
 
 FedCS, Oort, BSFL and CS-UCB prefer fast clients. FedCM-TS stands for the selectors that reduce the number of rounds.
 """
+LARGEST = {"fedcm-ts": 10}
+"""Selector -> its largest number of clients on the frontier. FedCA's filter searches all subsets of the clients."""
 SINGLE = ("fedcor", "fedcm-ucb")
 """Selectors that the frontier shows only with the world's number of clients. The tables simulate these runs anyway."""
 FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
@@ -97,7 +99,12 @@ def frontier_entries(scenario: Scenario, seeds: int) -> list[Entry]:
     found += [cohort_entry("fedcs", few, seeds)]
     found += [random_entry(few, deadline, seeds) for deadline in DEADLINES if deadline]
     found += control_entries(seeds)
-    return found + [cohort_entry(name, asked, seeds) for name in MATCHED for asked in ASKED[:-1]]
+    return found + [cohort_entry(name, asked, seeds) for name in MATCHED for asked in matched_cohorts(name)]
+
+
+def matched_cohorts(selector: str) -> list[int]:
+    """Return the numbers of clients that a selector of the frontier asks in addition to the world's number."""
+    return [asked for asked in ASKED[:-1] if asked <= LARGEST.get(selector, asked)]
 
 
 def random_entry(asked: int, deadline: float, seeds: int) -> Entry:

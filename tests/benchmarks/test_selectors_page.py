@@ -184,7 +184,7 @@ def test_a_page_with_missing_runs_has_no_verdicts(written: Path, interim: Path) 
 
 def test_columns_without_runs_are_hidden(modules: Any, tmp_path: Path) -> None:
     """A column of dashes would look like a result."""
-    more = tuple(f"{name}-{n}" for name in modules.lineup.MATCHED for n in (10, 20, 40))
+    more = tuple(f"{name}-{n}" for name in modules.lineup.MATCHED for n in modules.lineup.matched_cohorts(name))
     fabricate(modules, tmp_path / "selectors-runs.csv", left_out=more)
     run("selectors", "--page-only", "--page", tmp_path / "selectors.md")
     text = (tmp_path / "joules.md").read_text("utf-8")

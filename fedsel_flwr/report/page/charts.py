@@ -106,7 +106,7 @@ def map_chart() -> dict[str, Any]:
     """Heat map: rounds from left to right, clients in the order of their mean latency from below."""
     alt = _altair()
     chart = alt.Chart().mark_rect().encode(
-        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
         x2="round_end:Q",
         y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
         y2="place_end:Q",
@@ -143,14 +143,14 @@ def fairness_chart(selectors: Selectors, title: str) -> dict[str, Any]:
     return _specification(alt.layer(spread, point), 24 * len(selectors))
 
 
-def failure_chart() -> dict[str, Any]:
-    """Stacked bars: failed clients per round, by reason, over the rounds."""
+def failure_chart(last: int) -> dict[str, Any]:
+    """Stacked bars: failed clients per round, by reason, from round 1 to the last round."""
     alt = _altair()
     rows = alt.Chart().transform_stack(
         stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("reason")]
     )
     chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(domain=[1, last + 1], nice=False)),
         x2="round_end:Q",
         y=alt.Y("low:Q", title="failed clients per round"),
         y2="high:Q",
@@ -168,7 +168,7 @@ def duration_chart(parts: Sequence[str]) -> dict[str, Any]:
         stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
     )  # fmt: skip
     chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
+        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
         x2="round_end:Q",
         y=alt.Y("low:Q", title="seconds of a mean round"),
         y2="high:Q",
@@ -193,8 +193,8 @@ def evaluation_chart() -> dict[str, Any]:
     """Line: accuracy over the evaluated rounds of a deployment."""
     alt = _altair()
     chart = alt.Chart().mark_line(point=True).encode(
-        x=alt.X("round:Q", title="round", scale=alt.Scale(zero=False, nice=False)),
-        y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=False)),
+        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
+        y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=True)),
         tooltip=["round:Q", "accuracy:Q", "loss:Q"],
     )  # fmt: skip
     return _specification(chart, HEIGHT)
@@ -217,7 +217,7 @@ def regret_chart(selectors: Selectors) -> dict[str, Any]:
     """Lines: seconds lost per round so far."""
     alt = _altair()
     line = alt.Chart().mark_line().encode(
-        x=alt.X("round:Q", title="round"),
+        x=alt.X("round:Q", title="round", axis=_whole()),
         y=alt.Y("theta:Q", title="seconds lost per round so far"),
         color=_colour(selectors),
         strokeDash=_dash(selectors),
@@ -250,6 +250,11 @@ def _dash(selectors: Selectors) -> Any:
     alt = _altair()
     scale = alt.Scale(domain=names, range=[list(selectors[name][1]) for name in names])
     return alt.StrokeDash("selector:N", scale=scale, legend=None)
+
+
+def _whole() -> Any:
+    """Return an axis of whole numbers."""
+    return _altair().Axis(tickMinStep=1, format="d")
 
 
 def _legend(title: str | None) -> Any:

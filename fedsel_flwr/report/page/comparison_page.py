@@ -261,7 +261,7 @@ class _Builder:
                     title="Failures",
                     text="Failed clients per round by reason, in groups of rounds; with all seeds, their mean.",
                     table="failures",
-                    spec=charts.failure_chart(),
+                    spec=charts.failure_chart(max(run.rounds[-1].round for run in facts.runs if run.rounds)),
                     menus={"seed": "seed", "selector": "selector"},
                 )
             )

@@ -203,7 +203,13 @@ def deployment_document(found: Deployment) -> Document:
         tables["failures"] = found.failures
         text = "Failed clients per round by reason, in groups of rounds."
         rounds.append(
-            Chart(name="failures", title="Failures", text=text, table="failures", spec=charts.failure_chart())
+            Chart(
+                name="failures",
+                title="Failures",
+                text=text,
+                table="failures",
+                spec=charts.failure_chart(found.last_round),
+            )
         )
     else:
         rounds.append("No client failed.")
