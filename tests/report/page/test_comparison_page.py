@@ -256,3 +256,14 @@ def test_without_the_packages_the_command_says_how_to_get_the_page(
     assert "pip install 'fedsel-flwr[report]'" in told.err
     assert (tmp_path / "comparison.png").exists()
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_command_of_the_page_repeats_its_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsel_flwr.cli import main
+
+    command = "fedsel run bsfl-seed2/scenario.toml"
+    assert f"{command}\n" in (folder / "report.html").read_text()
+    monkeypatch.chdir(folder)
+    assert main([*command.split()[1:], "--quiet", "--runs-dir", str(tmp_path)]) == 0
+    (rounds,) = tmp_path.rglob("rounds.parquet")
+    assert rounds.read_bytes() == (folder / "bsfl-seed2" / "rounds.parquet").read_bytes()
