@@ -18,6 +18,11 @@ TEXT = "currentColor"
 DASHES = ([1, 0], [6, 2], [2, 2])
 """Dashes of the lines: the first seven selectors, the next seven, and the rest."""
 HEIGHT = 260
+PART_COLOURS = {
+    "download": "#4c78a8", "compute": "#f58518", "upload": "#e45756", "waiting": "#72b7b2", "probes": "#54a24b",
+    "transfer": "#b279a2", "latency": "#eeca3b",
+}  # fmt: skip
+"""Part of a round -> its colour on every page."""
 X_TITLE = "x title"
 """Text in a specification that the axis menu replaces."""
 Selectors = Mapping[str, tuple[str, Sequence[int]]]
@@ -172,7 +177,7 @@ def duration_chart(parts: Sequence[str]) -> dict[str, Any]:
         x2="round_end:Q",
         y=alt.Y("low:Q", title="seconds of a mean round"),
         y2="high:Q",
-        color=alt.Color("part:N", sort=list(parts), legend=_legend(None)),
+        color=_part_colour(parts),
         tooltip=["part:N", "round:Q", "round_end:Q", "seconds:Q"],
     )
     return _specification(chart, HEIGHT)
@@ -206,7 +211,7 @@ def part_chart(selectors: Sequence[str]) -> dict[str, Any]:
     chart = alt.Chart().mark_bar().encode(
         x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
         y=alt.Y("selector:N", title=None, sort=list(selectors)),
-        color=alt.Color("part:N", sort=list(PARTS), legend=_legend(None)),
+        color=_part_colour(PARTS),
         order=alt.Order("order:Q"),
         tooltip=["selector:N", "part:N", "seconds:Q"],
     ).transform_calculate(order=f"indexof({list(PARTS)}, datum.part)")  # fmt: skip
@@ -257,6 +262,12 @@ def _whole() -> Any:
     return _altair().Axis(tickMinStep=1, format="d")
 
 
+def _part_colour(parts: Sequence[str]) -> Any:
+    alt = _altair()
+    scale = alt.Scale(domain=list(parts), range=[PART_COLOURS[part] for part in parts])
+    return alt.Color("part:N", scale=scale, legend=_legend(None))
+
+
 def _legend(title: str | None) -> Any:
     return _altair().Legend(title=title, orient="bottom")
 
@@ -265,7 +276,8 @@ def _specification(chart: Any, height: Any) -> dict[str, Any]:
     """Return a chart as a specification with the page's width, font and colours."""
     alt = _altair()
     soft = {"gridColor": TEXT, "gridOpacity": 0.15, "domainColor": TEXT, "domainOpacity": 0.5, "tickColor": TEXT,
-            "tickOpacity": 0.5, "labelColor": TEXT, "titleColor": TEXT, "titleFontWeight": "normal"}  # fmt: skip
+            "tickOpacity": 0.5, "labelColor": TEXT, "titleColor": TEXT, "titleFontWeight": "normal",
+            "labelOverlap": "greedy", "labelSeparation": 6}  # fmt: skip
     config = {
         "background": None, "font": "system-ui, sans-serif", "view": {"stroke": None}, "aria": False,
         "axis": soft | {"labelFontSize": 12, "titleFontSize": 12},

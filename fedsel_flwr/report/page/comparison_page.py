@@ -274,7 +274,7 @@ class _Builder:
                     name="regret",
                     title="Seconds lost",
                     text="Seconds lost per round so far, compared with the clients of the lowest mean latencies "
-                    "(Xia et al., theta). Clients that are selected for other reasons cost seconds too.",
+                    "(Xia et al., theta). Selectors that select different numbers of clients cannot be compared here.",
                     table="regret",
                     spec=charts.regret_chart(self.styles),
                     menus={"seed": "seed"},

@@ -123,7 +123,7 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
         ("rounds", f"{found.rounds:,} rounds of {_s(found.mean_s)} on average (95 % take at most {_s(found.p95_s)}), "
                    f"{_s(found.seconds)} in total"),
         ("clients", f"{len(found.clients):,} clients were selected, {found.selections / found.rounds:.1f} per round"),
-        ("updates", f"{found.updates:,} usable updates, {failed:,} failures{_reasons(found)}"
+        ("updates", f"{found.updates:,} usable updates, {failed:,} failure{'' if failed == 1 else 's'}{_reasons(found)}"
                     + (f", {found.spares:,} spares" if found.spares else "")),
     ]  # fmt: skip
     if found.checkpoint:

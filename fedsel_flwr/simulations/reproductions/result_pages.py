@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.report.paired import student_interval
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, Finding, describe_words
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
@@ -79,7 +78,7 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
         f"# {PAPERS[paper]}: figures and tables",
         "",
         f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. [The page of all verdicts]({COUNTS}) "
-        "explains these words.",
+        "explains these words and the names of the outcomes.",
         "",
         "Written by `fedsel reproduce`. This command first simulates the runs that have no row in the CSV files:",
         "",
@@ -89,7 +88,7 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
         "```",
         "",
         f"The finished runs took {hours:.2f} hours of one core of an x86-64 server with 2 cores, which other programs "
-        "used too. The minutes in the table are those of one core.",
+        "used too. The minutes in the table are those of one core. Figures share runs, so their minutes sum to more.",
         "",
         "| figure | the paper's claim | verdict | seeds | minutes |",
         "| --- | --- | --- | --- | --- |",
@@ -159,7 +158,7 @@ def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
         reading = f" ({check.reading})" if check.reading else ""
         word: str = one.word
         if one.word == "not settled":
-            word += f" ({one.seeds_needed} seeds would do)" if one.seeds_needed else ""
+            word += f" (a new run would need about {one.seeds_needed} seeds)" if one.seeds_needed else ""
         ends = f"{_number(one.estimate)} ({_number(one.low)} to {_number(one.high)})"
         sign = "x " if comparison.is_ratio else "difference "
         paper = "" if comparison.paper is None else _number(comparison.paper)
@@ -173,7 +172,7 @@ def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
 def _outcomes_table(
     figure: PaperFigure, results: Results, outcomes: Sequence[str], arms: Sequence[str], cells: Sequence[str]
 ) -> Iterator[str]:
-    """Yield a table of outcomes: mean with 95 % interval for each arm and cell."""
+    """Yield a table of outcomes: mean and range over the seeds for each arm and cell."""
     yield "| cell | arm | " + " | ".join(f"`{name}`" for name in outcomes) + " | seeds |"
     yield "| --- | --- |" + " --- |" * (len(outcomes) + 1)
     for cell in cells:
@@ -188,14 +187,13 @@ def _outcomes_table(
 
 
 def mean_text(values: Any) -> str:
-    """Return the mean of values with its 95 % interval, for example "0.71 (0.69 to 0.73)"."""
+    """Return the mean of values with the smallest and the largest, for example "0.71 (0.69 to 0.73)"."""
     if not len(values) or not np.isfinite(values).all():
         reached = int(np.isfinite(values).sum()) if len(values) else 0
         return f"finite on {reached} of {len(values)} seeds" if reached else "none"
     if len(values) < 2 or values.std() == 0:
         return _number(float(values.mean()))
-    low, high = student_interval(values)
-    return f"{_number(float(values.mean()))} ({_number(low)} to {_number(high)})"
+    return f"{_number(float(values.mean()))} ({_number(float(values.min()))} to {_number(float(values.max()))})"
 
 
 def _missing(results: Results) -> str:

@@ -180,13 +180,24 @@ def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([0.5], "0.500"), ([2.0, 2.0], "2.00"), ([1.0, 2.0, 3.0], "2.00 (-0.484 to 4.48)"), ([], "none"),
+    [([0.5], "0.500"), ([2.0, 2.0], "2.00"), ([1.0, 2.0, 3.0], "2.00 (1.00 to 3.00)"), ([], "none"),
      ([1.0, math.inf], "finite on 1 of 2 seeds")],
 )  # fmt: skip
-def test_means_are_printed_with_their_interval(values: list[float], text: str) -> None:
+def test_means_are_printed_with_their_range(values: list[float], text: str) -> None:
     import numpy as np
 
     assert mean_text(np.array(values)) == text
+
+
+def test_every_outcome_on_the_pages_is_explained() -> None:
+    page = (RESULTS / "README.md").read_text("utf-8").split("## The outcomes")[1]
+    explained = {name for line in page.splitlines() for name in re.findall(r"`([\w.]+)`", line)}
+    shown = set()
+    for figure in map(load_figure, figure_names()):
+        shown |= {check.outcome for check in figure.checks}
+        shown |= {name for question in figure.questions for name in question.outcomes}
+    # The table explains margin_1 and margin_2, and stands for the others.
+    assert {name for name in shown if not re.fullmatch(r"(margin|violated)_\d", name)} <= explained
 
 
 @pytest.mark.parametrize("paper", sorted({name.partition("-")[0] for name in figure_names()}))
