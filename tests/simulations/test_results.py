@@ -140,7 +140,7 @@ def test_wherever_the_disk_fills_up_it_is_one_line(tmp_path: Path, capfd: pytest
     """From no room for the scenario to no room for the picture: one line, and every round that was written."""
     whole = {name: simulate(smoke(12, selector=name)).history.rounds for name in ("bsfl", "random")}
     seen = set()
-    for pages in (1, 4, 12, 14, 16, 20, 64, 256, 1024):
+    for pages in (1, 4, 9, 10, 12, 14, 16, 20, 23, 64, 256, 1024):
         with small_disk(tmp_path / str(pages), pages) as disk:
             argv = ["compare", "smoke", "--rounds", "12", "--selectors", "bsfl,random", "--seeds", "1", "--runs-dir"]
             status = main([*argv, str(disk / "runs")])
