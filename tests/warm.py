@@ -16,10 +16,14 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsel_flwr.report.page.document import vega_bundle
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 200
-PRELOADED = ("matplotlib.pyplot", "sklearn.datasets", "fedsel_flwr.cli", "fedsel_flwr.simulations.comparisons.plan",
-             "fedsel_flwr.testing")  # fmt: skip
+PRELOADED = (
+    "altair", "matplotlib.pyplot", "sklearn.datasets", "fedsel_flwr.cli",
+    "fedsel_flwr.simulations.comparisons.plan", "fedsel_flwr.testing",
+)  # fmt: skip
 
 
 class Warm:
@@ -66,6 +70,7 @@ def serve() -> None:
     """Fork a process for each request."""
     for name in PRELOADED:
         importlib.import_module(name)
+    vega_bundle()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

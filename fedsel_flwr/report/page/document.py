@@ -191,7 +191,7 @@ def render(document: Document) -> str:
     environment = jinja.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
-    scripts = [_bundle(), _file("page.js")]
+    scripts = [vega_bundle(), _file("page.js")]
     return str(
         environment.from_string(_file("page.html")).render(
             document=document,
@@ -252,8 +252,8 @@ def _json(value: Any) -> str:
 
 
 @functools.cache
-def _bundle() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script."""
+def vega_bundle() -> str:
+    """Return Vega, Vega-Lite and vega-embed as one script; vl-convert takes seconds to make it."""
     return str(load_optional("vl_convert").javascript_bundle())
 
 
