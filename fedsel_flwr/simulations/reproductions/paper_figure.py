@@ -153,16 +153,31 @@ class Picture(Table):
 
     With ``curve``, each arm is a line over the rounds, and each cell a panel. ``curves`` replaces ``curve`` by several
     curves, each with its own panels. ``bound`` is a curve that is added as a dashed line. ``scale`` is the scale of
-    the vertical axis of curves. With ``outcome``, each arm has a point with an interval in each cell.
+    the vertical axis of curves, and ``start`` their first round. With ``outcome``, each arm has a point with an
+    interval in each cell. ``outcomes`` replaces ``outcome`` by several outcomes, each with its own panel. ``levels``
+    are horizontal lines: name -> value.
     """
 
     curve: str = ""
     curves: tuple[str, ...] = ()
     bound: str = ""
     scale: Literal["linear", "log", "symlog"] = "linear"
+    start: CountOrZero = 0
     outcome: str = ""
+    outcomes: tuple[str, ...] = ()
+    levels: dict[str, float] = Field(default_factory=dict)
     cells: tuple[str, ...] = ()
     over: str = "round"
+
+    @property
+    def drawn_curves(self) -> tuple[str, ...]:
+        """The curves; none if the picture shows outcomes."""
+        return self.curves or ((self.curve,) if self.curve else ())
+
+    @property
+    def drawn_outcomes(self) -> tuple[str, ...]:
+        """The outcomes; none if the picture shows curves."""
+        return self.outcomes or ((self.outcome,) if self.outcome else ())
 
 
 class PaperFigure(Table):

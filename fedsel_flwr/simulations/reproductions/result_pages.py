@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, Finding, describe_words
+from fedsel_flwr.simulations.reproductions.claims import MAX_SEEDS, FigureVerdict, Finding, describe_words
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
@@ -61,6 +61,8 @@ def record_verdicts(folder: Path, path: Path) -> None:
 def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
     """Return what the package records about a figure: verdict, number of seeds, and minutes of one core."""
     minutes = figure.minutes if results.missing or not results.cpu_s else results.cpu_s / 60
+    if not figure.arms and not figure.left_out:
+        minutes = 0.0
     return {
         "verdict": verdict_of(figure, results).word,
         "seeds": figure.seeds,
@@ -131,6 +133,9 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         yield (
             "Verdict of each reading: " + "; ".join(f"{name}: {word}" for name, word in verdict.readings.items()) + "."
         )
+    if verdict.word == "not settled" and not math.isnan(verdict.seeds_needed):
+        yield ""
+        yield f"To settle this verdict, a new run would probably need {_seeds_text(verdict.seeds_needed)}."
     if verdict.findings:
         yield ""
         yield from _findings_table(verdict.findings)
@@ -156,17 +161,29 @@ def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
         check, comparison = one.comparison.check, one.comparison
         arms = f"{comparison.left} {RELATIONS[check.relation]} {comparison.right}"
         reading = f" ({check.reading})" if check.reading else ""
-        word: str = one.word
-        if one.word == "not settled":
-            word += f" (a new run would need about {one.seeds_needed} seeds)" if one.seeds_needed else ""
         ends = f"{_number(one.estimate)} ({_number(one.low)} to {_number(one.high)})"
         sign = "x " if comparison.is_ratio else "difference "
         paper = "" if comparison.paper is None else _number(comparison.paper)
         p = "" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
         yield (
             f"| {check.says}{reading}: {arms} | `{check.outcome}` | {_number(one.left)} | {_number(one.right)} | "
-            f"{sign}{ends} | {paper} | {p} | {word} |"
+            f"{sign}{ends} | {paper} | {p} | {_verdict_text(one)} |"
         )
+
+
+def _verdict_text(finding: Finding) -> str:
+    """Return the word of a check; for "not settled" with the seeds that would do."""
+    if finding.word != "not settled":
+        return finding.word
+    small = f"; the interval is within {finding.comparison.check.margin * 100:.0f} %" if finding.is_small else ""
+    if math.isnan(finding.seeds_needed):
+        return f"{finding.word} (too few seeds to estimate how many would do{small})"
+    return f"{finding.word} (a new run would need {_seeds_text(finding.seeds_needed)}{small})"
+
+
+def _seeds_text(seeds: float) -> str:
+    """Return a number of seeds, for example "about 9 seeds"."""
+    return f"about {seeds:.0f} seeds" if math.isfinite(seeds) else f"more than {MAX_SEEDS:,} seeds"
 
 
 def _outcomes_table(
