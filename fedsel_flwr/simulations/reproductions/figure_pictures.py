@@ -40,7 +40,8 @@ LABELS = {
     "counts": "rounds of the client", "rank": "rank of the client",
     "run_s_200": "processor seconds of 200 rounds",
     "energy": "energy of the current state",
-    "last_above": "share of instances\nlast state, equal steps", "best_above": "share of instances\nbest state, equal steps",
+    "last_above": "share of instances\nlast state, equal steps",
+    "best_above": "share of instances\nbest state, equal steps",
     "last_above_in_time": "share of instances\nlast state, equal seconds",
     "best_above_in_time": "share of instances\nbest state, equal seconds",
 }  # fmt: skip
@@ -176,8 +177,8 @@ def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, outcome: st
                 places, means, yerr=np.array(ends).T, fmt=marker, color=style["color"], label=arm, capsize=2,
                 markersize=4,
             )  # fmt: skip
-    for style, (name, value) in zip(("--", ":"), figure.picture.levels.items(), strict=False):
-        axes.axhline(value, color=GREY, linestyle=style, linewidth=1, label=name)
+    for dash, (name, value) in zip(("--", ":"), figure.picture.levels.items(), strict=False):
+        axes.axhline(value, color=GREY, linestyle=dash, linewidth=1, label=name)
     names = list(cells)
     crowded = len(cells) > 5 or len("".join(names)) > LONGEST_NAMES
     axes.set_xticks(range(len(cells)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")

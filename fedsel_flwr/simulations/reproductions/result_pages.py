@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.simulations.reproductions.claims import MAX_SEEDS, FigureVerdict, Finding, describe_words
+from fedsel_flwr.simulations.reproductions.claims import MAX_SEEDS, FigureVerdict, Finding, Word, describe_words
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
 
 COUNTS = "README.md"
 """Name of the page that counts the verdicts."""
+CIFAR = "cifar-10"
+"""Name of the data set whose figures take longest."""
 BEGIN, END = "<!-- reproduce: begin -->", "<!-- reproduce: end -->"
 """Marks of the part of the page :data:`COUNTS` that the command writes."""
 RELATIONS = {"below": "<", "above": ">", "equal": "="}
@@ -115,6 +117,9 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         if text:
             yield ""
             yield text
+    if figure.checked:
+        yield ""
+        yield f"*Checked before this verdict.* {figure.checked.strip()}"
     if figure.shortened:
         yield ""
         yield f'{figure.shortened} The verdict is therefore at most "direction only".'
@@ -234,17 +239,35 @@ def _write_counts(folder: Path) -> None:
 
 
 def counts_table(folder: Path) -> str:
-    """Return the table that counts the verdicts of each paper."""
-    lines = ["", "| paper | verdicts |", "| --- | --- |"]
-    everything = []
+    """Return the table that counts the verdicts of each paper and its core-hours, and a sentence about the sum."""
+    lines = ["", "| paper | verdicts | core-hours |", "| --- | --- | --- |"]
+    everything: list[Word] = []
+    total, cifar = dict[str, float](), dict[str, float]()
     for paper, title in PAPERS.items():
-        figures = [one for one in map(load_figure, figure_names()) if one.paper == paper]
-        words = [verdict_of(one, results_of(one, folder)).word for one in figures]
+        words, seconds = list[Word](), dict[str, float]()
+        for one in (one for one in map(load_figure, figure_names()) if one.paper == paper):
+            results = results_of(one, folder)
+            words.append(verdict_of(one, results).word)
+            # Figures share runs, and each run counts once.
+            seconds |= results.seconds
+            cifar |= results.seconds if one.has_runs and _data_set(one) == CIFAR else {}
         everything += words
+        total |= seconds
         link = f"[{title}]({paper}.md)" if (folder / f"{paper}.md").exists() else title
-        lines.append(f"| {link} | {describe_words(words) or 'none'} |")
-    lines.append(f"| all | {describe_words(everything)} |")
-    return "\n".join(lines) + "\n\n"
+        lines.append(f"| {link} | {describe_words(words) or 'none'} | {sum(seconds.values()) / 3600:.2f} |")
+    hours, rest = (sum(runs.values()) / 3600 for runs in (total, cifar))
+    lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
+    sentence = (
+        f"A core-hour is an hour of one core. `fedsel reproduce all` needs {hours:.1f} of them, and {hours - rest:.1f} "
+        "without the figures on CIFAR-10."
+    )
+    return "\n".join([*lines, "", sentence]) + "\n\n"
+
+
+def _data_set(figure: PaperFigure) -> str:
+    """Return the name of a figure's data set. All cells of a figure have the same one."""
+    cell, arm, seed = next(figure.runs(1))
+    return figure.scenario_of(arm, cell, seed).data.dataset
 
 
 def _anchor(figure: PaperFigure) -> str:

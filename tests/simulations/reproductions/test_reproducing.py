@@ -212,6 +212,14 @@ def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
     assert packaged_verdicts()[name] == verdict_facts(figure, results_of(figure, RESULTS))
 
 
+@pytest.mark.parametrize("name", figure_names())
+def test_errors_of_ours_are_looked_for_before_a_claim_is_not_seen(name: str) -> None:
+    figure = load_figure(name)
+    assert bool(figure.checked) == (packaged_verdicts()[name]["verdict"] == "not seen")
+    for part in ("Our code:", "Setting:") if figure.checked and "The checks are those of" not in figure.checked else ():
+        assert part in figure.checked or part.lower() in figure.checked
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [([0.5], "0.500"), ([2.0, 2.0], "2.00"), ([1.0, 2.0, 3.0], "2.00 (1.00 to 3.00)"), ([], "none"),
