@@ -125,14 +125,13 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
     for name in runs:
         reads = facts.Reads.of(selector_class(name))
         known = facts.cost(name)
-        costs = list(known.seconds.values()) if known and known.measured == name else []
-        millions = f"{1000 * costs[-1]:,.0f}" if costs and max(known.seconds) == 1_000_000 else ""
+        cost = known.seconds.get(1_000_000) if known and known.measured == name else None
         rows.append([
             f":doc:`{name}`",
             ", ".join(f"``{column.name}``" for column in reads.columns) or "nothing",
             facts.secure_aggregation(reads)[0],
             facts.differential_privacy(reads)[0],
-            millions,
+            "" if cost is None else f"{1000 * cost:,.0f}",
         ])  # fmt: skip
     world = small_world.scenario("random")
     text = [
@@ -168,7 +167,7 @@ def _summary(name: str) -> str:
         ["differential privacy", facts.differential_privacy(reads)[0]],
     ]
     if known := facts.card(name):
-        rows.insert(2, ["equations, parameters, measurements", f":doc:`/papers/{known}`"])
+        rows.insert(2, ["details", f":doc:`/papers/{known}`"])
     return _table([], rows, "25 75")
 
 
@@ -201,7 +200,7 @@ def _equations(cls: Any) -> str:
     parts += after
     parts = [docstring_text(part) if not part.startswith(".. list-table") else part for part in parts]
     parts.append(
-        "The lines of code that compute them. Each ends with its place in the paper."
+        "These lines of code compute them. Each line ends with its place in the paper:"
         if symbols else "The docstring has no symbols. The choice is:"
     )  # fmt: skip
     return "\n\n".join([*parts, _code("\n".join(docstrings.tagged_lines(cls)), "python")])
@@ -335,5 +334,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], widths: str = "")
     lines = []
     for row in [head, *rows] if head else rows:
         for number, cell in enumerate(row):
-            lines.append(f"   {'*' if number == 0 else ' '} - {_flat(cell)}")
+            # "Y. J. Cho" would begin a list.
+            text = re.sub(r"^(\w+[.)] )", r"\\\1", _flat(cell))
+            lines.append(f"   {'*' if number == 0 else ' '} - {text}")
     return "\n".join([".. list-table::", *options, "", *lines])

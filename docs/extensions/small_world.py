@@ -46,7 +46,7 @@ class Played:
     @cached_property
     def times(self) -> npt.NDArray[np.int64]:
         """How often each phone was chosen."""
-        return self.chosen.sum(axis=1)
+        return np.asarray(self.chosen.sum(axis=1), dtype=np.int64)
 
     @property
     def thirds(self) -> list[slice]:
@@ -182,11 +182,11 @@ def sentences(run: Played) -> Iterator[str]:
 
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
     """Spearman's rank correlation; 0 if one of the two is constant."""
-    ranks = [_ranks(np.asarray(values)) for values in (first, second)]
-    if min(np.ptp(one) for one in ranks) == 0:
+    one, other = _ranks(first), _ranks(second)
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
     # Adding 0 turns -0.0 into 0.0.
-    return round(float(np.corrcoef(*ranks)[0, 1]), 2) + 0.0
+    return round(float(np.corrcoef(one, other)[0, 1]), 2) + 0.0
 
 
 def signed(value: float) -> str:
