@@ -46,7 +46,7 @@ class FedCMUCB(Selector):
         * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:
-        clients_per_round: m, the paper's SamplingRatio times |S|.
+        clients_per_round: m, the paper's SamplingRatio times ``|S|``.
         seed: Seed of the generator of first means and ties.
 
     References:
@@ -102,7 +102,7 @@ class FedCMTS(Selector):
     When not to use: as for :class:`FedCMUCB`.
 
     Deviations: as for :class:`FedCMUCB`. Algorithm 3 draws only for the clients of the last round; here all
-    available clients draw. Line 4 of Algorithm 3 lacks the division by |S|.
+    available clients draw. Line 4 of Algorithm 3 lacks the division by ``|S|``.
 
     Args:
         clients_per_round: m.
