@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import inspect
+import re
 from typing import Any
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
@@ -163,6 +164,21 @@ def describe(name: str) -> dict[str, Any]:
         "probes": sorted(cls.asks),
         "parameters": parameters,
     }
+
+
+def parameter_texts(cls: type) -> dict[str, str]:
+    """Return the description of each parameter of a class, from the section Args of its docstring.
+
+    >>> parameter_texts(catalogue.CSUCB)["clients_per_round"]
+    "m, the paper's N."
+    """
+    _, heading, after = (inspect.getdoc(cls) or "").partition("\nArgs:\n")
+    if not heading:
+        return {}
+    section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
+    # Deeper lines continue an entry.
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def citations(name: str) -> tuple[str, ...]:
