@@ -27,7 +27,7 @@ class TrainingSettings:
             takes whole passes.
         momentum: Momentum of the gradient, in [0, 1).
         weight_decay: Factor of the weights in the term that is added to the gradient, at least 0.
-        proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
+        proximal_mu: FedProx's mu, at least 0: the steps minimise ``loss + mu/2 |w - w0|²`` with the received model w0.
         augmentation: Random change of the training images, "none" or "crop-flip". The value "crop-flip" changes an
             image each time that it is used. The image is padded by four pixels on each side, cropped to its size at a
             random place and mirrored with probability 1/2. For images only.

@@ -42,16 +42,16 @@ class BSFL(Selector):
     The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization value
     (13). The generalization value of a client is positive while its share is below its target, and otherwise negative.
 
-    ===============  =====================  ==========================================================
-    paper            here                   meaning
-    ===============  =====================  ==========================================================
-    m                ``clients_per_round``  clients per round
-    tau_min          ``min_latency``        seconds to send and receive with zero training
-    mu-bar_k         ``_mean``, ``_speeds`` mean observed speed tau_min / tau_k
-    c_k              ``_plays``             rounds in which client k was selected and observed
-    d_k              ``data_weights``       quality times number of examples
-    g_k              ``_generalization``    distance of client k's share below its target
-    ===============  =====================  ==========================================================
+    ===============  ======================  ==========================================================
+    paper            here                    meaning
+    ===============  ======================  ==========================================================
+    m                ``clients_per_round``   clients per round
+    tau_min          ``min_latency``         seconds to send and receive with zero training
+    mu-bar_k         ``_mean``, ``_speeds``  mean observed speed tau_min / tau_k
+    c_k              ``_plays``              rounds in which client k was selected and observed
+    d_k              ``data_weights``        quality times number of examples
+    g_k              ``_generalization``     distance of client k's share below its target
+    ===============  ======================  ==========================================================
 
     ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
 

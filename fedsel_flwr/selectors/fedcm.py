@@ -37,7 +37,7 @@ class FedCMUCB(Selector):
         * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:
-        clients_per_round: m, the paper's SamplingRatio times |S|.
+        clients_per_round: m, the paper's SamplingRatio times ``|S|``.
         seed: Seed of the generator of first means and ties.
 
     References:
@@ -89,7 +89,7 @@ class FedCMTS(Selector):
     ============  ======================  ================================================
 
     Deviations: as for :class:`FedCMUCB`. Algorithm 3 draws only for the clients of the last round; here all
-    available clients draw. Line 4 of Algorithm 3 lacks the division by |S|.
+    available clients draw. Line 4 of Algorithm 3 lacks the division by ``|S|``.
 
     Args:
         clients_per_round: m.

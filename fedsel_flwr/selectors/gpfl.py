@@ -21,7 +21,7 @@ class GPFL(Selector):
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
-    c_k           ``report.projection``   <d_k, G> / |G|, client k's gradient on the server's direction (3)
+    c_k           ``report.projection``   ``<d_k, G> / |G|``, client k's gradient on the server's direction (3)
     C             ``_projection``         each client's latest c_k
     mu_k          ``reward``              softmax of C (5), times (8) for the clients just selected
     n_k           ``_plays``              rounds in which client k was selected and observed
@@ -47,8 +47,8 @@ class GPFL(Selector):
         * Clients are selected by the score (6). Algorithm 1 sorts them by C.
         * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta: the sum over the local steps, if each step has the
           learning rate eta. The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses
-          the G of the previous round, and c_k = 0 if |G| = 0. Instead of d_k and G, the paper uses the gradients of F
-          at w_k^t and at w^{t-1}.
+          the G of the previous round, and c_k = 0 if ``|G| = 0``. Instead of d_k and G, the paper uses the gradients of
+          F at w_k^t and at w^{t-1}.
         * After a round without an observation, every client gets its current reward (5) again, without the factor (8).
         * The softmax (5) is computed over the clients with an observed c_k. Exponents of (8) are clipped to -50 to 50.
           A and F are measured on a validation set.

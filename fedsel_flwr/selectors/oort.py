@@ -23,19 +23,19 @@ utilities, either one could be the outlier."""
 class Oort(Selector):
     """Exploits tried clients with high utility, discounts slow ones, and explores clients never tried.
 
-    ============  ==============================  ==========================================================
-    paper         here                            meaning
-    ============  ==============================  ==========================================================
-    U(i)          ``_utility``                    statistical utility: examples times the root mean squared loss
-    L(i)          ``_last_round``                 last round in which client i was tried; 0 if never tried
-    t_i           ``_duration``                   latency of client i in that round
-    T             ``_preferred_duration``         preferred duration; clients above it are slow
-    epsilon       ``_exploration_share``          share of a round for clients never tried
-    alpha         ``penalty``                     exponent of the discount of slow clients
-    c             ``cut_off``                     candidates need at least c times the m'-th largest score
-    m'            ``exploit`` in ``_select``      number of clients that a round exploits
-    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and the step of an update
-    ============  ==============================  ==========================================================
+    ============  ===============================  ==========================================================
+    paper         here                             meaning
+    ============  ===============================  ==========================================================
+    U(i)          ``_utility``                     statistical utility: examples times the root mean squared loss
+    L(i)          ``_last_round``                  last round in which client i was tried; 0 if never tried
+    t_i           ``_duration``                    latency of client i in that round
+    T             ``_preferred_duration``          preferred duration; clients above it are slow
+    epsilon       ``_exploration_share``           share of a round for clients never tried
+    alpha         ``penalty``                      exponent of the discount of slow clients
+    c             ``cut_off``                      candidates need at least c times the m'-th largest score
+    m'            ``exploit`` in ``_select``       number of clients that a round exploits
+    W, Delta      ``pacer_step``, ``pacer_delta``  rounds between two updates of T, and the step of an update
+    ============  ===============================  ==========================================================
 
     All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
     Two other versions of the code have other defaults:

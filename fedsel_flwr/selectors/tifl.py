@@ -29,7 +29,7 @@ class TiFL(Selector):
     NewProbs      ``_weight``             the tiers' chances, not normalized
     A_t^r         ``_means``              the global model's accuracy on the data of tier t
     I             ``interval``            rounds between two changes of the chances
-    |C|           ``clients_per_round``   clients per round
+    ``|C|``       ``clients_per_round``   clients per round
     ============  ======================  ============================================================
 
     Deviations:
