@@ -8,6 +8,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
+import inventories  # noqa: E402 - found through the path above
+
 PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
 # Pages that an extension generates: each is loaded once its file is there.
 GENERATORS = [name for name in ("gallery", "scenario_reference") if (DOCS / "extensions" / f"{name}.py").is_file()]
@@ -55,12 +57,15 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
 # ---- links to other sites: the inventories lie here, so that a build needs no network ------------------------------
-intersphinx_mapping: dict[str, tuple[str, str]] = {}
+intersphinx_mapping = inventories.write(DOCS / "_build" / "inventories")
+intersphinx_disabled_reftypes = ["std:*"]
+nitpicky = True
 
 # ---- the site ------------------------------------------------------------------------------------------------------
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False

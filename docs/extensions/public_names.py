@@ -6,6 +6,7 @@ autoapi parses the modules of :data:`MODULES`, the files from which these import
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,26 +95,72 @@ def shown_names(env: BuildEnvironment) -> dict[str, str]:
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element) -> nodes.Element | None:
-    """Resolve a reference to a name where it is defined: the name is shown elsewhere."""
+    """Resolve a reference to a name that is shown elsewhere than where it is defined.
+
+    A name of the package that is not public stays plain text. A name that the package does not define stays unresolved,
+    so that Sphinx warns.
+    """
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
     if target in ARRAYS:
         node["reftarget"] = "numpy.typing.NDArray"
         return app.emit_firstresult("missing-reference", env, node, shown)
-    domain, names = env.domains.python_domain, shown_names(env)
-    owner = node.get("py:module", "")
-    for one in (target, f"{owner}.{target}"):
+    domain, names = env.domains.python_domain, aliases(app)
+    for one in (target, f"{node.get('py:module', '')}.{target}", f"{node.get('py:class', '')}.{target}"):
         head, _, member = one.rpartition(".")
         for name in (names.get(one), f"{names[head]}.{member}" if head in names else None):
             if name and (found := domain.objects.get(name)):
                 return domain.resolve_xref(env, node["refdoc"], app.builder, found.objtype, name, node, shown)
-    return None
+    return shown if target.rpartition(".")[2] in defined() else None
+
+
+def aliases(app: Sphinx) -> dict[str, str]:
+    """Return each name of a shown object -> the name under which it is shown.
+
+    An object has a name in its module, one in each module that imports it, and its bare name if no other object has it.
+    """
+    names: dict[str, str] = getattr(app, "public_aliases", {})
+    if not names:
+        every, bare = app.env.__dict__["autoapi_all_objects"], dict[str, set[str]]()
+        for origin, name in shown_names(app.env).items():
+            bare.setdefault(name.rpartition(".")[2], set()).add(name)
+            while origin:
+                names[origin] = name
+                origin = every[origin].obj.get("original_path", "") if origin in every else ""
+        names |= {short: full.pop() for short, full in bare.items() if len(full) == 1}
+        app.__dict__["public_aliases"] = names
+    return names
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Return the bare names that the package defines, and those of Flower that ``flower.py`` imports."""
+    names = set[str]()
+    for file in (ROOT / "fedsel_flwr").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.alias) and file.name == "flower.py":
+                names.add(node.name)
+    return frozenset(names)
+
+
+def keep_text(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Keep Napoleon from taking the first words of an attribute's text for a type: it does so up to a colon."""
+    if what in ("attribute", "data", "property"):
+        # An empty comment, without a colon.
+        lines[0:0] = ["..", ""]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.connect("config-inited", leave_out)
     app.connect("autoapi-skip-member", skip)
+    app.connect("autodoc-process-docstring", keep_text, priority=100)
     app.connect("missing-reference", resolve, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,11 +7,12 @@ name the file. A file of another kind, to which a page links, becomes a page wit
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import pending_xref, toctree
 from sphinx.application import Sphinx
 from sphinx.project import Project
 from sphinx.transforms import SphinxTransform
@@ -37,7 +38,15 @@ PAGES = {
 """Page of the site -> file of the repository."""
 HOME = ("README.md", "docs/README.md")
 """Files that the home page and "Get started" include. Links to them lead to the home page."""
-LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash", ".cff": "yaml"}
+BELOW = {
+    "papers/README": "papers/*",
+    "results/README": "results/*",
+    "performance": "benchmarks/*",
+    "examples": "examples/*",
+}
+"""Page with a list of links -> the pages that the navigation shows below it."""
+LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash"}
+"""Files of code, which have a page if another page links to them. Files of data are downloads."""
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -70,24 +79,22 @@ def begin(app: Sphinx) -> None:
     pages.linked = {ROOT / file: "index" for file in HOME}
     for file in linked_files([*DOCS.glob("*.md"), *DOCS.glob("[pr]*/*.md"), *pages.files.values()]):
         name = f"source/{file.relative_to(ROOT).as_posix()}"
-        pages.files[name] = write_source_page(file, Path(app.doctreedir).parent / "source")
+        pages.files[name] = write_source_page(file, Path(app.outdir).parent / "source")
         pages.linked[file] = name
     app.project = app.env.project = pages
 
 
 def linked_files(pages: list[Path]) -> set[Path]:
-    """Return the files outside ``docs/``, and not in Markdown, to which pages link."""
+    """Return the files of code outside ``docs/`` to which pages link."""
     links = {(page.parent / link).resolve() for page in pages for link in LINK.findall(page.read_text("utf-8"))}
-    return {
-        file for file in links if file.is_file() and not file.is_relative_to(DOCS) and file.suffix not in (".md", ".png")
-    }
+    return {file for file in links if file.is_file() and file.suffix in LANGUAGES and not file.is_relative_to(DOCS)}
 
 
 def write_source_page(file: Path, folder: Path) -> Path:
     """Write a page with the text of a file, if it has changed, and return the page's path."""
     name = file.relative_to(ROOT).as_posix()
     fence = "`" * 8
-    text = f"# {name}\n\n{fence}{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text('utf-8')}{fence}\n"
+    text = f"---\norphan: true\n---\n\n# {name}\n\n{fence}{LANGUAGES[file.suffix]}\n{file.read_text('utf-8')}{fence}\n"
     page = folder / f"{name}.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     if not page.is_file() or page.read_text("utf-8") != text:
@@ -98,8 +105,8 @@ def write_source_page(file: Path, folder: Path) -> Path:
 class Anchors(SphinxTransform):
     """Makes targets of ``<a id="name"></a>``, so that links to them are checked as links to headings are."""
 
-    # Before MyST looks for the targets of links within a page.
-    default_priority = 870
+    # Before Sphinx notes the targets of a page.
+    default_priority = 840
     _anchor = re.compile(r'\s*<a id="([^"]+)">\s*(?:</a>)?\s*')
 
     def apply(self, **kwargs: Any) -> None:
@@ -128,9 +135,27 @@ class LinksOfReadme(SphinxTransform):
                     link.update_all_atts({"refdomain": "doc", "reftarget": page, "reftargetid": anchor}, replace=True)
 
 
+class PagesBelow(SphinxTransform):
+    """Adds the navigation of :data:`BELOW`, without which these pages are plain Markdown."""
+
+    default_priority = 872
+
+    def apply(self, **kwargs: Any) -> None:
+        """Append a hidden list of the pages below this page."""
+        name = self.env.docname
+        if name in BELOW:
+            below = [page for page in sorted(self.env.found_docs) if fnmatchcase(page, BELOW[name]) and page != name]
+            entries = [(None, page) for page in below]
+            (section, *_) = self.document.findall(nodes.section)
+            section += toctree(
+                "", parent=name, entries=entries, includefiles=below, maxdepth=-1, caption=None, glob=False,
+                hidden=True, includehidden=False, numbered=0, titlesonly=True,
+            )  # fmt: skip
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.connect("builder-inited", begin, priority=100)
-    for transform in (Anchors, LinksOfReadme):
+    for transform in (Anchors, LinksOfReadme, PagesBelow):
         app.add_transform(transform)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -66,10 +66,10 @@ class ActiveFL(UtilityOption):
 
     Args:
         clients_per_round: m.
-        dropped: alpha_1, in [0, 1].
-        temperature: alpha_2, at least 0.
-        uniform: alpha_3, in [0, 1].
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        dropped: alpha_1, the share of clients left out of the softmax, in [0, 1].
+        temperature: alpha_2, the factor of the valuation in the softmax, at least 0.
+        uniform: alpha_3, the share of the round that is drawn uniformly, in [0, 1].
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of the draws.
 

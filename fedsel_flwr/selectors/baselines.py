@@ -72,7 +72,7 @@ class RandomBySize(Selector):
 
     Args:
         clients_per_round: Number of clients to draw each round (m).
-        replacement: Whether a client may be drawn again.
+        replacement: Whether a client may be drawn again in the same round.
         seed: Seed of the selector's generator.
 
     Raises:

@@ -89,14 +89,14 @@ class BSFL(Selector):
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds; "auto" computes it from the latencies of fast clients
-            (:attr:`min_latency_now`).
-        alpha: Weight of the generalization term; 0 uses the speed alone.
-        beta: Exponent of g_k, a natural number.
-        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale. A mapping may grow with
-            the fleet. None uses the target m/K of (3), for balanced i.i.d. data.
-        solver: "exact", or the paper's "alsa" or "annealing".
-        solver_steps: Steps of the annealing solvers in each round.
+        min_latency: tau_min, the seconds to receive and send without training, above 0; "auto" computes it from the
+            latencies of fast clients. :attr:`min_latency_now` is the current value.
+        alpha: Weight of the generalization term, at least 0; 0 uses the speed alone.
+        beta: Exponent of g_k, the distance of a client's share below its target, at least 1.
+        data_weights: d_k of (4), quality times number of examples by client index, above 0 and of any scale. An array
+            or a mapping, which may grow with the fleet. None uses the target m/K of (3), for balanced i.i.d. data.
+        solver: Solver of (13): "exact", or the paper's "alsa" or "annealing".
+        solver_steps: Steps of the annealing solvers in each round, at least 1.
         exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean speeds alone.
         seed: Seed of the generator that breaks ties and anneals.
 

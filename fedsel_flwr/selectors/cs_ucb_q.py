@@ -59,11 +59,12 @@ class CSUCBQ(LatencyRewards):
     Args:
         clients_per_round: m, the paper's N.
         max_latency: tau_max, seconds; "auto" uses the slowest completed play, :attr:`max_latency_now`.
-        fairness: c by client index, each in [0, 1], as an array or a mapping. A mapping may grow with the fleet. None
-            computes c from the data sizes of ``inform(clients, num_examples=...)``. A client of unknown size then
-            counts as a client of average size.
-        fairness_scale: phi, in [0, 1], used only if ``fairness`` is None.
-        queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
+        fairness: c, the smallest share of the rounds by client index, each in [0, 1]. An array or a mapping, which may
+            grow with the fleet. None computes c from the data sizes of ``inform(clients, num_examples=...)``. A client
+            of unknown size then counts as a client of average size.
+        fairness_scale: phi, the scale of the fairness from data sizes, in [0, 1], used only if ``fairness`` is None.
+        queue_weight: beta, the weight of the queues against the rewards, in [0, 1]. The regret is sub-linear for beta
+            of at most 1 / sqrt(T).
         exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean rewards alone.
         seed: Seed of the generator that breaks ties.
 

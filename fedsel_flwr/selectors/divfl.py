@@ -85,11 +85,11 @@ class DivFL(VectorSelector, UtilityOption):
 
     Args:
         clients_per_round: m.
-        epsilon: None compares all candidates in each step. A number in (0, 1) compares K/m ln(1/epsilon) random ones.
-            This costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
-        sketch_size: Length of the stored projections. None stores whole gradients.
-        max_clients: Largest number of clients.
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        epsilon: Share of the guarantee that a stochastic greedy search gives up in expectation, in (0, 1). Each step
+            compares K/m ln(1/epsilon) random candidates. None compares all candidates.
+        sketch_size: Length of the stored projections, at least 1. None stores whole gradients.
+        max_clients: Largest number of clients, at least 1.
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of ties, candidates and signs.
 

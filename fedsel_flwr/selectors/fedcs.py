@@ -55,10 +55,10 @@ class FedCS(Selector):
         * If no client fits, the fastest client is selected.
 
     Args:
-        deadline: T_round, in seconds.
-        clients_per_round: Optional largest number of clients. None sets no limit.
+        deadline: T_round, the seconds in which the selected clients should reply, above 0.
+        clients_per_round: Optional largest number of clients, at least 1. None sets no limit.
         channels: Clients served at the same time, as in the strategy. None serves all selected clients at once.
-        refresh_rounds: Number of rounds after a measurement for which the estimate is valid.
+        refresh_rounds: Number of rounds after a measurement for which the estimate is valid, at least 1.
         seed: Seed of the generator of ties and of the order in which clients are measured.
 
     Raises:

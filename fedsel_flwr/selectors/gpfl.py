@@ -70,8 +70,8 @@ class GPFL(Selector):
     Args:
         clients_per_round: m.
         total_rounds: T, the planned number of rounds, including the initialization.
-        rho: Weight of the exploration term.
-        exploration: A fixed alpha in (6), as in Fig. 7a. If None, alpha follows (7).
+        rho: Weight of the exploration term, at least 0.
+        exploration: A fixed alpha in (6), at least 0. Figure 7a has fixed values. If None, alpha follows (7).
         loss_sign: Sign in the loss branch of (8): "corrected", or "paper" as printed.
         seed: Seed of the generator that breaks ties.
 

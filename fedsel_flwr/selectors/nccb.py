@@ -129,7 +129,7 @@ class NCCB(GroupBandit):
 
     Args:
         clients_per_round: m.
-        clusters: Largest number of clusters.
+        clusters: Largest number of clusters, at least 1.
         accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the weight 1 minus this.
         exploration: Factor in the bound, at least 0.
         seed: Seed of the generator of ties and of the first centre.

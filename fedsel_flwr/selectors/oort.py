@@ -118,18 +118,19 @@ class Oort(Selector):
 
     Args:
         clients_per_round: m.
-        exploration: epsilon of round 1, in [0, 1].
+        exploration: epsilon of round 1, the share of the round for clients never tried, in [0, 1].
         exploration_decay: Factor of epsilon from round to round, in [0, 1].
         exploration_min: Lowest epsilon, in [0, 1].
-        penalty: alpha, at least 0.
+        penalty: alpha, the exponent of the discount of slow clients, at least 0.
         clip: Quantile of the tried clients' utilities that is the clip limit, in [0, 1].
-        cut_off: c, in [0, 1].
-        pacer_step: W, in rounds.
-        pacer_delta: Delta, in percent.
-        first_percentile: First value of T, as a percentile of the tried clients' durations. 100 sets no limit.
+        cut_off: c, the share of the m'-th largest score that candidates need, in [0, 1].
+        pacer_step: W, the rounds between two updates of T, at least 1.
+        pacer_delta: Delta, the step of an update of T's percentile, at least 0.
+        first_percentile: First value of T, as a percentile of the tried clients' durations, in [0, 100]. 100 sets no
+            limit.
         score_range: End of the range of the utilities: "clipped" (the clip limit) or "paper" (the largest).
-        trained_examples: Number of examples that a client trains on in a round: steps times batch size. If None, a
-            client trains on all its examples. Scenarios with ``local_steps`` set this number.
+        trained_examples: Number of examples that a client trains on in a round (steps times batch size), at least 1. If
+            None, a client trains on all its examples. Scenarios with ``local_steps`` set this number.
         seed: Seed of the random draws.
 
     Raises:

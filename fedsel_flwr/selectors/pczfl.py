@@ -68,9 +68,10 @@ class PCZFL(Selector):
         * You can set any ``uncertainty``, as in the experiments. The limit ``clients_per_round`` is ours.
 
     Args:
-        uncertainty: A. With the theory's value, about 25, zooming never helps.
-        warmup_rounds: Rounds in which all available clients train.
-        clients_per_round: Optional limit. If more clients are selected, random ones are left out. None sets no limit.
+        uncertainty: A, the confidence hyper-parameter, above 0. With the theory's value, about 25, zooming never helps.
+        warmup_rounds: Rounds in which all available clients train, at least 0.
+        clients_per_round: Optional limit of the selected clients, at least 1. If more clients are selected, random ones
+            are left out. None sets no limit.
         seed: Seed of the generator that leaves out clients.
 
     Raises:

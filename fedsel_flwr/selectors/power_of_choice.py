@@ -22,7 +22,7 @@ class Candidates(Selector):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:
@@ -98,8 +98,8 @@ class PowerOfChoice(Candidates, UtilityOption):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of candidates and ties.
 
@@ -197,7 +197,7 @@ class CPowD(PowerOfChoice):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:
@@ -263,7 +263,7 @@ class RPowD(Candidates):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:

@@ -189,6 +189,21 @@ def section(cls: type[Selector], heading: str) -> str:
     return inspect.cleandoc("\n" + (found[1] or found[2])) if found else ""
 
 
+def parameter_texts(cls: type) -> dict[str, str]:
+    """Return the description of each parameter of a class, from the section Args of its docstring.
+
+    >>> parameter_texts(catalogue.CSUCB)["clients_per_round"]
+    "m, the paper's N."
+    """
+    _, heading, after = (inspect.getdoc(cls) or "").partition("\nArgs:\n")
+    if not heading:
+        return {}
+    section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
+    # Deeper lines continue an entry.
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
 def citations(name: str) -> tuple[str, ...]:
     """Return the BibTeX entries of a selector's papers.
 

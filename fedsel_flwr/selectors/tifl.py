@@ -66,9 +66,10 @@ class TiFL(Selector):
 
     Args:
         clients_per_round: m.
-        tiers: T.
-        interval: I, in rounds.
-        credits: Credits of each tier: one number for all tiers, or one for each, the fastest first. None sets no limit.
+        tiers: T, the number of tiers, at least 1.
+        interval: I, the rounds between two changes of the tiers' chances, at least 1.
+        credits: Rounds for which each tier may be drawn, at least 1: one number for all tiers, or one for each, the
+            fastest first. None sets no limit.
         seed: Seed of the generator of tiers and clients.
 
     Raises:
