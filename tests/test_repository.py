@@ -253,3 +253,51 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if requirement.name == project["name"]:
             continue
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
+    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_ci_leaves_the_pages_out_only_if_git_says_that_none_has_changed(tmp_path: Path) -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    (function,) = re.findall(r"^pages_changed\(\) .*?^}\n", script, re.MULTILINE | re.DOTALL)
+    (paths,) = re.findall(r"^PAGES=\(.*?^\)\n", script, re.MULTILINE | re.DOTALL)
+    question = f"set -euo pipefail\n{function}{paths}if pages_changed; then echo yes; else echo no; fi"
+
+    def changed(folder: Path, **own: str) -> str:
+        environment = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(tmp_path), **own}
+        done = subprocess.run(["bash", "-c", question], cwd=folder, capture_output=True, text=True, env=environment)
+        return done.stdout.strip() + done.stderr
+
+    def commit(folder: Path, name: str) -> str:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text")
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", name)
+        return git(folder, "rev-parse", "HEAD")
+
+    assert changed(tmp_path) == "yes"
+    origin, clone, shallow = (tmp_path / name for name in ("origin", "clone", "shallow"))
+    git(tmp_path, "init", "origin")
+    first, _ = commit(origin, "docs/page.md"), commit(origin, "fedsel_flwr/cli.py")
+    for words in ((), ("--depth=1",)):
+        git(tmp_path, "clone", *words, origin.as_uri(), str(shallow if words else clone))
+    # The main branch in a new clone, a shallow clone, and a commit that is not there.
+    assert [changed(folder) for folder in (clone, shallow)] == ["yes", "yes"]
+    assert changed(shallow, BASE=first) == "yes"
+    assert changed(clone, BASE=first) == "no"
+    # A branch: its own commits count, not those of the main branch.
+    git(clone, "checkout", "-b", "branch")
+    commit(clone, "tests/test_cli.py")
+    assert changed(clone) == "no"
+    commit(origin, "docs/another.md")
+    git(clone, "fetch")
+    assert changed(clone) == "no"
+    commit(clone, "README.md")
+    assert changed(clone) == "yes"
+    # What is not committed counts as well.
+    git(clone, "reset", "--hard", "HEAD^")
+    (clone / "docs" / "new.md").write_text("text")
+    assert changed(clone) == "yes"

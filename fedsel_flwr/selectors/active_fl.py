@@ -17,6 +17,8 @@ from fedsel_flwr.selectors.round_report import FAILURES_THAT_COUNT, RoundReport,
 class ActiveFL(UtilityOption):
     """Draws most clients of a round by a softmax of their valuations, and the others uniformly.
 
+    A valuation is large if the client has many examples, and if the model has a large loss on them.
+
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
@@ -27,6 +29,12 @@ class ActiveFL(UtilityOption):
     alpha_3       ``uniform``             share of the round that is drawn uniformly
     K, m          ``available``, m        number of available clients, clients per round
     ============  ======================  ==================================================================
+
+    When not to use:
+        * Each client trains rarely, because the valuations of clients that are not selected become outdated.
+        * Clients have few examples, and you keep the default ``temperature``. The softmax is nearly uniform unless
+          valuations are in the hundreds.
+        * Some clients have wrong labels, because wrong labels cause large losses.
 
     Deviations:
         * The first valuations come from a probe. The probe asks each client for its loss once, when the client is first

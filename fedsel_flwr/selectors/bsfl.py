@@ -55,6 +55,12 @@ class BSFL(Selector):
 
     ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
 
+    When not to use:
+        * The clients' shares must reach their targets, and ``alpha`` is small. The distance between share and target is
+          roughly proportional to 1 / alpha. CS-UCB-Q guarantees a minimum share by a constraint.
+        * Each client trains in only a few rounds. The radius of (12) is then large, so all clients are selected about
+          equally often.
+
     Deviations:
         * The paper states that solving (13) takes exponential time, and uses annealing. The default solver,
           :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves (13) exactly in O(K log K). The same file has the

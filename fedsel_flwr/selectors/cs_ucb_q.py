@@ -22,6 +22,8 @@ BELOW_ONE = float(np.nextafter(1.0, 0.0))
 class CSUCBQ(LatencyRewards):
     """Selects fast clients under a fairness constraint: by optimistic reward plus deficit against the fair share.
 
+    The deficit of a client grows in each round in which it was not selected.
+
     ===========  ======================  ==============================================================
     paper        here                    meaning
     ===========  ======================  ==============================================================
@@ -34,6 +36,12 @@ class CSUCBQ(LatencyRewards):
     D_k          ``_queue``              virtual queue: the deficit of client k against c_k
     b_k          ``_served``             whether client k was selected in the round before
     ===========  ======================  ==============================================================
+
+    When not to use:
+        * The run is short and has many clients. The optimistic rewards (26) are then all 1 for a long time, so the
+          selection depends only on the queues.
+        * Slow clients have data that no other client has, and ``queue_weight`` is very small. Slow clients are then
+          rarely selected.
 
     Deviations:
         * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.

@@ -54,6 +54,8 @@ LOG_2_PI = math.log(2.0 * math.pi)
 class FedCor(Selector):
     """Learns how the clients' losses change together, and selects clients that lower the others' losses most.
 
+    Clients whose losses fall in the same rounds are correlated, so one of them can represent the others.
+
     ===============  =====================  ======================================================================
     paper            here                   meaning
     ===============  =====================  ======================================================================
@@ -72,6 +74,10 @@ class FedCor(Selector):
 
     The embeddings maximize the likelihood of all samples, each weighted by its age. If every sample contains all
     clients, the embeddings have a closed form. A difference in the last bits of the losses then changes no selection.
+
+    When not to use:
+        * The clients' connections are slow, because the warm-up probes all clients in every round.
+        * Other clients are available in each round. A sample needs clients that are available before and after a round.
 
     Deviations:
         * After the warm-up, the paper takes a new sample by training random clients on a copy of the model, and

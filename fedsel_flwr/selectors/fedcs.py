@@ -18,6 +18,8 @@ ROUNDING = 1e-9
 class FedCS(Selector):
     """Adds the client that lengthens the round least, until the next client would exceed the deadline.
 
+    As many clients as possible thus reply before the deadline.
+
     ==============  ====================  ===========================================================
     paper           here                  meaning
     ==============  ====================  ===========================================================
@@ -32,6 +34,10 @@ class FedCS(Selector):
     time of a set is the largest over all partitions into waves: w waves take at most the sum of the set's w largest
     latencies. With a channel for each client, this is the largest latency, and all clients within the deadline are
     selected.
+
+    When not to use:
+        * Slow clients have other labels than fast clients, because slow clients are not selected.
+        * A round may ask only a few clients. The fastest clients are then selected again and again.
 
     Deviations:
         * In the paper uploads follow one another while other clients train. Here each client has a channel, as in the

@@ -18,6 +18,8 @@ CLIP = 50.0
 class GPFL(Selector):
     """Selects the clients with the largest mean reward from gradient projections, plus an exploration term.
 
+    The projection shows how far a client's update points in the direction in which the global model moves.
+
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
@@ -30,6 +32,14 @@ class GPFL(Selector):
     rho           ``rho``                 weight of exploration
     alpha         ``exploration``         rho t / T (7), or fixed
     ============  ======================  ==================================================================
+
+    When not to use:
+        * There are very many clients, and the model is large. In round 1 all clients train, and the server needs memory
+          for the updates of all clients.
+        * The server has an adaptive optimizer, unless a test on your data shows that GPFL helps. G is the change of the
+          global model divided by ``learning_rate``. An adaptive optimizer scales this change differently for each
+          parameter, so G may point in another direction.
+        * Rounds must be short, because the selector ignores latency.
 
     Deviations:
         * If the accuracy has not changed, the factor (8) is exp(F^{t-1} - F^t). The sign printed in the paper would

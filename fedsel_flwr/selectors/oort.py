@@ -23,6 +23,8 @@ utilities, either one could be the outlier."""
 class Oort(Selector):
     """Exploits tried clients with high utility, discounts slow ones, and explores clients never tried.
 
+    The utility of a client is its number of examples times the root mean square of its losses.
+
     ============  ===============================  ==========================================================
     paper         here                             meaning
     ============  ===============================  ==========================================================
@@ -47,6 +49,11 @@ class Oort(Selector):
 
     The constants 0.1 (bonus), 0.1 and 5 (pacer) are from ``oort/oort.py`` at f5fccf3. We could not compare the defaults
     with the settings of the paper.
+
+    When not to use:
+        * Every client must train regularly, because slow clients are rarely selected.
+        * Clients may report losses that are too large, because a larger loss raises the client's score. See
+          ``score_range``.
 
     Deviations:
         * The pacer is that of the authors' code. T is a percentile of the tried clients' durations. The pacer compares

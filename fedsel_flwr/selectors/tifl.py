@@ -20,6 +20,8 @@ ATTEMPTS = 5
 class TiFL(Selector):
     """Sorts the clients into tiers by their latency, draws a tier, and draws the round's clients from this tier.
 
+    A tier is drawn more often if the model is less accurate on the data of its clients.
+
     ============  ======================  ============================================================
     paper         here                    meaning
     ============  ======================  ============================================================
@@ -31,6 +33,12 @@ class TiFL(Selector):
     I             ``interval``            rounds between two changes of the chances
     ``|C|``       ``clients_per_round``   clients per round
     ============  ======================  ============================================================
+
+    When not to use:
+        * The latency of one client varies more from round to round than the clients differ. The tiers are then random
+          groups.
+        * The run is short. The first rounds, at least ceil(K / m), only profile the clients.
+        * The network is slow, because a probe of all clients is sent every ``interval`` rounds.
 
     Deviations:
         * Clients are profiled while they train in the first rounds. Available clients without a profile are selected
