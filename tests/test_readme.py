@@ -23,7 +23,7 @@ from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OTHER = ("diff", "text", "toml", "yaml")
-ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py"}
+ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py", "docs/tutorial.md": "tests/site/test_tutorial.py"}
 PAPERS = "docs/papers/"
 CARDS = """
 import numpy as np
@@ -231,8 +231,10 @@ def test_nothing_is_left_out_in_silence() -> None:
     for (page, begin), word in NOT_RUN.items():
         (why,) = [why for (other, first), why in left.items() if other == page and first.startswith(begin)]
         assert word in why
+    assert [page for page in ELSEWHERE.values() if not (ROOT / page).is_file()] == []
     for block in BLOCKS:
-        assert is_code(block) or block.language in OTHER or not block.language, f"{block}: {block.language}"
+        known = is_code(block) or block.page in ELSEWHERE or block.language in OTHER or not block.language
+        assert known, f"{block}: {block.language}"
         if not is_code(block):
             names = tuple(f"{name} " for name in COMMANDS)
             told = [one for one in block.text.splitlines() if one.startswith(names) and not re.match(r"flwr \d", one)]
