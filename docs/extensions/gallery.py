@@ -26,6 +26,8 @@ from fedsel_flwr.selectors.registry import citations, selector_class
 
 HERE = Path(__file__).parent
 FOLDER = "gallery"
+PUBLIC = "fedsel_flwr.selectors"
+"""The module from which users import selectors; the API reference shows them there."""
 SECTIONS = (
     "Choices over time",
     "Equations",
@@ -101,7 +103,7 @@ def page(name: str, run: small_world.Played) -> str:
         _citation(name),
     )
     parts = [
-        f".. py:currentmodule:: {cls.__module__}",
+        f".. py:currentmodule:: {PUBLIC}",
         f".. _selector-{name}:",
         _heading(name, "="),
         docstring_text(docstrings.idea(cls)),
@@ -161,7 +163,7 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
 def _summary(name: str) -> str:
     cls, reads = selector_class(name), facts.Reads.of(selector_class(name))
     rows = [
-        ["class", f":py:class:`~{cls.__module__}.{cls.__name__}`"],
+        ["class", f":py:class:`{PUBLIC}.{cls.__name__}`"],
         ["paper", docstring_text(docstrings.required_section(cls, "References"))],
         ["secure aggregation", facts.secure_aggregation(reads)[0]],
         ["differential privacy", facts.differential_privacy(reads)[0]],

@@ -6,6 +6,8 @@ autoapi parses the modules of :data:`MODULES`, the files from which these import
 from __future__ import annotations
 
 import ast
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ MODULES = (
     "fedsel_flwr.wireless",
 )
 """The modules with a page. The first that has a name shows it."""
+ROOMS = re.compile(r"^(=+  =+)\nroom .*?\n\1\n.*?\n\1\n?", re.MULTILINE | re.DOTALL)
 ARRAYS = ("fedsel_flwr.checks.BoolArray", "fedsel_flwr.checks.FloatArray", "fedsel_flwr.checks.IntArray")
 """Our names of NumPy's type of arrays, which signatures show."""
 
@@ -71,7 +74,12 @@ def leave_out(app: Sphinx, config: Config) -> None:
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
     """Return whether autoapi leaves an object out; None leaves this to autoapi."""
     if what in ("module", "package"):
+        # The table of rooms is for readers of the code.
+        found.docstring = ROOMS.sub("", found.docstring)
         return name not in MODULES
+    if what in ("class", "exception"):
+        # Bases are shown without their modules.
+        found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
     module = name.rpartition(".")[0]
     if module not in MODULES:
         # An object that has a page of its own gets one even if its module has none.
@@ -94,26 +102,77 @@ def shown_names(env: BuildEnvironment) -> dict[str, str]:
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.Element) -> nodes.Element | None:
-    """Resolve a reference to a name where it is defined: the name is shown elsewhere."""
+    """Resolve a reference to a name that is shown elsewhere than where it is defined.
+
+    A name of the package that is not public stays plain text. A name that the package does not define stays unresolved,
+    so that Sphinx warns.
+    """
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
     if target in ARRAYS:
         node["reftarget"] = "numpy.typing.NDArray"
         return app.emit_firstresult("missing-reference", env, node, shown)
-    domain, names = env.domains.python_domain, shown_names(env)
-    owner = node.get("py:module", "")
-    for one in (target, f"{owner}.{target}"):
+    domain, names = env.domains.python_domain, aliases(app)
+    for one in (target, f"{node.get('py:module', '')}.{target}", f"{node.get('py:class', '')}.{target}"):
         head, _, member = one.rpartition(".")
         for name in (names.get(one), f"{names[head]}.{member}" if head in names else None):
             if name and (found := domain.objects.get(name)):
                 return domain.resolve_xref(env, node["refdoc"], app.builder, found.objtype, name, node, shown)
-    return None
+    return shown if target.rpartition(".")[2] in defined() else None
+
+
+def aliases(app: Sphinx) -> dict[str, str]:
+    """Return each name of a shown object -> the name under which it is shown.
+
+    An object has a name in its module, one in each module that imports it, and its bare name if no other object has it.
+    """
+    names: dict[str, str] = getattr(app, "public_aliases", {})
+    if not names:
+        every, bare = app.env.__dict__["autoapi_all_objects"], dict[str, set[str]]()
+        for origin, name in shown_names(app.env).items():
+            bare.setdefault(name.rpartition(".")[2], set()).add(name)
+            while origin:
+                names[origin] = name
+                origin = every[origin].obj.get("original_path", "") if origin in every else ""
+        names |= {short: full.pop() for short, full in bare.items() if len(full) == 1}
+        app.__dict__["public_aliases"] = names
+    return names
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Return the bare names that the package defines, and those of Flower that ``flower.py`` imports."""
+    names = set[str]()
+    for file in (ROOT / "fedsel_flwr").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            elif isinstance(node, ast.alias) and file.name == "flower.py":
+                names.add(node.name)
+    return frozenset(names)
+
+
+def prepare(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Prepare a docstring for Napoleon and docutils, which would misread two kinds of lines.
+
+    Napoleon takes the first words of an attribute's text for a type, up to a colon. docutils takes a description such
+    as "m." for the number of a list's item.
+    """
+    lines[:] = [re.sub(r"^(\s+\w+: )([A-Za-z]\.)$", r"\1\\\2", line) for line in lines]
+    if what in ("attribute", "data", "property"):
+        # An empty comment, without a colon.
+        lines[0:0] = ["..", ""]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.connect("config-inited", leave_out)
     app.connect("autoapi-skip-member", skip)
+    app.connect("autodoc-process-docstring", prepare, priority=100)
     app.connect("missing-reference", resolve, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -19,8 +19,8 @@ PAGE = "scenario-reference"
 class Keys(SphinxTransform):
     """Makes an object of the type "confval" of each anchor, with the key as its name and its id."""
 
-    # Before the anchors of other pages, whose ids have no dots and underscores.
-    default_priority = 860
+    # Before the anchors of other pages.
+    default_priority = 830
     _anchor = re.compile(r'<a id="([^"]+)">')
 
     def apply(self, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from flwr.common import FitRes, ndarrays_to_parameters
 from scipy.stats import spearmanr
 
+from fedsel_flwr import selectors
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import create, names, registry
 from fedsel_flwr.selectors.columns import COLUMNS
@@ -259,6 +260,9 @@ def test_costs_are_the_benchmarks(name: str, pages: dict[str, str]) -> None:
 def test_a_page_has_the_card_and_the_row_of_the_results(name: str, pages: dict[str, str]) -> None:
     card = facts.card(name)
     assert (ROOT / "docs" / "papers" / f"{card}.md").is_file()
+    cls = selector_class(name)
+    assert getattr(selectors, cls.__name__) is cls
+    assert f":py:class:`fedsel_flwr.selectors.{cls.__name__}`" in pages[name]
     assert f":doc:`/papers/{card}`" in pages[name]
     world_heading, row = facts.results(name)
     assert f"## {world_heading}\n" in facts.RESULTS.read_text("utf-8")
