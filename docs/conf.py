@@ -11,8 +11,6 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
 import inventories  # noqa: E402 - found through the path above
 
 PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
-# Pages that an extension generates: each is loaded once its file is there.
-GENERATORS = [name for name in ("gallery", "scenario_reference") if (DOCS / "extensions" / f"{name}.py").is_file()]
 
 # ---- the project ---------------------------------------------------------------------------------------------------
 project = PROJECT["name"]
@@ -30,7 +28,8 @@ extensions = [
     "public_names",
     "repository",
     "mathml",
-    *GENERATORS,
+    "gallery",
+    "scenario_reference",
 ]
 root_doc = "index"
 exclude_patterns = ["_build", "README.md"]
@@ -53,6 +52,8 @@ autoapi_python_class_content = "both"
 # autoapi does not see names that several assignments or imports of Flower share. None of them is public.
 suppress_warnings = ["autoapi.python_import_resolution"]
 autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
@@ -66,6 +67,8 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["search_in_files.js"]
+html_favicon = "_static/icon.svg"
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False

@@ -6,6 +6,7 @@ autoapi parses the modules of :data:`MODULES`, the files from which these import
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ MODULES = (
     "fedsel_flwr.wireless",
 )
 """The modules with a page. The first that has a name shows it."""
+ROOMS = re.compile(r"^(=+  =+)\nroom .*?\n\1\n.*?\n\1\n?", re.MULTILINE | re.DOTALL)
 ARRAYS = ("fedsel_flwr.checks.BoolArray", "fedsel_flwr.checks.FloatArray", "fedsel_flwr.checks.IntArray")
 """Our names of NumPy's type of arrays, which signatures show."""
 
@@ -72,7 +74,12 @@ def leave_out(app: Sphinx, config: Config) -> None:
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
     """Return whether autoapi leaves an object out; None leaves this to autoapi."""
     if what in ("module", "package"):
+        # The table of rooms is for readers of the code.
+        found.docstring = ROOMS.sub("", found.docstring)
         return name not in MODULES
+    if what in ("class", "exception"):
+        # Bases are shown without their modules.
+        found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
     module = name.rpartition(".")[0]
     if module not in MODULES:
         # An object that has a page of its own gets one even if its module has none.
@@ -150,8 +157,13 @@ def defined() -> frozenset[str]:
     return frozenset(names)
 
 
-def keep_text(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Keep Napoleon from taking the first words of an attribute's text for a type: it does so up to a colon."""
+def prepare(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Prepare a docstring for Napoleon and docutils, which would misread two kinds of lines.
+
+    Napoleon takes the first words of an attribute's text for a type, up to a colon. docutils takes a description such
+    as "m." for the number of a list's item.
+    """
+    lines[:] = [re.sub(r"^(\s+\w+: )([A-Za-z]\.)$", r"\1\\\2", line) for line in lines]
     if what in ("attribute", "data", "property"):
         # An empty comment, without a colon.
         lines[0:0] = ["..", ""]
@@ -161,6 +173,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.connect("config-inited", leave_out)
     app.connect("autoapi-skip-member", skip)
-    app.connect("autodoc-process-docstring", keep_text, priority=100)
+    app.connect("autodoc-process-docstring", prepare, priority=100)
     app.connect("missing-reference", resolve, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -121,18 +121,34 @@ class Anchors(SphinxTransform):
                 raw.parent.remove(raw)
 
 
-class LinksOfReadme(SphinxTransform):
-    """Resolves the links of a part of README.md that another page includes: they are relative to the repository."""
+class Links(SphinxTransform):
+    """Finds the pages of links that hold on a web page of the repository, and shows the titles of these pages.
+
+    A part of README.md that another page includes has links that are relative to the repository. A docstring names a
+    page by its path. Where a link shows the name of a file, the site shows the title of the page.
+    """
 
     default_priority = 871
+    _file = re.compile(r"(docs/)?[\w./-]+\.md")
 
     def apply(self, **kwargs: Any) -> None:
-        """Resolve links to files that do not exist where the including page lies."""
-        for link in self.document.findall(pending_xref):
-            if link["reftype"] == "myst" and not link.get("refdomain"):
-                path, _, anchor = link["reftarget"].partition("#")
-                if path and (ROOT / path).is_file() and (page := self.env.path2doc(ROOT / path)):
+        """Change the links of a page."""
+        for link in list(self.document.findall(pending_xref)):
+            if link["reftype"] == "myst":
+                path, _, anchor = str(link["reftarget"]).partition("#")
+                if not link.get("refdomain") and path and (page := self._page(path)):
                     link.update_all_atts({"refdomain": "doc", "reftarget": page, "reftargetid": anchor}, replace=True)
+                if link.get("refdomain") == "doc" and self._file.fullmatch(link.astext()):
+                    link["refexplicit"] = False
+        for literal in list(self.document.findall(nodes.literal)):
+            path = literal.astext()
+            if path.startswith("docs/") and self._file.fullmatch(path) and (page := self._page(path)):
+                attributes = {"refdomain": "doc", "reftype": "myst", "reftarget": page, "reftargetid": ""}
+                link = pending_xref("", nodes.inline(), refdoc=self.env.docname, refexplicit=False, **attributes)
+                literal.replace_self(link)
+
+    def _page(self, path: str) -> str | None:
+        return self.env.path2doc(ROOT / path) if (ROOT / path).is_file() else None
 
 
 class PagesBelow(SphinxTransform):
@@ -156,6 +172,6 @@ class PagesBelow(SphinxTransform):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.connect("builder-inited", begin, priority=100)
-    for transform in (Anchors, LinksOfReadme, PagesBelow):
+    for transform in (Anchors, Links, PagesBelow):
         app.add_transform(transform)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

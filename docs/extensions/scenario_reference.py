@@ -19,8 +19,8 @@ PAGE = "scenario-reference"
 class Keys(SphinxTransform):
     """Makes an object of the type "confval" of each anchor, with the key as its name and its id."""
 
-    # Before the anchors of other pages, whose ids have no dots and underscores.
-    default_priority = 860
+    # Before the anchors of other pages.
+    default_priority = 830
     _anchor = re.compile(r'<a id="([^"]+)">')
 
     def apply(self, **kwargs: Any) -> None:
@@ -35,14 +35,17 @@ class Keys(SphinxTransform):
                 slugs[key] = (0, key, key)
                 domain.note_object("confval", key, key, location=raw)
                 raw.replace_self(nodes.target(ids=[key]))
+        for table in self.document.findall(nodes.table):
+            table["classes"].append("scenario-keys")
         for literal in list(self.document.findall(nodes.literal)):
-            table, dot, name = literal.astext().rpartition(".")
-            if table and isinstance(literal.parent.parent, nodes.entry) and literal.astext() in slugs:
+            start, dot, name = literal.astext().rpartition(".")
+            if dot and isinstance(literal.parent.parent, nodes.entry) and literal.astext() in slugs:
                 literal.children = []
-                literal += [nodes.Text(table + dot), nodes.raw("", "<wbr>", format="html"), nodes.Text(name)]
+                literal += [nodes.Text(start + dot), nodes.raw("", "<wbr>", format="html"), nodes.Text(name)]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     app.add_transform(Keys)
+    app.add_css_file("keys.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

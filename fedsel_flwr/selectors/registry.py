@@ -170,7 +170,7 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def section(cls: type[Selector], heading: str) -> str:
+def section(cls: type, heading: str) -> str:
     """Return a section of a class's docstring.
 
     Args:
@@ -195,12 +195,8 @@ def parameter_texts(cls: type) -> dict[str, str]:
     >>> parameter_texts(catalogue.CSUCB)["clients_per_round"]
     "m, the paper's N."
     """
-    _, heading, after = (inspect.getdoc(cls) or "").partition("\nArgs:\n")
-    if not heading:
-        return {}
-    section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
-    # Deeper lines continue an entry.
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    # Indented lines continue an entry.
+    entries = re.findall(r"^(\w+): (.*(?:\n +.*)*)", section(cls, "Args"), re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
