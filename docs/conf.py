@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -40,6 +41,8 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_in_temp = True
 nb_merge_streams = True
+# The site's notebooks have no widgets. tqdm would print a warning about this, with a path of this machine.
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 
 # ---- the API reference: parsed, not imported -------------------------------------------------------------------------
 autoapi_dirs = ["../fedsel_flwr"]
