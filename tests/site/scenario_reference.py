@@ -73,7 +73,7 @@ class Key:
     def row(self) -> str:
         cells = (
             f'<a id="{self.name}"></a>`{self.name}`',
-            self.unit or "-",
+            self.unit or "none",
             self.default,
             self.range,
             REPEATED.sub("", self.meaning),
