@@ -29,6 +29,7 @@ extensions = [
     "public_names",
     "repository",
     "mathml",
+    "accessibility",
     "gallery",
     "scenario_reference",
 ]
@@ -70,7 +71,8 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["search_in_files.js"]
+html_js_files = ["search_in_files.js", "scroll.js"]
+html_search_scorer = "_static/scorer.js"
 html_favicon = "_static/icon.svg"
 html_math_renderer = "mathml"
 html_copy_source = False
