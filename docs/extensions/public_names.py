@@ -1,6 +1,7 @@
-"""The API reference shows each public name once, in the module from which users import it.
+"""The API reference has an entry for each public name in each module from which users import it.
 
-autoapi parses the modules of :data:`MODULES`, the files from which these import their names, and nothing else.
+autoapi parses the modules of :data:`MODULES`, the files from which these import their names, and nothing else. If two
+modules have the same object, the first shows it, and the entry in the second leads there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import astroid
+import autoapi._mapper
+from autoapi._parser import Parser
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -38,8 +42,14 @@ MODULES = (
     "fedsel_flwr.theory",
     "fedsel_flwr.wireless",
 )
-"""The modules with a page. The first that has a name shows it."""
-ROOMS = re.compile(r"^(=+  =+)\nroom .*?\n\1\n.*?\n\1\n?", re.MULTILINE | re.DOTALL)
+"""The modules with a page, in the order of the navigation. The first that has a name shows it."""
+ROOMS = re.compile(
+    r"(?:^Modules, in the order [^\n]*:\n\n)?^(=+  =+)\n(?:room .*?\n\1\n)?``[a-z_]+`` .*?\n\1\n?",
+    re.MULTILINE | re.DOTALL,
+)
+SUBMODULES = re.compile(r"^Submodules\n-+\n\n.. toctree::\n.*?\n\n\n", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(r"^   (/api/\S*/(\w+))$", re.MULTILINE)
+"""An entry of autoapi's navigation, which would show the full name."""
 ARRAYS = ("fedsel_flwr.checks.BoolArray", "fedsel_flwr.checks.FloatArray", "fedsel_flwr.checks.IntArray")
 """Our names of NumPy's type of arrays, which signatures show."""
 
@@ -59,9 +69,19 @@ def sources() -> set[Path]:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsel_flwr"):
                 file = file_of(str(node.module))
                 files.add(file)
+                files |= {file_of(str(one.module)) for one in passed_on(file, {alias.name for alias in node.names})}
                 if any(alias.name == "*" for alias in node.names):
                     lists.append(file)
     return files
+
+
+def passed_on(file: Path, names: set[str]) -> list[ast.ImportFrom]:
+    """Return the imports from which a module itself has some of its names."""
+    own = [node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)]
+    return [
+        node for node in own
+        if str(node.module).startswith("fedsel_flwr") and names & {alias.name for alias in node.names}
+    ]  # fmt: skip
 
 
 def leave_out(app: Sphinx, config: Config) -> None:
@@ -69,6 +89,18 @@ def leave_out(app: Sphinx, config: Config) -> None:
     needed = sources()
     every = (ROOT / "fedsel_flwr").rglob("*.py")
     config.autoapi_ignore = [str(file) for file in every if file not in needed]
+
+
+class PublicParser(Parser):  # type: ignore[misc]
+    """Parses a module with the imports that only type checkers see: names that the module loads on first use."""
+
+    def parse_module(self, node: astroid.nodes.Module) -> Any:
+        """Parse a module, with the imports below ``if TYPE_CHECKING:`` as if they stood outside."""
+        for child in list(node.body):
+            if isinstance(child, astroid.nodes.If) and child.test.as_string() == "TYPE_CHECKING":
+                at = node.body.index(child)
+                node.body[at : at + 1] = [one for one in child.body if isinstance(one, astroid.nodes.ImportFrom)]
+        return super().parse_module(node)
 
 
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
@@ -80,19 +112,51 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
     if what in ("class", "exception"):
         # Bases are shown without their modules.
         found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
+    if what == "attribute" and found.annotation:
+        # The scenario reference states the range of a number.
+        found.annotation = re.sub(r"^Annotated\[(\w+), .*\]$", r"\1", found.annotation)
     module = name.rpartition(".")[0]
     if module not in MODULES:
         # An object that has a page of its own gets one even if its module has none.
         return True if what in ("class", "exception") else None
-    if skipped:
+    if skipped and name != "fedsel_flwr.__version__":
         return None
     origin = found.obj.get("original_path", name)
     shown = shown_names(app.env)
     if shown.setdefault(origin, name) == name:
-        return None
+        return False if skipped else None
     if MODULES.index(module) < MODULES.index(shown[origin].rpartition(".")[0]):
         raise ValueError(f"{shown[origin]} was shown before {name}")
+    others: dict[str, dict[str, tuple[str, str]]] = app.env.__dict__.setdefault("shown_elsewhere", {})
+    others.setdefault(module, {})[name] = (what, shown[origin])
     return True
+
+
+def arrange(app: Sphinx, page: str, source: list[str]) -> None:
+    """Give each module one place in the navigation, with a short name, and add its names that another module shows."""
+    if page == "api":
+        rows = "".join(f"{_short(module)} <api/{module.replace('.', '/')}/index>\n" for module in MODULES)
+        source[0] += f"\n```{{toctree}}\n:maxdepth: 1\n\n{rows}```\n"
+    elif page.startswith("api/"):
+        source[0] = ENTRY.sub(r"   \2 <\1>", SUBMODULES.sub("", source[0]))
+        module = page.removeprefix("api/").removesuffix("/index").replace("/", ".")
+        others = app.env.__dict__.get("shown_elsewhere", {}).get(module, {})
+        for name, (what, shown) in sorted(others.items()):
+            role = {"function": "func", "data": "data", "exception": "exc"}.get(what, "class")
+            source[0] += f"\n.. py:{what}:: {name.rpartition('.')[2]}\n\n   The same as :py:{role}:`{shown}`.\n"
+
+
+def leave_to_the_first(app: Sphinx, env: BuildEnvironment) -> None:
+    """Let a bare name lead to the module that shows the object, not to the one that has it too."""
+    objects = env.domains.python_domain.objects
+    for names in env.__dict__.get("shown_elsewhere", {}).values():
+        for name in names:
+            objects[name] = objects[name]._replace(aliased=True)
+
+
+def _short(module: str) -> str:
+    """The name in the navigation. A zero-width space lets a line break after a dot, and not inside a word."""
+    return module.removeprefix("fedsel_flwr.").replace(".", ".\N{ZERO WIDTH SPACE}")
 
 
 def shown_names(env: BuildEnvironment) -> dict[str, str]:
@@ -142,9 +206,10 @@ def aliases(app: Sphinx) -> dict[str, str]:
 
 @cache
 def defined() -> frozenset[str]:
-    """Return the bare names that the package defines, and those of Flower that ``flower.py`` imports."""
+    """Return the bare names of modules, of what the package defines, and of what ``flower.py`` imports from Flower."""
     names = set[str]()
     for file in (ROOT / "fedsel_flwr").rglob("*.py"):
+        names.add(file.stem)
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 names.add(node.name)
@@ -171,7 +236,10 @@ def prepare(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
+    autoapi._mapper.Parser = PublicParser
     app.connect("config-inited", leave_out)
+    app.connect("source-read", arrange)
+    app.connect("env-updated", leave_to_the_first)
     app.connect("autoapi-skip-member", skip)
     app.connect("autodoc-process-docstring", prepare, priority=100)
     app.connect("missing-reference", resolve, priority=400)
