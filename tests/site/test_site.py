@@ -128,6 +128,17 @@ def test_every_page_of_the_repository_is_in_the_navigation(site: Path, pages: di
     assert sources - {"index.html", "README.html"} <= menu
 
 
+def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
+    home = (site / "index.html").read_text("utf-8")
+    _, _, text = home.partition('<article role="main"')
+    assert '<a class="reference internal" href="restarting.html">' in text
+    assert re.findall(r'<a class="reference internal" href="(?:#|index\.html)">', text) == []
+    menu = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]*">([^<]*)</a>', home)
+    assert len(menu) > 30
+    assert sorted(menu) == sorted(set(menu))
+    assert {"Report a vulnerability", "Choose a selector"} <= set(menu)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -149,10 +160,22 @@ def test_a_page_is_quiet_and_accessible(browser: Browser, address: str, name: st
         assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+def test_the_picture_of_a_selector_fits_a_phone(browser: Browser, address: str) -> None:
+    with browser.visit(f"{address}gallery/bsfl.html", address, width=WIDTHS["phone"]) as opened:
+        box = opened.page.locator(".gallery-picture").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= WIDTHS["phone"]
+
+
 QUESTIONS = {
     "network_round_cv": "scenario-reference.html#system.network_round_cv",
     "system.network_round_cv": "scenario-reference.html#system.network_round_cv",
-    "secure aggregation": "selectors.html",
+    "secure aggregation": "secure-aggregation.html",
+    "secagg": "secure-aggregation.html",
+    "cap fedcs": "gallery/fedcs.html",
+    "limit cohort": "gallery/fedcs.html",
+    "maximum clients divfl": "gallery/divfl.html",
     "resume crash": "restarting.html",
     "Oort": "gallery/oort.html",
     "BSFL": "api/fedsel_flwr/selectors/BSFL.html",
