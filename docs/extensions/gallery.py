@@ -28,10 +28,14 @@ HERE = Path(__file__).parent
 FOLDER = "gallery"
 PUBLIC = "fedsel_flwr.selectors"
 """The module from which users import selectors; the API reference shows them there."""
+FAILURES = "When clients fail"
+"""Heading of the section that a page has only if the docstring says something about failures."""
 SECTIONS = (
     "Choices over time",
+    "Options",
     "Equations",
     "What it reads, and what leaves the client",
+    FAILURES,
     "Secure aggregation and differential privacy",
     "Cost of a choice",
     "When not to use it",
@@ -93,8 +97,10 @@ def page(name: str, run: small_world.Played) -> str:
     cls = selector_class(name)
     bodies = (
         _choices(name, run),
+        _options(name),
         _equations(cls),
         _reading(name),
+        docstring_text(docstrings.failures(cls)),
         _privacy(name),
         _cost(name),
         _sentence_case(docstring_text(docstrings.required_section(cls, "When not to use"))),
@@ -111,6 +117,8 @@ def page(name: str, run: small_world.Played) -> str:
         _summary(name),
     ]
     for heading, body in zip(SECTIONS, bodies, strict=True):
+        if not body.strip() and heading == FAILURES:
+            continue
         if not body.strip():
             raise docstrings.MissingFact(f'the section "{heading}" is empty')
         parts += [_heading(heading, "-"), body]
@@ -133,7 +141,7 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
             ", ".join(f"``{column.name}``" for column in reads.columns) or "nothing",
             facts.secure_aggregation(reads)[0],
             facts.differential_privacy(reads)[0],
-            "" if cost is None else f"{1000 * cost:,.0f}",
+            refused(name, 1_000_000) if cost is None else f"{1000 * cost:,.0f}",
         ])  # fmt: skip
     world = small_world.scenario("random")
     text = [
@@ -144,7 +152,8 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
         _heading("Compare the selectors", "-"),
         '"Reads" lists the columns from which a selector learns. The page of a selector explains the words on secure '
         "aggregation and differential privacy. The cost is the server's time for one choice among a million clients, "
-        f"with {facts.COHORT} clients a round. An empty cell means that this was not measured.",
+        f"with {facts.COHORT} clients a round. Some selectors refuse so many clients. An empty cell means that this "
+        "was not measured. :doc:`/secure-aggregation` has a list of the selectors that work under secure aggregation.",
         _table(["selector", "reads", "secure aggregation", "differential privacy", "cost, ms"], rows, "16 40 16 16 12"),
         ".. _small-world:",
         _heading("The small world", "-"),
@@ -175,14 +184,40 @@ def _summary(name: str) -> str:
 
 def _choices(name: str, run: small_world.Played) -> str:
     text = " ".join(small_world.sentences(run))
-    # A region that scrolls must be reachable by the keyboard.
-    region = f'<div class="gallery-scroll" tabindex="0" role="group" aria-label="Choices of {escape(name)}">'
     return "\n\n".join([
-        _raw(f"{region}{choice_picture.picture(name, run, text)}</div>"),
+        _raw(f"<div>{choice_picture.picture(name, run, text)}</div>"),
         text,
         f"The run is one seed of the :ref:`small world <small-world>`, with ``{name}`` on its defaults"
         f"{_own_parameters(name)}.",
     ])  # fmt: skip
+
+
+def _options(name: str) -> str:
+    """The keys of a selector: a table from the source of the scenario reference, and how to limit a free cohort."""
+    keys = facts.options(name)
+    if not keys:
+        return "The selector has no options. The scenario sets the number of clients in a round."
+    rows = [[f":confval:`{key.name}`", *map(_markdown, (key.default, key.meaning))] for key in keys]
+    parts = [_table(["key", "default", "meaning"], rows, "35 15 50")]
+    free = f"selectors.{name}.clients_per_round"
+    if free in [key.name for key in keys]:
+        parts.append(
+            "The selector itself decides how many clients it selects. To cap the cohort, that is, to limit it to a "
+            "maximum number of clients in a round, set this key:"
+        )
+        parts.append(_code(f"fedsel show digits --set selector={name} --set {free}=20", "sh"))
+    return "\n\n".join(parts)
+
+
+def _markdown(text: str) -> str:
+    """A text of the scenario reference in reStructuredText."""
+    return docstring_text(re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text))
+
+
+def refused(name: str, clients: int) -> str:
+    """The cell for a selector that was not measured with so many clients: its limit if it refuses them, else empty."""
+    limit = inspect.signature(selector_class(name)).parameters.get("max_clients")
+    return f"refused above {limit.default:,}" if limit is not None and limit.default < clients else ""
 
 
 def _own_parameters(name: str) -> str:
@@ -237,7 +272,8 @@ def _privacy(name: str) -> str:
     reads = facts.Reads.of(selector_class(name))
     secure, private = facts.secure_aggregation(reads), facts.differential_privacy(reads)
     parts = [
-        f"**Secure aggregation: {secure[0]}.** {secure[1]}",
+        f"**Secure aggregation: {secure[0]}.** {secure[1]} Flower has secure aggregation in its legacy API only. "
+        ":doc:`/secure-aggregation` lists every selector.",
         f"**Differential privacy: {private[0]}.** {private[1]}",
     ]
     for option, other in facts.option_reads(name).items():
@@ -251,8 +287,15 @@ def _privacy(name: str) -> str:
 
 
 def _cost(name: str) -> str:
-    known, parts = facts.cost(name), []
-    if known is None:
+    known, newer, parts = facts.cost(name), facts.newer_costs(name), []
+    if newer:
+        head = ["work", "clients", "clients a round", "seconds"]
+        parts.append(_table(head, [[docstring_text(cell) for cell in row] for row in newer]))
+        parts.append(
+            "These are processor seconds on the server, without training. The numbers come from "
+            "``benchmarks/fedcor_divfl.csv``; :doc:`/benchmarks/selection` has the machine."
+        )
+    elif known is None:
         parts.append(
             "The cost was not measured. The following command measures it:\n\n"
             + _code(f"python benchmarks/selection.py --selectors {name} --folder runs/cost", "sh")
@@ -267,13 +310,12 @@ def _cost(name: str) -> str:
             f"The server stores {known.state_bytes:,.0f} bytes for each client. The numbers come from "
             "``benchmarks/selection.csv``; :doc:`/benchmarks/selection` has the machine and other cohorts."
         )
-    if newer := facts.newer_costs(name):
-        parts.append("The selector became faster after this measurement. Processor seconds of the newer code:")
-        head = ["work", "clients", "clients a round", "seconds"]
-        parts.append(_table(head, [[docstring_text(cell) for cell in row] for row in newer]))
     limit = inspect.signature(selector_class(name)).parameters.get("max_clients")
     if limit is not None:
-        parts.append(f"By default, the selector refuses more than {limit.default:,} clients (``max_clients``).")
+        parts.append(
+            f"By default, the selector refuses more than {limit.default:,} clients. To change this limit, set "
+            f":confval:`selectors.{name}.max_clients`, the maximum number of clients."
+        )
     return "\n\n".join(parts)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from fedsel_flwr.selectors import Selector, create, names
 from fedsel_flwr.selectors.columns import COLUMNS, ON_VALIDATION, PER_UPDATE, Column
 from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations.scenario_files import own_parameters
+from tests.site.scenario_reference import Key, of_parameter
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = ROOT / "benchmarks" / "selection.csv"
@@ -25,6 +27,12 @@ COHORT = "100"
 def ours() -> list[str]:
     """Names of this package's selectors; installed packages may add others, which have no page."""
     return [name for name in names() if selector_class(name).__module__.startswith("fedsel_flwr.")]
+
+
+def options(name: str) -> list[Key]:
+    """The keys of a selector in a scenario, as the scenario reference shows them."""
+    parameters = inspect.signature(selector_class(name)).parameters
+    return [of_parameter(name, parameters[own]) for own in own_parameters(selector_class(name))]
 
 
 # ---- what it reads, and what leaves the client -----------------------------------------------------------------------

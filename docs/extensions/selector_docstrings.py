@@ -21,6 +21,7 @@ HEADING = re.compile(
     r"^(?:(?:Args|Attributes|Deviations|Example|Note|Raises|References|Returns|When not to use):(?= |$)|>>>)",
     re.MULTILINE,
 )
+FAILS = re.compile(r"\bfail(?:s|ed|ing|ure|ures)?\b|\bsends no (?:hash|gradient|loss)\b", re.IGNORECASE)
 TABLE_RULE = re.compile(r"=+( +=+)+")
 
 
@@ -53,6 +54,12 @@ def required_section(cls: type[Selector], heading: str) -> str:
     if not (text := section(cls, heading)):
         raise MissingFact(f'the docstring of {cls.__name__} has no section "{heading}:". Write one')
     return text
+
+
+def failures(cls: type[Selector]) -> str:
+    """The items of the section "Deviations" that say what the selector does if clients fail; empty if none does."""
+    items = re.split(r"^(?=\* )", section(cls, "Deviations"), flags=re.MULTILINE)
+    return "".join(one for one in items if one.startswith("* ") and FAILS.search(one)).rstrip()
 
 
 def explanation(cls: type[Selector]) -> tuple[list[str], list[list[str]], list[str]]:
