@@ -36,7 +36,7 @@ def picture(name: str, run: Played, text: str) -> str:
         ("examples", run.examples, f"{run.examples.max():,}"),
         ("times chosen", run.times, f"{run.times.max():,}"),
     )
-    width = LEFT + wide + len(columns) * (GAP + BAR) + 8
+    width = LEFT + wide + len(columns) * (GAP + BAR) + 28
     parts = [
         f'<svg class="gallery-picture" viewBox="0 0 {width} {TOP + high + 34}" role="img" '
         f'aria-labelledby="{name}-title {name}-text" xmlns="http://www.w3.org/2000/svg">',

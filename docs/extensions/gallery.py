@@ -197,8 +197,14 @@ def _options(name: str) -> str:
     keys = facts.options(name)
     if not keys:
         return "The selector has no options. The scenario sets the number of clients in a round."
-    rows = [[f":confval:`{key.name}`", *map(_markdown, (key.default, key.meaning))] for key in keys]
-    parts = [_table(["key", "default", "meaning"], rows, "35 15 50")]
+    rows = [
+        [f":confval:`{key.name.rpartition('.')[2]} <{key.name}>`", *map(_markdown, (key.default, key.meaning))]
+        for key in keys
+    ]
+    parts = [
+        f"In a scenario, these keys are in the table ``selectors.{name}``:",
+        _table(["key", "default", "meaning"], rows, "30 15 55"),
+    ]
     free = f"selectors.{name}.clients_per_round"
     if free in [key.name for key in keys]:
         parts.append(

@@ -154,6 +154,13 @@ def leave_to_the_first(app: Sphinx, env: BuildEnvironment) -> None:
             objects[name] = objects[name]._replace(aliased=True)
 
 
+def break_title(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Let the title of a page break after a dot, and not inside a word."""
+    if page.startswith("api/"):
+        dots = re.compile(r"(?<=<h1>)[^<]*")
+        context["body"] = dots.sub(lambda title: title[0].replace(".", ".<wbr>"), context["body"], count=1)
+
+
 def _short(module: str) -> str:
     """The name in the navigation. A zero-width space lets a line break after a dot, and not inside a word."""
     return module.removeprefix("fedsel_flwr.").replace(".", ".\N{ZERO WIDTH SPACE}")
@@ -240,6 +247,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", leave_out)
     app.connect("source-read", arrange)
     app.connect("env-updated", leave_to_the_first)
+    app.connect("html-page-context", break_title)
     app.connect("autoapi-skip-member", skip)
     app.connect("autodoc-process-docstring", prepare, priority=100)
     app.connect("missing-reference", resolve, priority=400)

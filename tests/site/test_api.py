@@ -81,6 +81,11 @@ def test_every_public_name_can_be_linked_and_searched(site: Path) -> None:
     assert {name.rpartition(".")[2] for name in elsewhere} <= {name.rpartition(".")[2] for name in searched}
 
 
+def test_a_title_breaks_after_a_dot(site: Path) -> None:
+    page = site / "api" / "fedsel_flwr" / "strategies" / "message" / "index.html"
+    assert "<h1>fedsel_flwr.<wbr>strategies.<wbr>message<" in page.read_text("utf-8")
+
+
 def test_a_module_has_one_place_in_the_navigation(site: Path) -> None:
     menu = (site / "api.html").read_text("utf-8").partition('class="sidebar-tree"')[2].partition("</aside>")[0]
     links = re.findall(r'href="(api/[^"]*)">([^<]*)<', menu)

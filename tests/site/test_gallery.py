@@ -164,7 +164,7 @@ def test_generated_sentences_are_plain(runs: Runs) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_options_are_those_of_the_scenario_reference(name: str, pages: dict[str, str]) -> None:
     text = sections(pages[name])["Options"]
-    rows = re.findall(r"^   \* - :confval:`([^`]+)`\n     - (.*)\n     - (.*)$", text, re.MULTILINE)
+    rows = re.findall(r"^   \* - :confval:`\w+ <([^`]+)>`\n     - (.*)\n     - (.*)$", text, re.MULTILINE)
     keys = {key.name: key for key in TABLES[f"selectors.{name}"]}
     assert [row[0] for row in rows] == list(keys)
     for key, default, meaning in rows:

@@ -130,7 +130,7 @@ def test_every_page_of_the_repository_is_in_the_navigation(site: Path, pages: di
 
 def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
-    _, _, text = home.partition('<article role="main"')
+    text = home.partition('<article role="main"')[2].partition("</article>")[0]
     assert '<a class="reference internal" href="restarting.html">' in text
     assert re.findall(r'<a class="reference internal" href="(?:#|index\.html)">', text) == []
     menu = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]*">([^<]*)</a>', home)
@@ -205,8 +205,10 @@ def test_a_key_that_is_searched_is_shown_and_marked(browser: Browser, address: s
         page.wait_for_url("**/scenario-reference.html*")
         row = page.locator("tr", has=page.locator("[id='system.network_round_cv']"))
         assert "Coefficient of variation" in row.inner_text()
-        assert row.evaluate(
-            "one => { const box = one.getBoundingClientRect(); return box.top >= 0 && box.top < innerHeight }"
+        # The page scrolls to the row smoothly.
+        page.wait_for_function(
+            "one => { const box = one.getBoundingClientRect(); return box.top >= 0 && box.top < innerHeight }",
+            arg=row.element_handle(),
         )
         assert opened.faults == []
 
