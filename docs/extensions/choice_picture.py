@@ -52,7 +52,9 @@ def picture(name: str, run: Played, text: str) -> str:
         parts.append(_text(LEFT - 5, TOP + ROW * (rank - 0.5) + 4, str(rank), "end"))
     parts.append(_upright(16, TOP + high / 2, "phones, the fastest first"))
     for tick in (1, *(rounds * i // TICKS for i in range(1, TICKS + 1))):
-        parts.append(_text(LEFT + CELL * (tick - 0.5), TOP + high + 14, str(tick), "middle"))
+        # The last number ends where the raster ends, beside the first number below the bars.
+        x, anchor = (LEFT + wide, "end") if tick == rounds else (LEFT + CELL * (tick - 0.5), "middle")
+        parts.append(_text(x, TOP + high + 14, str(tick), anchor))
     parts.append(_text(LEFT + wide / 2, TOP + high + 30, "round", "middle"))
     x = LEFT + wide + GAP
     for title, values, most in columns:
