@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +69,8 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 
 def test_the_beginning_says_what_a_deadline_and_more_clients_did() -> None:
     """The ratios of the page are those of the stored runs on seeds 1 to 10."""
-    text = " ".join(PAGE.read_text("utf-8").split("<!-- benchmarks: random with more phones -->")[1].split())
-    bullets = [" ".join(one.split()) for one in text.split("<!-- end -->")[0].strip().removeprefix("- ").split(" - ")]
+    text = PAGE.read_text("utf-8").split("<!-- docs/results/selectors-runs.csv -->")[1].split("<!-- end -->")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text[0].strip().splitlines()[2:]]
     runs = {(row["selector"], int(row["seed"])): row for row in rows_of(RUNS) if row["world"] == "shards"}
 
     def ratio(label: str, other: str, figure: str) -> str:
@@ -84,16 +83,13 @@ def test_the_beginning_says_what_a_deadline_and_more_clients_did() -> None:
     pairs = [
         ("random-5-90s", "random"), ("random-10", "random"), ("random-10-60s", "random"), ("bsfl-10", "random-10-60s"),
     ]  # fmt: skip
-    assert len(bullets) == len(pairs)
-    for bullet, pair in zip(bullets, pairs, strict=True):
-        found = re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", bullet)
-        figures = ("time_to_target_s", "energy_to_target_j")
-        assert found == [ratio(*pair, figure) for figure in figures[: len(found)]]
-        assert found
+    assert [(line[0].split("`")[1], line[1].strip("`")) for line in lines] == pairs
+    for line, pair in zip(lines, pairs, strict=True):
+        assert line[2:] == [ratio(*pair, figure) for figure in ("time_to_target_s", "energy_to_target_j")]
     # A deadline of 40 or 60 s without more phones: some runs missed the target.
     missed = {s: [float(runs[f"random-5-{s}s", n]["time_to_target_s"]) for n in range(1, 11)] for s in (40, 60)}
     assert all(np.isinf(own).any() for own in missed.values())
-    assert "With 40 s and 60 s, some runs missed the target" in bullets[0]
+    assert "With 5 phones and a deadline of 40 or 60 s, some runs missed the target" in " ".join(text[1].split())
 
 
 def test_the_reasons_for_rare_coverage_have_the_numbers_of_the_rows() -> None:

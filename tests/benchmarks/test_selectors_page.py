@@ -441,6 +441,43 @@ def test_the_stored_page_is_the_program_of_its_rows(name: str, tmp_path: Path) -
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
 
 
+def test_the_page_about_choosing_says_what_the_stored_page_has() -> None:
+    """Each claim of docs/selectors.md about world (a), read from the tables that the rows give."""
+    page = (RESULTS / "selectors.md").read_text("utf-8").split("\n## (b)")[0]
+    text = " ".join((RESULTS.parent / "selectors.md").read_text("utf-8").split())
+
+    def time(label: str, column: int = 2) -> str:
+        return cells_of(page, "### Time to 75 %", label)[column]
+
+    assert all(time(label).startswith("later") for label in ("power-of-choice", "cpow-d", "active-fl"))
+    assert time("rpow-d") == "not settled"
+    assert {label: "probe" in time(label, 1) for label in ("power-of-choice", "cpow-d", "active-fl", "rpow-d")} == {
+        "power-of-choice": True, "cpow-d": True, "active-fl": True, "rpow-d": False
+    }  # fmt: skip
+    missed, sooner = re.match(r"missed the target on (\d+) of 20 seeds \(sooner on (\d+)", time("oort")).groups()
+    assert missed == "1"
+    assert f"sooner than random selection on {sooner} of 20 seeds, but it missed the target on one" in text
+    assert re.match(r"missed the target on (\d+) of 20", time("pczfl"))[1] == "3"
+    assert "`pczfl` missed the target on 3 of 20 seeds" in text
+    joules = cells_of(page, "### Energy, accuracy", "tifl")[2].split()[0]
+    assert f"needed {joules} times the joules of random selection" in text
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]* \| sooner \| [^|]* \| ([\d.]+) \|", page, re.M)
+    equal = [label for label, asked in rows if float(asked) < 6]
+    assert equal == ["fedcor", "fedcm-ts", "fedcm-ucb", "bsfl", "cs-ucb", "tifl"]
+    assert f"Of the selectors that ask 5 phones a round, {len(equal)} reached the target sooner" in text
+    part = page[page.index("### Rows that separate") :]
+    ratios = dict(re.findall(r"^\| `([a-z-]+)` \| `random(?:-filtered)?` \| [^|]*\| ([\d.]+) ", part, re.M))
+    assert f"already needed {ratios['random-filtered']} times the time" in text
+    low, high = sorted((ratios["fedcm-ts"], ratios["fedcm-ucb"]))
+    assert f"needed {low} to {high} times the time of random selection with the filter" in text
+    times: dict[str, list[float]] = {}
+    for row in rows_of(RESULTS / "selectors-runs.csv"):
+        if row["world"] == "shards" and row["selector"] in ("bsfl", "cs-ucb"):
+            times.setdefault(row["selector"], []).append(float(row["time_to_target_s"]))
+    assert len(times["bsfl"]) == 20
+    assert stats.ttest_rel(np.log(times["bsfl"]), np.log(times["cs-ucb"])).pvalue > 0.05
+
+
 def test_a_fingerprint_does_not_depend_on_other_selectors_or_texts(modules: Any) -> None:
     load = modules.lineup.load_scenario
     path = modules.lineup.world_file("shards")
