@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
-from formats import UNKNOWN, amount, interval, listed, table
+from formats import UNKNOWN, amount, counted, interval, listed, table
 from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, SINGLE, cohort_entry, matched_cohorts, random_entry
 from matplotlib.ticker import LogLocator, NullFormatter
 from page import MACHINE
@@ -285,7 +285,7 @@ def _matched(world: World) -> str:
             for figure in (TIME, ENERGY):
                 effect = world.against(label, rival, figure)
                 if effect is not None and effect.censored:
-                    cells.append(f"reached on {effect.reached} of {effect.pairs} seeds")
+                    cells.append(f"reached on {effect.reached} of {counted(effect.pairs, 'seed')}")
                 else:
                     cells.append(UNKNOWN if effect is None else interval(effect))
         lines.append(cells + [UNKNOWN] * (len(heads) - len(cells)))

@@ -40,7 +40,7 @@ def draw(world: World, path: Path) -> Path:
     labels = [label for label in ordered(world) if label in world.verdicts]
     groups = [2 if one in REFERENCES else 0 if world.equal_cohort(one) else 1 for one in labels]
     panels = ("time", "seconds_per_round", "rounds", "energy")
-    titles = (f"time to {world.target}", "seconds a round", "rounds", f"joules to {world.target}")
+    titles = (f"time to {world.target}", "seconds a round until then", "rounds", f"joules to {world.target}")
     figure, axes = plt.subplots(1, 4, figsize=(14, 1.9 + 0.26 * len(labels)), sharey=True, layout="constrained")
     for axis, name, title in zip(axes, panels, titles, strict=True):
         axis.set_xscale("log")
@@ -86,7 +86,7 @@ def draw(world: World, path: Path) -> Path:
 
 def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) -> None:
     if not math.isfinite(effect.estimate):
-        told = f"reached on {effect.reached} of {effect.pairs} seeds"
+        told = f"reached on {effect.reached} of {counted(effect.pairs, 'seed')}"
         if effect.figure == "time_to_target_s":
             told += f"; sooner on {effect.sooner}, later on {effect.later}"
         axis.annotate(told, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
