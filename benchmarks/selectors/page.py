@@ -36,8 +36,9 @@ Machine: {machine}.
 - If a row missed the target on a seed, the tables show the number of seeds that reached it, and no seconds. A mean over
   the other seeds would make the row look fast. The p-value is then that of the sign test, and the verdict has the seeds
   on which the row was sooner, later or undecided. A row that reached the target on fewer seeds than `random` is never
-  called sooner, even if its p-value is small. A run with short rounds may end before `random` reaches the target, and
-  then this seed is undecided. More seeds do not always settle such a row. Also read the accuracy at the end.
+  called sooner, even if its p-value is small. A seed is undecided if the times differ by less than 5 %, or if a run
+  ended too early: a run with short rounds may end before `random` reaches the target. More seeds do not always settle
+  such a row. Also read the accuracy at the end.
 - "Limited by the window" marks rows with fewer than {limit:g} times the rounds of the first window. No run can reach
   the target before this window is full. Such rows would need fewer seconds and joules with a shorter window. Large
   numbers of clients are therefore underrated.
