@@ -30,11 +30,14 @@ from cells import Cell  # noqa: E402
 from effects import World  # noqa: E402
 from frontier import write_frontier  # noqa: E402
 from lineup import (  # noqa: E402
+    ABLATION_SEEDS,
+    ABLATIONS,
     CONTROL_SEEDS,
     FRONTIER_SEEDS,
     WITH_CONTROLS,
     WORLDS,
     Entry,
+    ablation_entries,
     control_entries,
     entry_scenario,
     frontier_entries,
@@ -106,6 +109,7 @@ def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Ma
     if world == WITH_CONTROLS and not args.smoke:
         if "controls" in parts:
             entries += control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS))
+            entries += ablation_entries(min(ABLATION_SEEDS, args.seeds or ABLATION_SEEDS))
         if FRONTIER in parts:
             entries += frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS))
     return [
@@ -133,7 +137,7 @@ def read_world(
     missing = [cell.label for cell in own if not rows.done(cell.fingerprint)]
     contenders = [entry.label for entry in table_entries(scenario, 1) if entry.selector]
     controls = [entry.label for entry in control_entries(1)]
-    return World(scenario, letter, found, missing, contenders, controls)
+    return World(scenario, letter, found, missing, contenders, controls, list(ABLATIONS))
 
 
 def _arguments() -> argparse.Namespace:
