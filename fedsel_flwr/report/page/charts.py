@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from fedsel_flwr.report.page.comparison_tables import PARTS
 from fedsel_flwr.report.panels import COLOURS
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.verdict import MARGIN
@@ -20,7 +19,7 @@ DASHES = ([1, 0], [6, 2], [2, 2])
 HEIGHT = 260
 PART_COLOURS = {
     "download": "#4c78a8", "compute": "#f58518", "upload": "#e45756", "waiting": "#72b7b2", "probes": "#54a24b",
-    "transfer": "#b279a2", "latency": "#eeca3b",
+    "transfer": "#b279a2", "latency": "#eeca3b", "failures": "#9d755d",
 }  # fmt: skip
 """Part of a round -> its colour on every page."""
 X_TITLE = "x title"
@@ -115,7 +114,12 @@ def map_chart() -> dict[str, Any]:
         x2="round_end:Q",
         y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
         y2="place_end:Q",
-        color=alt.Color("selections:Q", scale=alt.Scale(scheme="viridis"), legend=_legend("selections")),
+        # Without the darkest colours, which look like no selection on a dark page.
+        color=alt.Color(
+            "selections:Q",
+            scale=alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 1])),
+            legend=_legend("selections"),
+        ),
         tooltip=["place:Q", "round:Q", "round_end:Q", "selections:Q"],
     )  # fmt: skip
     return _specification(chart, HEIGHT)
@@ -133,17 +137,30 @@ def selection_chart(selectors: Selectors) -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def fairness_chart(selectors: Selectors, title: str) -> dict[str, Any]:
-    """Points: one figure of each selector, with one deviation."""
+def tenth_chart(selectors: Selectors) -> dict[str, Any]:
+    """Lines: how often a client of each tenth was selected against the tenth's mean latency."""
+    alt = _altair()
+    chart = alt.Chart().mark_line(point=True).encode(
+        x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
+        y=alt.Y("selections_per_client:Q", title="times selected"),
+        color=_colour(selectors),
+        strokeDash=_dash(selectors),
+        tooltip=["selector:N", "tenth:Q", "latency_s:Q", "selections_per_client:Q"],
+    )  # fmt: skip
+    return _specification(chart, HEIGHT)
+
+
+def fairness_chart(selectors: Selectors, title: str, form: str) -> dict[str, Any]:
+    """Points: one figure of each selector, with one deviation; ``form`` is the format of the axis."""
     alt = _altair()
     y = alt.Y("selector:N", title=None, sort=list(selectors))
-    scale = alt.Scale(zero=False)
+    scale, axis = alt.Scale(zero=False), alt.Axis(format=form)
     base = alt.Chart().encode(y=y, color=_colour(selectors))
     spread = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5).encode(
-        x=alt.X("low:Q", title=title, scale=scale), x2="high:Q"
+        x=alt.X("low:Q", title=title, scale=scale, axis=axis), x2="high:Q"
     )  # fmt: skip
     point = base.mark_point(filled=True, size=80, opacity=1).encode(
-        x=alt.X("value:Q", title=title, scale=scale), tooltip=["selector:N", "seed:N", "value:Q"]
+        x=alt.X("value:Q", title=title, scale=scale, axis=axis), tooltip=["selector:N", "seed:N", "value:Q"]
     )
     return _specification(alt.layer(spread, point), 24 * len(selectors))
 
@@ -168,8 +185,8 @@ def failure_chart(last: int) -> dict[str, Any]:
 def duration_chart(parts: Sequence[str]) -> dict[str, Any]:
     """Stacked bars: the parts of a mean round, in seconds, over the rounds of a deployment."""
     alt = _altair()
-    rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
-    rows = rows.transform_stack(
+    rows = alt.Chart().transform_filter("datum.seconds > 0")
+    rows = rows.transform_calculate(order=f"indexof({list(parts)}, datum.part)").transform_stack(
         stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
     )  # fmt: skip
     chart = rows.mark_rect(stroke=None).encode(
@@ -194,6 +211,24 @@ def cost_chart(most: int) -> dict[str, Any]:
     return _specification(chart, 20 * most)
 
 
+def slowest_chart() -> dict[str, Any]:
+    """Points: the duration of each round, with its slowest client."""
+    alt = _altair()
+    colour = alt.Color(
+        "outcome:N", legend=_legend("slowest client"),
+        scale=alt.Scale(domain=["usable update", "failed"], range=[PART_COLOURS["download"], PART_COLOURS["upload"]]),
+    )  # fmt: skip
+    chart = alt.Chart().mark_point(filled=True, size=45, opacity=0.8).encode(
+        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False, padding=8)),
+        y=alt.Y("round_s:Q", title="seconds of the round", scale=alt.Scale(padding=8)),
+        color=colour,
+        shape=alt.Shape("outcome:N", legend=_legend("slowest client"), scale=alt.Scale(
+            domain=["usable update", "failed"], range=["circle", "triangle-up"])),
+        tooltip=["round:Q", "round_s:Q", "client:N", "outcome:N", "beyond_median_s:Q", "problem:N"],
+    )  # fmt: skip
+    return _specification(chart, HEIGHT)
+
+
 def evaluation_chart() -> dict[str, Any]:
     """Line: accuracy over the evaluated rounds of a deployment."""
     alt = _altair()
@@ -205,16 +240,17 @@ def evaluation_chart() -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def part_chart(selectors: Sequence[str]) -> dict[str, Any]:
+def part_chart(selectors: Sequence[str], parts: Sequence[str]) -> dict[str, Any]:
     """Stacked bars: the parts of a mean round of each selector, in seconds."""
     alt = _altair()
-    chart = alt.Chart().mark_bar().encode(
+    rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
+    chart = rows.transform_filter("datum.seconds > 0").mark_bar().encode(
         x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
         y=alt.Y("selector:N", title=None, sort=list(selectors)),
-        color=_part_colour(PARTS),
+        color=_part_colour(parts),
         order=alt.Order("order:Q"),
         tooltip=["selector:N", "part:N", "seconds:Q"],
-    ).transform_calculate(order=f"indexof({list(PARTS)}, datum.part)")  # fmt: skip
+    )  # fmt: skip
     return _specification(chart, 24 * len(selectors))
 
 
@@ -281,7 +317,9 @@ def _specification(chart: Any, height: Any) -> dict[str, Any]:
     config = {
         "background": None, "font": "system-ui, sans-serif", "view": {"stroke": None}, "aria": False,
         "axis": soft | {"labelFontSize": 12, "titleFontSize": 12},
-        "legend": {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "symbolLimit": 20, "columns": 4},
+        "axisX": {"tickCount": {"expr": "ceil(width / 90)"}},
+        "legend": {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "symbolLimit": 20,
+                   "columns": {"expr": "max(3, floor(width / 90))"}},
     }  # fmt: skip
     made = chart.properties(width="container", height=height, data=alt.NamedData("rows"))
     found = made.to_dict(context={"pre_transform": False})

@@ -184,11 +184,26 @@ class _Builder:
                     shown="selector",
                 )
             )
+            parts.append(self.profile(found))
+            if any(effect.censored for effects in found.profile.values() for effect in effects):
+                parts.append(
+                    f"k of n (against m): k of n runs reach the target, and m runs of {found.reference} reach it."
+                )
         return Section(name="curves", title="Curves", parts=parts)
+
+    def profile(self, found: Verdict) -> Grid:
+        return Grid(
+            title=f"Time ratio to {found.reference} by target, with 95 % intervals",
+            head=["selector", *(f"{100 * target:g} %" for target in found.profile)],
+            rows=[
+                [one.selector, *(format_ratio(effects[i]) for effects in found.profile.values())]
+                for i, one in enumerate(found.selectors)
+            ],
+        )
 
     def choices(self) -> Section:
         facts = self.facts
-        self.tables["selections"] = tables.selection_table(facts.runs, facts.num_clients)
+        self.tables["selections"], self.tables["tenths"] = tables.selection_table(facts.runs, facts.num_clients)
         self.tables["map"], with_map = tables.map_table(facts.runs, facts.num_clients)
         self.tables["fairness"] = tables.fairness_table(facts.summaries)
         own = {"seed": "seed", "selector": "selector"}
@@ -198,25 +213,36 @@ class _Builder:
                 name="map",
                 title="Who was selected",
                 text="Selections of groups of clients in groups of rounds; with all seeds, their mean. The clients are "
-                f"in the order of their mean latency.{limit}",
+                f"in the order of their mean latency. A group without a colour was not selected.{limit}",
                 table="map",
                 spec=charts.map_chart(),
                 menus=own,
             ),
             Chart(
+                name="tenths",
+                title="Selections by latency",
+                text="A point per tenth of the clients, in the order of their mean latency: how often a client of this "
+                "tenth was selected in a run.",
+                table="tenths",
+                spec=charts.tenth_chart(self.styles),
+                menus={"seed": "seed"},
+                shown="selector",
+            ),
+            Chart(
                 name="selections",
-                title="Selections against latency",
-                text="A point per client. With all seeds: a point per tenth of the clients, in the order of their "
-                "latency.",
+                title="Selections of each client",
+                text="A point per client. With all seeds: the clients of all seeds. Of very many clients, some.",
                 table="selections",
                 spec=charts.selection_chart(self.styles),
                 menus=own,
             ),
         ]
-        for figure, title, text in (
-            ("jain", "Fairness", "Jain's index of the selection counts: 1 if all clients have equal shares."),
-            ("worst_tenth", "The worst tenth", "Mean accuracy of the tenth of the clients with the lowest accuracy."),
-        ):
+        for figure, title, text, axis, form in (
+            ("jain", "Fairness", "Jain's index of the selection counts: 1 if all clients have equal shares.",
+             "Jain's index", ".3~f"),
+            ("worst_tenth", "The worst tenth", "Mean accuracy of the tenth of the clients with the lowest accuracy.",
+             "accuracy of the worst tenth", ".1~%"),
+        ):  # fmt: skip
             if any(math.isfinite(getattr(one, figure)) for one in facts.summaries):
                 name = figure.replace("_", "-")
                 self.tables[name] = _only(self.tables["fairness"], "figure", figure)
@@ -226,7 +252,7 @@ class _Builder:
                         title=title,
                         text=f"{text} With all seeds: mean and one standard deviation.",
                         table=name,
-                        spec=charts.fairness_chart(self.styles, title.lower()),
+                        spec=charts.fairness_chart(self.styles, axis, form),
                         menus={"seed": "seed"},
                         shown="selector",
                     )
@@ -238,16 +264,21 @@ class _Builder:
         facts = self.facts
         parts: list[str | Chart | Grid | Code] = []
         found = tables.part_table(facts.runs)
+        shown = [
+            part
+            for part in tables.PARTS
+            if any(own == part and seconds > 0 for own, seconds in zip(found["part"], found["seconds"], strict=True))
+        ]
         if any(math.isfinite(value) for value in found["seconds"]):
             self.tables["parts"] = found
             parts.append(
                 Chart(
                     name="parts",
                     title="Parts of a round",
-                    text="Mean seconds of the completed clients; waiting is the rest of the round, for the slowest "
-                    "client.",
+                    text="Download, compute and upload are means over the clients with a usable update. Failures: the "
+                    "round waits for failed clients alone. Waiting is the rest of the round, for the slowest client.",
                     table="parts",
-                    spec=charts.part_chart(self.selectors),
+                    spec=charts.part_chart(self.selectors, shown),
                     menus={"seed": "seed"},
                     shown="selector",
                 )
@@ -255,6 +286,7 @@ class _Builder:
         found = tables.failure_table(facts.runs)
         if found["reason"]:
             self.tables["failures"] = found
+            parts.append(self.reasons())
             parts.append(
                 Chart(
                     name="failures",
@@ -283,6 +315,18 @@ class _Builder:
             )
         return Section(name="rounds", title="Rounds", parts=parts)
 
+    def reasons(self) -> Grid:
+        counts = tables.failure_counts(self.facts.runs)
+        names = sorted(
+            {reason for own in counts.values() for reason in own},
+            key=lambda reason: (reason == "other", -sum(own.get(reason, 0) for own in counts.values())),
+        )
+        return Grid(
+            title="Failed clients of a run by reason, means over the seeds",
+            head=["selector", *names],
+            rows=[[selector, *(f"{own.get(reason, 0):.1f}" for reason in names)] for selector, own in counts.items()],
+        )
+
     def record(self) -> Section:
         facts = self.facts
         parts: list[str | Chart | Grid | Code] = [
@@ -292,6 +336,7 @@ class _Builder:
             rows = [list(one) for one in facts.differences]
             parts.append(Grid(title="What differs between the runs", head=["part", "values"], rows=rows))
         parts += [
+            "The commands repeat one run each, in the folder of the comparison.",
             Code(title="Commands that repeat a run", text="\n".join(facts.commands), closed=True),
             Code(title="LaTeX", text=facts.latex, closed=True),
             Code(title="Scenario", text=facts.scenario, closed=True),

@@ -43,6 +43,8 @@ MOST_CLIENTS = 200
 """Number of clients in the page's table."""
 BARS = 20
 """Number of clients in the chart."""
+MOST_ROUNDS = 1_000
+"""Number of rounds in the chart of the slowest clients."""
 TEXT_CLIENTS = 10
 """Number of clients in the text."""
 MOST_REASONS = 5
@@ -128,7 +130,11 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if found.checkpoint:
         one = found.checkpoint
-        rows.append(("newest checkpoint", f"after round {one.round}, written {_ago(one.age_s)} before this report"))
+        behind = found.last_round - one.round
+        later = f" ({behind:,} round{'' if behind == 1 else 's'} before the last one)" if behind > 0 else ""
+        rows.append(
+            ("newest checkpoint", f"after round {one.round}{later}, written {_ago(one.age_s)} before this report")
+        )
     else:
         rows.append(("newest checkpoint", "none in this folder"))
     rows.append(("accuracy", _accuracy(found)))
@@ -138,7 +144,8 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
                         f"({_percent(waiting.share)} of all seconds), and {_s(waiting.beyond_second_s)} beyond the "
                         "second slowest"),
             ("failed and slowest", f"a failed client was the slowest in {waiting.slowest_failed:,} of "
-                                   f"{waiting.rounds:,} rounds; a failed client counts with max_latency"),
+                                   f"{waiting.rounds:,} rounds; a failed client counts with max_latency"
+                                   + (f" ({found.max_latency_s:g} s)" if found.max_latency_s > 0 else "")),
         ]  # fmt: skip
     else:
         rows.append(("waiting", "no round waited for two clients or more, so waiting has no cost"))
@@ -172,7 +179,11 @@ def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
 def deployment_document(found: Deployment) -> Document:
     """Return the page of a deployment."""
     tables: dict[str, Columns] = {"durations": found.parts, "clients": client_table(found.clients)}
-    shown, bars = min(MOST_CLIENTS, len(found.clients)), min(BARS, len(found.clients))
+    shown = min(MOST_CLIENTS, len(found.clients))
+    bars = max(1, min(BARS, sum(one.beyond_median_s > 0 for one in found.clients)))
+    table_title = f"The {shown:,} costliest of {len(found.clients):,} clients"
+    if shown == len(found.clients):
+        table_title = f"All {shown:,} clients, the costliest first"
     waiting: list[str | Chart | Grid | Code] = [
         Chart(
             name="clients",
@@ -183,25 +194,41 @@ def deployment_document(found: Deployment) -> Document:
             spec=charts.cost_chart(bars),
         ),
         Grid(
-            title=f"The {shown:,} costliest of {len(found.clients):,} clients",
+            title=table_title,
             head=CLIENT_HEAD,
             rows=[_client_cells(one, ID_LENGTH, PROBLEM_LENGTH) for one in found.clients[:shown]],
         ),
         EXPLANATION,
     ]
+    present = [part for part, seconds in _mean_parts(found) if seconds > 0]
+    means = [part for part in present if part in DEPLOYMENT_PARTS[:5]] or ["latency"]
     rounds: list[str | Chart | Grid | Code] = [
         Chart(
             name="durations",
             title="Duration of the rounds",
-            text="Mean seconds of a round in groups of rounds. Download, compute, upload, transfer and latency are "
-            "means over the usable updates. Waiting is the rest of the round, for the slowest client.",
+            text=f"Mean seconds of a round{_grouped(found)}. {', '.join(means).capitalize()}: means over the usable "
+            "updates. Failures: the round waits for failed clients alone. Waiting is the rest of the round, for the "
+            "slowest client.",
             table="durations",
-            spec=charts.duration_chart(DEPLOYMENT_PARTS),
+            spec=charts.duration_chart(present),
         )
     ]
+    if found.slowest["round"]:
+        tables["slowest"] = _slowest(found.slowest)
+        limit = f" Only the last {MOST_ROUNDS:,} rounds." if len(found.slowest["round"]) > MOST_ROUNDS else ""
+        rounds.append(
+            Chart(
+                name="slowest",
+                title="The slowest client of each round",
+                text="A point per round. Point at it, or open the table, for the slowest client, the seconds beyond "
+                f"the median client, and the problem.{limit}",
+                table="slowest",
+                spec=charts.slowest_chart(),
+            )
+        )
     if found.failures["reason"]:
         tables["failures"] = found.failures
-        text = "Failed clients per round by reason, in groups of rounds."
+        text = f"Failed clients per round by reason{_grouped(found)}."
         rounds.append(
             Chart(
                 name="failures",
@@ -230,7 +257,7 @@ def deployment_document(found: Deployment) -> Document:
             Section(
                 name="figures",
                 title="Figures",
-                parts=[f"{name.capitalize()}: {text}." for name, text in figure_rows(found)],
+                parts=[Grid(head=["figure", "value"], rows=[list(row) for row in figure_rows(found)])],
             ),
             Section(name="waiting", title="Clients", parts=waiting),
             Section(name="rounds", title="Rounds", parts=rounds),
@@ -260,6 +287,20 @@ def client_table(clients: Sequence[ClientFigures]) -> Columns:
         },
         "problem": [shown_text(one.problem, PROBLEM_LENGTH) for one in clients],
     }  # fmt: skip
+
+
+def _slowest(columns: Columns) -> Columns:
+    """Return the newest rounds, with texts that can be shown."""
+    newest = {name: values[:MOST_ROUNDS] for name, values in columns.items()}
+    for name, most in (("client", 2 * ID_LENGTH), ("problem", PROBLEM_LENGTH)):
+        newest[name] = [shown_text(text, most) for text in newest[name]]
+    return newest
+
+
+def _grouped(found: Deployment) -> str:
+    """Return how many rounds are in a group of the charts; empty for groups of one round."""
+    length = found.parts["round_end"][0] - found.parts["round"][0]
+    return f", in groups of {length:,} rounds" if length > 1 else ""
 
 
 def _advice(found: Deployment) -> list[str | Chart | Grid | Code]:

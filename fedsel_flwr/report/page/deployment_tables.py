@@ -35,7 +35,7 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
-from fedsel_flwr.report.page.comparison_tables import MAP_CELLS, PARTS, PageRun, round_parts
+from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, failure_seconds, group_edges, took_s
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
 from fedsel_flwr.rounds.checkpoints import NAME
@@ -52,6 +52,8 @@ DEPLOYMENT_PARTS = (*PARTS[:3], TRANSFER, LATENCY, *PARTS[3:])
 UNMEASURED = ("first", "max_latency")
 """Sources of a latency that is not the measured time."""
 PERCENTILE = 95
+GROUPS = 120
+"""Largest number of groups of rounds in a chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,9 @@ class Deployment:
         accuracy: Table of the evaluated rounds: round, accuracy, loss.
         parts: Table of a mean round's parts, in seconds, in groups of rounds: round, round_end, part, seconds.
         failures: Table of the failed clients per round: round, round_end, reason, clients_per_round.
+        slowest: Table of the rounds that waited for two clients or more, the newest first: round, round_s, client (ids,
+            separated by commas), outcome, beyond_median_s, problem.
+        max_latency_s: Seconds with which a failed client counts; NaN if no client failed, or if the seconds changed.
         advice: The advice of ``fedsel advise``; None if there is none.
         refusal: Reason for which there is no advice; empty if there is one.
     """
@@ -168,13 +173,15 @@ class Deployment:
     accuracy: Columns
     parts: Columns
     failures: Columns
+    slowest: Columns
+    max_latency_s: float
     advice: Advice | None
     refusal: str
 
     def facts(self) -> dict[str, Any]:
         """Return all values as plain types; None for a value that is unknown."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("accuracy", "parts", "failures"):
+        for name in ("accuracy", "parts", "failures", "slowest"):
             columns = found[name]
             found[name] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found |= {name: found[name].isoformat() for name in ("as_of", "read")}
@@ -254,6 +261,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
     durations = np.array([one.round_s for one in rounds])
     waiting, clients = client_figures(rounds, cohorts)
     failed = Counter(reason_label(row) for row in history.clients if _has_failed(row))
+    limits = {row.latency_s for row in history.clients if _has_failed(row) and row.latency_source == "max_latency"}
     advice, refusal = _advice(folder)
     return Deployment(
         folder=str(folder), as_of=as_of, read=now, last_round=rounds[-1].round, rounds=len(rounds),
@@ -262,7 +270,9 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         updates=sum(one.num_completed for one in rounds), spares=sum(one.num_spares for one in rounds),
         reasons=dict(failed.most_common()), waiting=waiting, clients=clients,
         checkpoint=newest_checkpoint(folder, now), accuracy=_accuracy_table(rounds),
-        parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts), advice=advice, refusal=refusal,
+        parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts),
+        slowest=_slowest_table(rounds, cohorts), max_latency_s=limits.pop() if len(limits) == 1 else math.nan,
+        advice=advice, refusal=refusal,
     )  # fmt: skip
 
 
@@ -275,20 +285,11 @@ def client_figures(
         rounds: The rounds.
         cohorts: Round -> its clients.
     """
-    second, median = dict[int, float](), dict[int, float]()
     slowest_of = defaultdict[str, list[tuple[float, float]]](list)
-    slowest_failed = 0
-    for one in rounds:
-        waited = waited_seconds(one, cohorts.get(one.round, ()))
-        if len(waited) < 2:
-            continue
-        seconds = np.sort([own for _, own in waited])[::-1]
-        second[one.round] = float(seconds[0] - seconds[1])
-        median[one.round] = float(seconds[0] - np.median(seconds))
-        slowest = [row for row, own in waited if own == seconds[0]]
-        slowest_failed += not all(row.completed for row in slowest)
-        for row in slowest:
-            slowest_of[row.client_id].append((second[one.round], median[one.round] / len(slowest)))
+    found = slowest_clients(rounds, cohorts)
+    for own in found.values():
+        for row in own.rows:
+            slowest_of[row.client_id].append((own.second_s, own.median_s / len(own.rows)))
     own_rows = defaultdict[str, list[ClientRecord]](list)
     for one in rounds:
         for row in cohorts.get(one.round, ()):
@@ -296,13 +297,54 @@ def client_figures(
     clients = [_figures(rows, slowest_of[client_id], len(rounds)) for client_id, rows in own_rows.items()]
     total = sum(one.round_s for one in rounds)
     waiting = WaitingCost(
-        rounds=len(second), slowest_failed=slowest_failed,
-        beyond_second_s=_mean(list(second.values())), beyond_median_s=_mean(list(median.values())),
-        share=sum(median.values()) / total if total > 0 else math.nan,
+        rounds=len(found), slowest_failed=sum(own.has_failed for own in found.values()),
+        beyond_second_s=_mean([own.second_s for own in found.values()]),
+        beyond_median_s=_mean([own.median_s for own in found.values()]),
+        share=sum(own.median_s for own in found.values()) / total if total > 0 else math.nan,
     )  # fmt: skip
     # The id is last, so that equal clients have the same order in every report.
     clients.sort(key=lambda one: (-one.beyond_median_s, -one.beyond_second_s, -one.failures, one.client_id))
     return waiting, clients
+
+
+class _Slowest(NamedTuple):
+    """The slowest clients of a round, which are equally slow, and s_t and m_t."""
+
+    rows: Sequence[ClientRecord]
+    second_s: float
+    median_s: float
+
+    @property
+    def has_failed(self) -> bool:
+        return not all(row.completed for row in self.rows)
+
+
+def slowest_clients(
+    rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]
+) -> dict[int, _Slowest]:
+    """Return the slowest clients of each round that waited for two clients or more."""
+    found = {}
+    for one in rounds:
+        waited = waited_seconds(one, cohorts.get(one.round, ()))
+        if len(waited) > 1:
+            seconds = np.sort([own for _, own in waited])[::-1]
+            rows = [row for row, own in waited if own == seconds[0]]
+            cost = float(seconds[0] - seconds[1]), float(seconds[0] - np.median(seconds))
+            found[one.round] = _Slowest(rows, *cost)
+    return found
+
+
+def _slowest_table(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]) -> Columns:
+    found, durations = slowest_clients(rounds, cohorts), {one.round: one.round_s for one in rounds}
+    own = sorted(found.items(), reverse=True)
+    return {
+        "round": [number for number, _ in own],
+        "round_s": [durations[number] for number, _ in own],
+        "client": [", ".join(row.client_id for row in one.rows) for _, one in own],
+        "outcome": ["failed" if one.has_failed else "usable update" for _, one in own],
+        "beyond_median_s": [one.median_s for _, one in own],
+        "problem": ["; ".join(row.problem for row in one.rows if row.problem) for _, one in own],
+    }
 
 
 def waited_seconds(round: RoundRecord, cohort: Sequence[ClientRecord]) -> list[tuple[ClientRecord, float]]:
@@ -310,7 +352,7 @@ def waited_seconds(round: RoundRecord, cohort: Sequence[ClientRecord]) -> list[t
     duration = round.round_s - round.probe_s
     # Subtracting the probes may change the last digits.
     limit = duration * (1 + 1e-9)
-    own = [(row, _took(row)) for row in cohort if not row.spare]
+    own = [(row, took_s(row)) for row in cohort if not row.spare]
     longest = max((seconds for row, seconds in own if row.completed), default=0.0)
     ended_early = math.isclose(duration, longest, rel_tol=1e-9)
     return [
@@ -346,34 +388,27 @@ def _figures(rows: Sequence[ClientRecord], slowest: Sequence[tuple[float, float]
 def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]) -> Columns:
     """Return the parts of a mean round, in seconds, in groups of rounds.
 
-    If the clients report download, compute and upload, the parts are those of
-    :func:`~fedsel_flwr.report.page.comparison_tables.round_parts`. If the clients report only ``compute_s``, the rest
-    of the latency that the server measured is the part "transfer". Otherwise the whole latency is one part. Waiting is
-    the rest of the round. Times that add up to more than the client's latency are left out.
+    The parts are those of :func:`~fedsel_flwr.report.page.comparison_tables.round_parts`, if the clients report
+    download, compute and upload. If the clients report only ``compute_s``, the rest of the latency that the server
+    measured is the part "transfer". Otherwise the whole latency is one part. Failures and waiting are the rest of the
+    round. Times that add up to more than the client's latency are left out.
     """
     columns: dict[str, list[Any]] = {"round": [], "round_end": [], "part": [], "seconds": []}
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
     for own in _groups(rounds):
         usable = [row for one in own for row in cohorts.get(one.round, ()) if row.completed and read.is_usable(row)]
-        if usable and read is _READERS[0]:
-            parts = round_parts(PageRun("", 0, History.from_records(own, usable)))
-        else:
-            # In a group without a usable update, the whole round is waiting.
-            parts = {name: _mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
-            probes = _mean([one.probe_s for one in own])
-            rest = _mean([one.round_s for one in own]) - probes - sum(parts.values())
-            parts |= {"waiting": rest, "probes": probes}
+        everyone = [row for one in own for row in cohorts.get(one.round, ())]
+        parts = {name: _mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
+        probes = _mean([one.probe_s for one in own])
+        failures = _mean(failure_seconds(PageRun("", 0, History.from_records(own, everyone))))
+        rest = _mean([one.round_s for one in own]) - probes - sum(parts.values()) - failures
+        parts |= {"waiting": rest, "failures": failures, "probes": probes}
         for part, seconds in parts.items():
             values = (own[0].round, own[-1].round + 1, part, seconds)
             for name, value in zip(columns, values, strict=True):
                 columns[name].append(value)
     return columns
-
-
-def _took(row: ClientRecord) -> float:
-    """Return the seconds from the round's start until the client was done, cold starts included."""
-    return row.first_s if row.latency_source == "first" and math.isfinite(row.first_s) else row.latency_s
 
 
 def _is_reported(row: ClientRecord) -> bool:
@@ -395,7 +430,7 @@ _READERS = (
         {"compute": attrgetter("compute_s"), TRANSFER: attrgetter("transfer_s")},
         lambda row: math.isfinite(row.transfer_s),
     ),
-    _Reader({LATENCY: _took}, lambda row: row.latency_source != "max_latency"),
+    _Reader({LATENCY: took_s}, lambda row: row.latency_source != "max_latency"),
 )
 """The first reader that can read the row of any client reads all rows."""
 
@@ -416,8 +451,8 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
 
 
 def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
-    """Return groups of consecutive rounds, of almost equal length."""
-    edges = np.unique(np.round(np.linspace(0, len(rounds), min(len(rounds), MAP_CELLS[1]) + 1)).astype(int)).tolist()
+    """Return groups of consecutive rounds, of equal length; only the last group may be shorter."""
+    edges = group_edges(len(rounds), GROUPS).tolist()
     return [rounds[low:high] for low, high in pairwise(edges)]
 
 

@@ -31,6 +31,8 @@ from fedsel_flwr.report.run_folder import atomic_write, load_optional
 PACKAGES = ("altair", "jinja2", "vl_convert")
 """Packages of the extra ``report``."""
 INSTALL = "pip install 'fedsel-flwr[report]'"
+LONG_CELL = 30
+"""Number of characters up to which a cell of a grid is one line."""
 DIGITS = 6
 """Significant digits of the numbers in a page."""
 POLICY = (
@@ -94,6 +96,11 @@ class Grid:
     title: str = ""
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def wraps(self) -> list[bool]:
+        """Whether each column has long texts, which start at the left and have several lines."""
+        return [any(len(row[i]) > LONG_CELL for row in self.rows) for i in range(len(self.head))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ const page = JSON.parse(document.getElementById("data").textContent);
 const form = document.getElementById("menus");
 const root = document.documentElement;
 const MOST_ROWS = 500; // of a table on the page; the CSV has all
+const PRINT_WIDTH = 690; // pixels of a chart on A4 and on Letter
 const state = { show: new Set(page.selectors), theme: "" };
 const views = {};
 const tables = {};
@@ -30,8 +31,8 @@ function shownRows(chart) {
 }
 
 // ---- charts ----
-function specOf(chart, rows) {
-  let text = JSON.stringify(chart.spec);
+function specOf(chart, rows, legend = null) {
+  let text = JSON.stringify(chart.spec).replaceAll('"legend":null', `"legend":${JSON.stringify(legend)}`);
   for (const [menu, values] of Object.entries(chart.words))
     for (const [old, replacement] of Object.entries(values[state[menu]] ?? {}))
       text = text.replaceAll(JSON.stringify(old), JSON.stringify(replacement));
@@ -39,12 +40,25 @@ function specOf(chart, rows) {
   return { ...spec, datasets: { ...spec.datasets, rows: rows.map((row) => ({ ...row })) } };
 }
 
+function embed(place, spec) {
+  return vegaEmbed(place, spec, {
+    mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, // errors only: an empty chart is no problem
+  });
+}
+
+// What the menus have chosen for a chart, unless the title of an axis says it.
+function choiceOf(chart) {
+  const names = page.menus.map((one) => one.name).filter((name) => Object.values(chart.menus).includes(name));
+  return names.filter((name) => !(name in chart.words)).map(
+    (name) => `${name[0].toUpperCase()}${name.slice(1)}: ${form.elements[name].selectedOptions[0].text}.`,
+  ).join(" ");
+}
+
 async function draw(chart) {
   const figure = document.getElementById(`chart-${chart.name}`);
   const rows = shownRows(chart);
-  const result = await vegaEmbed(figure.querySelector(".chart"), specOf(chart, rows), {
-    mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, // errors only: an empty chart is no problem
-  });
+  figure.querySelector(".choice").textContent = choiceOf(chart);
+  const result = await embed(figure.querySelector(".chart"), specOf(chart, rows));
   figure.querySelector(".chart svg").setAttribute("aria-hidden", "true"); // the element around it has the label
   views[chart.name]?.finalize();
   views[chart.name] = result.view;
@@ -113,7 +127,6 @@ function writeAddress() {
 
 function showState() {
   root.dataset.theme = state.theme;
-  if (!form) return;
   form.elements.theme.value = state.theme;
   for (const menu of page.menus) form.elements[menu.name].value = state[menu.name];
   for (const box of form.querySelectorAll("[name=show]")) box.checked = state.show.has(box.value);
@@ -149,7 +162,18 @@ function save(name, type, text) {
 
 async function saveChart(chart, kind) {
   if (kind === "csv") save(`${chart.name}.csv`, "text/csv", csvText(chart));
-  else save(`${chart.name}.svg`, "image/svg+xml", await views[chart.name].toSVG());
+  else save(`${chart.name}.svg`, "image/svg+xml", await svgText(chart));
+}
+
+// The menu of selectors is the page's legend, which a file does not have.
+async function svgText(chart) {
+  if (!chart.shown) return views[chart.name].toSVG();
+  const legend = { title: null, orient: "bottom", columns: 6, values: page.selectors.filter((name) => state.show.has(name)) };
+  const width = document.getElementById(`chart-${chart.name}`).clientWidth;
+  const result = await embed(document.createElement("div"), { ...specOf(chart, shownRows(chart), legend), width });
+  const text = await result.view.toSVG();
+  result.view.finalize();
+  return text;
 }
 
 async function copy(button) {
@@ -174,14 +198,16 @@ for (const chart of page.charts) {
   figure.querySelector("details").addEventListener("toggle", () => fillTable(chart, shownRows(chart)));
 }
 for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
-form?.addEventListener("change", changed);
-form?.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("change", changed);
+form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
   if (document.getElementById(location.hash.slice(1))) return; // a link to a section
   readAddress();
   showState();
   drawAll(page.charts);
 });
+addEventListener("beforeprint", () => Object.values(views).forEach((view) => view.width(PRINT_WIDTH).run()));
+addEventListener("afterprint", () => dispatchEvent(new Event("resize")));
 readAddress();
 showState();
 drawAll(page.charts);

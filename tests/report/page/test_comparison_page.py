@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_the_page_draws_everything_without_a_fault(browser: Browser, folder: Pat
         assert opened.faults == []
         assert opened.page.inner_text("#problem") == ""
         charts = opened.page.locator("figure").count()
-        assert charts == opened.page.locator(".chart svg").count() == 10
+        assert charts == opened.page.locator(".chart svg").count() == 11
         text = opened.page.inner_text("body")
         for line in json.loads((folder / "verdict.json").read_text())["sentence"].splitlines():
             assert line.removeprefix("- ") in text
@@ -110,6 +111,18 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
             for effect in effects:
                 expected = effect["estimate"]
                 assert targets[float(target), effect["selector"]] == (expected and pytest.approx(expected, rel=1e-5))
+        # The same ratios as texts, also of the targets that some runs do not reach.
+        cells = opened.page.locator("[aria-label^='Time ratio to random by target'] td").all_inner_texts()
+        shown = iter(cells)
+        for selector in ("bsfl", "oort"):
+            for effects in found["profile"].values():
+                (own,) = [one for one in effects if one["selector"] == selector]
+                text = next(shown)
+                if min(own["reached"], own["reference_reached"]) < own["pairs"]:
+                    assert text == f"{own['reached']} of {own['pairs']} (against {own['reference_reached']})"
+                else:
+                    assert text == f"{own['estimate']:.2f} ({own['low']:.2f}-{own['high']:.2f})"
+        assert len(cells) == 2 * len(found["profile"])
 
 
 def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> None:
@@ -124,6 +137,15 @@ def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> Non
         for row in points:
             assert row["latency_s"] == pytest.approx(latency[int(row["client"])], rel=1e-5)
         assert opened.marks("selections", "symbol") == len(latency)
+        tenths = opened.rows("tenths")
+        for selector in SELECTORS:
+            times = clients[selector]["client"].value_counts().reindex(latency.index, fill_value=0)
+            ranked = latency.sort_values().index
+            # Ten or fewer clients: each one is a tenth.
+            own = of(tenths, selector=selector)
+            np.testing.assert_allclose([row["latency_s"] for row in own], latency[ranked], **CLOSE)
+            np.testing.assert_allclose([row["selections_per_client"] for row in own], times[ranked], **CLOSE)
+        assert opened.marks("tenths", "line") == len(SELECTORS)
         order = {client: place for place, client in enumerate(latency.sort_values().index)}
         cells = opened.rows("map")
         assert sum(row["selections"] for row in cells) == len(clients["oort"])
@@ -148,6 +170,16 @@ def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
             assert opened.marks(chart, "symbol") == len(SELECTORS)
         failed = pd.concat(table(folder, "random", seed, "clients") for seed in SEEDS)
         failed = failed[~failed["completed"] & ~failed["spare"]]
+        reasons = opened.page.locator("[aria-label^='Failed clients of a run'] tr")
+        head, *lines = [reasons.nth(i).locator("th, td").all_inner_texts() for i in range(reasons.count())]
+        for selector, *cells in lines:
+            every = pd.concat(table(folder, selector, seed, "clients") for seed in SEEDS)
+            kinds = (
+                every[~every["completed"] & ~every["spare"]]["problem"].str.split("; ").str[-1].str.split(":").str[0]
+            )
+            assert dict(zip(head[1:], cells, strict=True)) == {
+                reason: f"{(kinds == reason).sum() / len(SEEDS):.1f}" for reason in head[1:]
+            }
         rows = opened.rows("failures")
         for reason, own in failed["problem"].str.split("; ").str[-1].str.split(":").str[0].value_counts().items():
             per_round = sum(
@@ -164,8 +196,17 @@ def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
                 done = done[done["completed"]]
                 own = [done[f"{part}_s"].mean() for part in ("download", "compute", "upload")]
                 probes = rounds["probe_s"].mean()
-                means.append([*own, rounds["round_s"].mean() - probes - sum(own), probes])
-            found = [parts[selector, part] for part in ("download", "compute", "upload", "waiting", "probes")]
+                all_clients = table(folder, selector, seed, "clients")
+                lost = (rounds["round_s"] - rounds["probe_s"]).to_numpy() - [
+                    done[done["round"] == number]["latency_s"].max() if (done["round"] == number).any() else 0.0
+                    for number in rounds["round"]
+                ]
+                failures = all_clients[~all_clients["completed"]].groupby("round").size()
+                # Only a round with a failed client lasts longer than its slowest usable update.
+                assert (lost[~rounds["round"].isin(failures.index)] < 1e-9).all()
+                means.append([*own, rounds["round_s"].mean() - probes - sum(own) - lost.mean(), lost.mean(), probes])
+            named = ("download", "compute", "upload", "waiting", "failures", "probes")
+            found = [parts[selector, part] for part in named]
             np.testing.assert_allclose(found, np.mean(means, axis=0), **CLOSE)
             theta = np.mean([table(folder, selector, seed, "regret")["theta"] for seed in SEEDS], axis=0)
             own = [row["theta"] for row in of(opened.rows("regret"), selector=selector)]
@@ -210,6 +251,14 @@ def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: 
         shown = pd.DataFrame(opened.rows("jain"))[list(found.columns)].astype(found.dtypes)
         pd.testing.assert_frame_equal(found, shown)
         assert (tmp_path / "jain.svg").read_text().startswith("<svg")
+        # A file of curves has a legend, of the selectors that are shown.
+        opened.page.uncheck("input[value=oort]")
+        with opened.page.expect_download() as download:
+            opened.page.click("#chart-accuracy [data-save=svg]")
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", Path(download.value.path()).read_text())
+        assert {"bsfl", "random"} <= set(texts)
+        assert "oort" not in texts
+        opened.page.check("input[value=oort]")
         opened.page.click("#chart-jain summary")
         opened.page.wait_for_selector("#chart-jain td")
         cells = opened.page.locator("#chart-jain td").all_inner_texts()
@@ -218,6 +267,24 @@ def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: 
         opened.page.click("details:has-text('LaTeX') [data-copy]")
         copied = opened.page.evaluate("getSelection().toString()")
         assert copied.strip() == (folder / "comparison.tex").read_text().strip()
+
+
+def test_a_print_has_the_legend_the_choices_and_charts_of_its_width(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=2&selector=oort&hide=bsfl") as opened:
+        page = opened.page
+        assert page.inner_text("#chart-map .choice") == "Seed: 2. Selector: oort."
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.wait_for_function("document.querySelector('#chart-jain svg').getAttribute('width') < 800")
+        shown = page.locator("#menus label").filter(visible=True).all_inner_texts()
+        assert [text.strip() for text in shown] == ["oort", "random"]
+        assert not page.locator("#chart-jain details").is_visible()
+        assert page.locator("#chart-map .choice").is_visible()
+        sizes = page.locator(".chart").evaluate_all("all => all.map((one) => one.clientHeight)")
+        drawn = page.locator(".chart > svg, .chart svg.marks").evaluate_all(
+            "all => all.map((one) => +one.getAttribute('height'))"
+        )
+        assert all(place - own < 30 for place, own in zip(sizes, drawn, strict=True)), (sizes, drawn)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])

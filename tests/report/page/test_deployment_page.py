@@ -228,7 +228,18 @@ def test_the_charts_have_the_values_of_the_journal(browser: Browser, tmp_path: P
         table = opened.page.locator("section#waiting > .table tbody tr")
         assert table.count() == 5
         assert table.nth(0).inner_text().split()[:2] == ["site-4", "9"]
-        assert opened.marks("clients", "rect") == 5
+        assert opened.marks("clients", "rect") == sum(row["beyond_median_s"] > 0 for row in clients.values())
+        slowest = {row["round"]: row for row in opened.rows("slowest")}
+        for line in lines:
+            one = slowest[line["round"]["round"]]
+            most = max(line["clients"], key=lambda row: row["latency_s"])
+            assert (one["client"], one["round_s"]) == (most["client_id"], line["round"]["round_s"])
+            assert one["outcome"] == ("usable update" if most["completed"] else "failed")
+            assert one["problem"] == most["problem"]
+            assert parts[line["round"]["round"]]["failures"] == pytest.approx(
+                0 if most["completed"] else 60 - max(row["latency_s"] for row in line["clients"] if row["completed"])
+            )
+        assert opened.marks("slowest", "symbol") == 9
 
 
 @pytest.mark.usefixtures("quick")
@@ -259,6 +270,7 @@ def test_of_many_clients_the_costliest_200_are_in_the_table_and_all_in_the_csv(
         assert opened.page.locator("section#waiting > .table tbody tr").count() == 200
         assert "The 200 costliest of 300 clients" in opened.page.inner_text("section#waiting")
         assert opened.marks("clients", "rect") == 20
+        assert "All 300" not in opened.page.inner_text("section#waiting")
         with opened.page.expect_download() as saved:
             opened.page.click("#chart-clients [data-save=csv]")
         lines = Path(saved.value.path()).read_text().splitlines()

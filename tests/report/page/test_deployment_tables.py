@@ -15,8 +15,9 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.page import deployment_tables
-from fedsel_flwr.report.page.comparison_tables import MAP_CELLS
+from fedsel_flwr.report.page.comparison_tables import PageRun, failure_seconds
 from fedsel_flwr.report.page.deployment_tables import (
+    GROUPS,
     client_figures,
     deployment_folder,
     failure_groups,
@@ -24,6 +25,7 @@ from fedsel_flwr.report.page.deployment_tables import (
     part_groups,
     read_deployment,
 )
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
 from tests.report.page.deployments import client, entries, failed, refuse, write
 
@@ -142,22 +144,24 @@ def test_parts_that_clients_report() -> None:
     lies = {"download_s": 1e6, "compute_s": 1.0, "upload_s": 1.0}
     rows = [client("a", 6, **times), client("b", 8, **times | {"compute_s": 6.0}), client("c", 9, **lies), failed("d")]
     found = parts(entries((12.0, rows), probe_s=2.0))
-    # The round without its probes lasts 10 s; the mean of a and b is 1 + 5 + 1.
-    assert found == {"download": 1, "compute": 5, "upload": 1, "waiting": 3, "probes": 2}
+    # The round without its probes lasts 10 s, and d alone is waited for from 9 s on; the mean of a and b is 1 + 5 + 1.
+    assert found == {"download": 1, "compute": 5, "upload": 1, "waiting": 2, "failures": 1, "probes": 2}
 
 
 def test_parts_if_the_clients_report_only_their_training() -> None:
     rows = [client("a", 6, compute_s=4.0), client("b", 8, compute_s=5.0), client("c", 9)]
-    assert parts(entries((9.0, rows))) == {"compute": 4.5, "transfer": 2.5, "waiting": 2, "probes": 0}
+    assert parts(entries((9.0, rows))) == {
+        "compute": 4.5, "transfer": 2.5, "waiting": 2, "failures": 0, "probes": 0,
+    }  # fmt: skip
 
 
 def test_parts_if_the_clients_report_nothing() -> None:
     rows = [client("a", 2), client("b", 4), client("c", 1, latency_source="first", first_s=9.0), failed("d")]
-    assert parts(entries((60.0, rows))) == {"latency": 5, "waiting": 55, "probes": 0}
+    assert parts(entries((60.0, rows))) == {"latency": 5, "waiting": 4, "failures": 51, "probes": 0}
 
 
 def test_groups_of_rounds() -> None:
-    most = MAP_CELLS[1]
+    most = GROUPS
     given = entries(*[(60.0, [failed("a")])] * 30, *[(4.0, [client("a", 4)])] * (2 * most - 30))
     columns = part_groups([one.round for one in given], {one.round.round: one.clients for one in given})
     starts = list(dict.fromkeys(columns["round"]))
@@ -167,10 +171,9 @@ def test_groups_of_rounds() -> None:
                                                              strict=True)}  # fmt: skip
     failures = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
     assert (failures["round"], set(failures["clients_per_round"])) == (list(range(1, 31, 2)), {1})
-    # Without a usable update, the whole round is waiting.
-    assert (seconds[1, "latency"], seconds[1, "waiting"], seconds[31, "latency"], seconds[31, "waiting"]) == (
-        0, 60, 4, 0
-    )  # fmt: skip
+    # Without a usable update, the whole round is waiting for failed clients.
+    found = [[seconds[number, part] for part in ("latency", "waiting", "failures")] for number in (1, 31)]
+    assert found == [[0, 0, 60], [4, 0, 0]]
 
 
 def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> None:
@@ -185,6 +188,18 @@ def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> N
         "round": [1, 1, 1, 2], "round_end": [2, 2, 2, 3], "reason": ["exception", "other", "timeout", "dropout"],
         "clients_per_round": [1, 1, 2, 1],
     }  # fmt: skip
+
+
+def test_failures_end_with_the_round_and_spares_cost_nothing() -> None:
+    spare = failed("c", "late: enough others", spare=True)
+    given = entries(
+        (10.0, [client("a", 5), failed("b", "late: after the deadline")]),
+        (4.0, [client("a", 4), failed("b"), spare]),
+        (4.0, [client("a", 4), spare]),
+        (20.0, [client("a", 3, latency_source="first", first_s=20.0), failed("b", latency_s=12.0)]),
+    )
+    history = History.from_records([one.round for one in given], [row for one in given for row in one.clients])
+    assert failure_seconds(PageRun("a", 1, history)).tolist() == [5, 0, 0, 0]
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -221,6 +236,14 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert facts["clients"][0]["client_id"] == "b"
     assert facts["waiting"]["beyond_second_s"] == 5.0
     assert facts["checkpoint"]["written"] == "2026-11-24T11:58:30+00:00"
+    # Round 7 has one client alone. In round 3 both failed clients were the slowest.
+    assert found.max_latency_s == 60
+    assert [one["round"] for one in facts["slowest"]] == [6, 5, 4, 3, 2, 1]
+    assert facts["slowest"][3] == {
+        "round": 3, "round_s": 60.0, "client": "b, c", "outcome": "failed", "beyond_median_s": 27.0,
+        "problem": "exception: ValueError; exception: ValueError",
+    }  # fmt: skip
+    assert (facts["slowest"][5]["client"], facts["slowest"][5]["outcome"]) == ("c", "usable update")
     assert {"round": 3, "round_end": 4, "reason": "exception", "clients_per_round": 2.0} in facts["failures"]
 
 
