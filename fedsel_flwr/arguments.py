@@ -119,6 +119,7 @@ def add_small_commands(
     show = commands.add_parser(
         "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
     )
+    show.add_argument("--meanings", action="store_true", help="print the meaning of each key above the key")
     cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
     cite.add_argument(
         "cited", nargs="*", metavar="SELECTOR",

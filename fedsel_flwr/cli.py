@@ -227,7 +227,7 @@ def _show_scenario(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(scenario_facts(scenario))
         return 0
-    for line in scenario_lines(scenario, overrides):
+    for line in scenario_lines(scenario, overrides, meanings=args.meanings):
         print(line)
     return 0
 

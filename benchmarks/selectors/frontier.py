@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +154,35 @@ NOT_YET = """**Not measured yet.** Runs are missing, and this page answers the q
 """
 
 
+def _lead(reached: Mapping[str, Point], plain: Sequence[str]) -> str:
+    """Return the answer in short: what more clients cost, and the fastest row that needs less of both.
+
+    Args:
+        reached: The rows that reached the target on every seed.
+        plain: The rows of random selection among them.
+    """
+    crowds = [reached[label] for label in plain if not reached[label].deadline]
+    costly = bool(crowds) and all(point.time.high < 1 < point.energy.low for point in crowds)
+    few, many = (pick([point.asked for point in crowds], default=0) for pick in (min, max))
+    cost = [point.energy.estimate for point in crowds]
+    text = (
+        f"**More phones save seconds and cost joules.** Random selection of {few:.0f} to {many:.0f} phones needs fewer "
+        f"seconds than `{REFERENCE}`, and {min(cost):.2f} to {max(cost):.2f} times the joules. "
+        if costly
+        else ""
+    )
+    both = {label: point for label, point in reached.items() if max(point.time.high, point.energy.high) < 1}
+    if both:
+        label = min(both, key=lambda one: both[one].time.estimate)
+        text += (
+            f"The fastest row that saves both is `{label}`: {both[label].time.estimate:.2f} times the seconds and "
+            f"{both[label].energy.estimate:.2f} times the joules of `{REFERENCE}`. "
+        )
+    else:
+        text += "No row needs fewer of both. "
+    return text + "In detail:\n"
+
+
 def _answer(world: World, points: dict[str, Point]) -> str:
     few = world.scenario.clients_per_round
     reached = {label: point for label, point in points.items() if point.reached}
@@ -168,7 +198,7 @@ def _answer(world: World, points: dict[str, Point]) -> str:
     def fastest(labels: list[str]) -> str:
         return min(labels, key=lambda label: reached[label].time.estimate)
 
-    lines = []
+    lines = [_lead(reached, plain)]
     if crowds := [label for label in plain if not reached[label].deadline]:
         many = max(crowds, key=lambda label: reached[label].asked)
         lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}.")

@@ -271,6 +271,12 @@ def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> N
     means = next(line for line in text.splitlines() if line.startswith("- **Smallest means"))
     assert re.findall(r"`([a-z0-9-]+)`", means.split("Rows of random")[0])[:2] == ["fedcs", "oort"]
     assert "`random-80` needs 0.4" in text
+    # 2 to 16 times the clients: 2 ** 0.3 = 1.23 and 16 ** 0.3 = 2.30.
+    lead = text.split("## Why not just ask more phones?")[1].strip().splitlines()[0]
+    assert re.match(r"\*\*More phones save seconds and cost joules\.\*\* Random selection of 10 to 80 phones", lead)
+    low, high = re.search(r"and ([\d.]+) to ([\d.]+) times the joules", lead).groups()
+    assert 1.2 < float(low) < 1.27 < 2.25 < float(high) < 2.35
+    assert "The fastest row that saves both is `oort`: " in lead
     assert re.search(
         r"\*\*The fastest row of a selector\*\* is `fedcs`. Compared with `random-80-[469]0s`, it needs 0\.[67]", text
     )

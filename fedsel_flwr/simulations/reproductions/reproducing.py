@@ -303,7 +303,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
     for name in names:
         figure = load_figure(name)
         if not figure.arms:
-            announce(f"{name}: illustration, nothing to run")
+            announce(f"{name}: {'illustration' if figure.illustration else 'left out'}, nothing to run")
             continue
         start, replaced = time.monotonic(), False
         unique = {cell.fingerprint: cell for cell in cells_of(figure, 1, data_dir)}
@@ -381,7 +381,7 @@ def list_figures() -> Iterator[str]:
         word, minutes = known.get("verdict", "not run"), known.get("minutes", figure.minutes)
         if figure.illustration:
             word = "illustration"
-        yield f"{name:<{width}}  {word:<17}  {minutes:>4.0f} min  {figure.claim}"
+        yield f"{name:<{width}}  {word:<17}  {minutes:>5g} min  {figure.claim}"
 
 
 def _selector_text(scenario: Scenario) -> str:
