@@ -6,6 +6,7 @@ the page's text (``currentColor``), so that a chart is readable on a light and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ PART_COLOURS = {
     "transfer": "#b279a2", "latency": "#eeca3b", "failures": "#9d755d",
 }  # fmt: skip
 """Part of a round -> its colour on every page."""
+COUNTED = "datum.label === 'failures' ? 'failures (counted)' : datum.label"
+"""Labels of the parts of a deployment's round."""
 X_TITLE = "x title"
 """Text in a specification that the axis menu replaces."""
 Selectors = Mapping[str, tuple[str, Sequence[int]]]
@@ -109,9 +112,9 @@ def profile_chart(selectors: Selectors, reference: str, targets: Sequence[float]
 def map_chart() -> dict[str, Any]:
     """Heat map: rounds from left to right, clients in the order of their mean latency from below."""
     alt = _altair()
-    chart = alt.Chart().mark_rect().encode(
-        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
-        x2="round_end:Q",
+    chart = _centred(alt.Chart()).transform_calculate(first_client="datum.place + 1").mark_rect().encode(
+        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
+        x2="right:Q",
         y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
         y2="place_end:Q",
         # Without the darkest colours, which look like no selection on a dark page.
@@ -120,7 +123,12 @@ def map_chart() -> dict[str, Any]:
             scale=alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 1])),
             legend=_legend("selections"),
         ),
-        tooltip=["place:Q", "round:Q", "round_end:Q", "selections:Q"],
+        tooltip=[
+            alt.Tooltip("first_client:Q", title="from the client in place"),
+            alt.Tooltip("place_end:Q", title="to the client in place"),
+            *_ends(),
+            alt.Tooltip("selections:Q", format=".3~g"),
+        ],
     )  # fmt: skip
     return _specification(chart, HEIGHT)
 
@@ -165,39 +173,49 @@ def fairness_chart(selectors: Selectors, title: str, form: str) -> dict[str, Any
     return _specification(alt.layer(spread, point), 24 * len(selectors))
 
 
-def failure_chart(last: int) -> dict[str, Any]:
-    """Stacked bars: failed clients per round, by reason, from round 1 to the last round."""
+def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
+    """Stacked bars: failed clients per round, by reason, from round 1 to the last.
+
+    ``most`` is the largest number of failed clients if every bar is one round; None if bars are means.
+    """
     alt = _altair()
-    rows = alt.Chart().transform_stack(
+    rows = _centred(alt.Chart()).transform_stack(
         stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("reason")]
     )
+    y = alt.Y("low:Q", title="failed clients per round")
+    if most is not None:
+        # The least step between ticks (tickMinStep) does not hold for an axis with few of them.
+        ticks = list(range(0, most + 1, math.ceil(most / 8)))
+        y = y.axis(values=ticks, format="d").scale(domain=[0, most], nice=False)
     chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(domain=[1, last + 1], nice=False)),
-        x2="round_end:Q",
-        y=alt.Y("low:Q", title="failed clients per round"),
+        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(domain=[0.5, last + 0.5], nice=False)),
+        x2="right:Q",
+        y=y,
         y2="high:Q",
         color=alt.Color("reason:N", legend=_legend(None)),
-        tooltip=["reason:N", "round:Q", "clients_per_round:Q"],
+        tooltip=["reason:N", *_ends(), alt.Tooltip("clients_per_round:Q", title="clients per round", format=".3~g")],
     )
     return _specification(chart, HEIGHT)
 
 
-def duration_chart(parts: Sequence[str]) -> dict[str, Any]:
-    """Stacked bars: the parts of a mean round, in seconds, over the rounds of a deployment."""
+def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) -> dict[str, Any]:
+    """Stacked bars: the parts of a round, in seconds, over the rounds of a deployment; a line at ``limit``."""
     alt = _altair()
-    rows = alt.Chart().transform_filter("datum.seconds > 0")
+    rows = _centred(alt.Chart()).transform_filter("datum.seconds > 0")
     rows = rows.transform_calculate(order=f"indexof({list(parts)}, datum.part)").transform_stack(
         stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
     )  # fmt: skip
     chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
-        x2="round_end:Q",
-        y=alt.Y("low:Q", title="seconds of a mean round"),
+        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
+        x2="right:Q",
+        y=alt.Y("low:Q", title=title),
         y2="high:Q",
-        color=_part_colour(parts),
-        tooltip=["part:N", "round:Q", "round_end:Q", "seconds:Q"],
+        color=_part_colour(parts, COUNTED),
+        # Only these seconds are not measured.
+        fillOpacity=alt.condition("datum.part === 'failures'", alt.value(0.4), alt.value(1)),
+        tooltip=["part:N", *_ends(), alt.Tooltip("seconds:Q", format=".3~g")],
     )
-    return _specification(chart, HEIGHT)
+    return _specification(alt.layer(chart, *_limit(limit)), HEIGHT)
 
 
 def cost_chart(most: int) -> dict[str, Any]:
@@ -211,22 +229,31 @@ def cost_chart(most: int) -> dict[str, Any]:
     return _specification(chart, 20 * most)
 
 
-def slowest_chart() -> dict[str, Any]:
-    """Points: the duration of each round, with its slowest client."""
+def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
+    """Points: the duration of each round, with its slowest client; the longest round, and a line at ``limit``."""
     alt = _altair()
+    # Without this space, the points of the longest rounds are cut by the upper edge.
+    top = 1.08 * max(longest, limit if math.isfinite(limit) else 0.0)
+    scale = alt.Scale(domain=[0, top], nice=False) if top > 0 else alt.Scale()
     colour = alt.Color(
         "outcome:N", legend=_legend("slowest client"),
         scale=alt.Scale(domain=["usable update", "failed"], range=[PART_COLOURS["download"], PART_COLOURS["upload"]]),
     )  # fmt: skip
     chart = alt.Chart().mark_point(filled=True, size=45, opacity=0.8).encode(
         x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False, padding=8)),
-        y=alt.Y("round_s:Q", title="seconds of the round", scale=alt.Scale(padding=8)),
+        y=alt.Y("round_s:Q", title="duration of the round (s)", scale=scale),
         color=colour,
         shape=alt.Shape("outcome:N", legend=_legend("slowest client"), scale=alt.Scale(
             domain=["usable update", "failed"], range=["circle", "triangle-up"])),
-        tooltip=["round:Q", "round_s:Q", "client:N", "outcome:N", "beyond_median_s:Q", "problem:N"],
+        tooltip=["round:Q", alt.Tooltip("round_s:Q", title="seconds", format=".3~g"), "client:N", "outcome:N",
+                 alt.Tooltip("beyond_median_s:Q", title="seconds beyond the median", format=".3~g"), "problem:N"],
     )  # fmt: skip
-    return _specification(chart, HEIGHT)
+    counted = (
+        alt.Chart()
+        .mark_rule(color=PART_COLOURS["upload"], opacity=0.5)
+        .encode(x=alt.X("round:Q"), y=alt.Y("measured_s:Q", scale=scale), y2="round_s:Q")
+    )
+    return _specification(alt.layer(counted, chart, *_limit(limit)), HEIGHT)
 
 
 def evaluation_chart() -> dict[str, Any]:
@@ -293,15 +320,38 @@ def _dash(selectors: Selectors) -> Any:
     return alt.StrokeDash("selector:N", scale=scale, legend=None)
 
 
+def _centred(rows: Any) -> Any:
+    """Return the rows with the edges of their bars, so that the bar of a round has the round in its middle."""
+    return rows.transform_calculate(
+        left="datum.round - 0.5", right="datum.round_end - 0.5", last_round="datum.round_end - 1"
+    )
+
+
+def _ends() -> list[Any]:
+    """Return the first and the last round of a group, for a tooltip."""
+    alt = _altair()
+    return [alt.Tooltip("round:Q", title="first round"), alt.Tooltip("last_round:Q", title="last round")]
+
+
+def _limit(seconds: float) -> list[Any]:
+    """Return a dashed line at ``max_latency`` with its name; nothing if it is unknown."""
+    if not math.isfinite(seconds):
+        return []
+    alt = _altair()
+    line = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(seconds))
+    name = _once().mark_text(text="max_latency", align="left", baseline="bottom", dx=2, dy=-2, color=TEXT)
+    return [line, name.encode(y=alt.datum(seconds), x=alt.value(0))]
+
+
 def _whole() -> Any:
     """Return an axis of whole numbers."""
     return _altair().Axis(tickMinStep=1, format="d")
 
 
-def _part_colour(parts: Sequence[str]) -> Any:
+def _part_colour(parts: Sequence[str], labels: str = "datum.label") -> Any:
     alt = _altair()
     scale = alt.Scale(domain=list(parts), range=[PART_COLOURS[part] for part in parts])
-    return alt.Color("part:N", scale=scale, legend=_legend(None))
+    return alt.Color("part:N", scale=scale, legend=alt.Legend(title=None, orient="bottom", labelExpr=labels))
 
 
 def _legend(title: str | None) -> Any:

@@ -190,6 +190,10 @@ async function copy(button) {
   button.textContent = "Copied";
 }
 
+// The height of the menus, for the place of a heading after a click on its link.
+new ResizeObserver(() => root.style.setProperty("--bar", `${document.getElementById("menus").offsetHeight + 8}px`))
+  .observe(document.body);
+
 // ---- start ----
 for (const chart of page.charts) {
   const figure = document.getElementById(`chart-${chart.name}`);

@@ -18,13 +18,15 @@ from fedsel_flwr.report.page import deployment_tables
 from fedsel_flwr.report.page.comparison_tables import PageRun, failure_seconds
 from fedsel_flwr.report.page.deployment_tables import (
     GROUPS,
-    client_figures,
     deployment_folder,
     failure_groups,
-    newest_checkpoint,
     part_groups,
     read_deployment,
 )
+from fedsel_flwr.report.page.deployment_texts import settings_text, status_sentence
+from fedsel_flwr.report.page.run_status import RunSettings, RunStatus, newest_checkpoint
+from fedsel_flwr.report.page.waiting_costs import client_figures
+from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
 from tests.report.page.deployments import client, entries, failed, refuse, write
@@ -119,6 +121,9 @@ def test_the_figures_of_a_client_as_worked_by_hand() -> None:
     assert (a.selections, a.share, a.failures) == (5, 1.0, 1)
     # 10 s and 20 s are measured: the 95th percentile is 10 + 0.95 * 10.
     assert (a.mean_s, a.p95_s) == (15.0, 19.5)
+    # The exception is a reply. The spare's silence is none.
+    assert (a.last_reply, a.reasons, a.problem_reason) == (4, {"exception": 1}, "exception")
+    assert (b.last_reply, b.reasons) == (5, {"timeout": 1})
     assert (b.last_seen, b.share, b.problem, b.mean_s) == (5, 0.6, "no answer", 3.0)
     assert b.p95_s == pytest.approx(1 + 0.95 * 4)
 
@@ -127,6 +132,17 @@ def test_without_a_failure_the_last_problem_of_an_update_is_shown() -> None:
     _, clients, _ = figures(entries((3.0, [client("a", 3, problem="energy: -1 cannot be used"), failed("b")])))
     assert (clients["a"].problem_round, clients["a"].problem) == (1, "energy: -1 cannot be used")
     assert (clients["b"].last_seen, math.isnan(clients["b"].mean_s)) == (None, True)
+
+
+def test_the_last_reply_is_no_usable_update_and_silence_is_no_reply() -> None:
+    late, silent = "late: 70 s is not below max_latency = 60 s", "no answer within 30 s"
+    given = entries((60.0, [client("a", 3), failed("b", silent)]), (60.0, [failed("a", late), failed("b", silent)]),
+                    (60.0, [failed("a", "lost: a reply"), failed("b", silent)]))  # fmt: skip
+    _, clients, _ = figures(given)
+    assert (clients["a"].last_seen, clients["a"].last_reply) == (1, 2)
+    assert (clients["b"].last_seen, clients["b"].last_reply) == (None, None)
+    assert clients["a"].reasons == {"late": 1, "dropout": 1}
+    assert (clients["a"].problem_reason, clients["b"].reasons) == ("dropout", {"timeout": 3})
 
 
 # ---- parts of a round ------------------------------------------------------------------------------------------------
@@ -224,8 +240,13 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert found.p95_s == pytest.approx(20 + 0.7 * 40)
     assert (found.selections, found.updates, found.spares) == (18, 13, 1)
     assert found.reasons == {"exception": 3, "late": 1}
+    # Sorted, the fourth is 9. Only failed clients took 60 - 6 seconds of round 3, and 10 - 5 of round 5.
+    assert (found.median_s, found.counted_s) == (9.0, pytest.approx((54 + 5) / 7))
     assert found.checkpoint is not None
     assert (found.checkpoint.round, found.checkpoint.age_s) == (7, 90)
+    # These checkpoints are empty, so the settings are unknown. Their times are 410 s and one round apart.
+    assert (found.settings, found.checkpoint.round_s) == (RunSettings(), 410)
+    assert found.status == RunStatus(word="running", since_s=30, usual_s=410)
     assert found.accuracy == {"round": [], "accuracy": [], "loss": []}
     assert sorted(zip(found.failures["round"], found.failures["reason"], strict=True)) == [
         (3, "exception"), (4, "exception"), (5, "late")
@@ -240,11 +261,78 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert found.max_latency_s == 60
     assert [one["round"] for one in facts["slowest"]] == [6, 5, 4, 3, 2, 1]
     assert facts["slowest"][3] == {
-        "round": 3, "round_s": 60.0, "client": "b, c", "outcome": "failed", "beyond_median_s": 27.0,
+        "round": 3, "round_s": 60.0, "measured_s": 6.0, "client": "b, c", "outcome": "failed", "beyond_median_s": 27.0,
         "problem": "exception: ValueError; exception: ValueError",
     }  # fmt: skip
     assert (facts["slowest"][5]["client"], facts["slowest"][5]["outcome"]) == ("c", "usable update")
     assert {"round": 3, "round_end": 4, "reason": "exception", "clients_per_round": 2.0} in facts["failures"]
+
+
+def test_the_first_and_the_last_quarter_with_and_without_counted_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    usual = [(float(k), [client("a", k)]) for k in range(1, 7)]
+    given = entries(*usual, (60.0, [client("a", 7), failed("b")]), (8.0, [client("a", 8)]))
+    found = read_deployment(write(tmp_path / "run", given), NOW)
+    assert (found.quarters_s, found.quarters_measured_s) == ((1.5, 34.0), (1.5, 7.5))
+    shorter = read_deployment(write(tmp_path / "shorter", given[:7]), NOW)
+    assert all(map(math.isnan, shorter.quarters_s))
+
+
+MADE_FOR = {"selector": "cs-ucb", "selector.clients_per_round": "6", "max_latency": "45.0", "clock": "'server'"}
+
+
+@pytest.mark.parametrize(
+    ("clock", "total", "since", "word", "usual"),
+    [
+        ("'server'", 7, 5_000.0, "finished", 9),
+        ("'server'", 8, 26.0, "running", 9),
+        ("'server'", 8, 28.0, "no new round", 9),
+        # The virtual clock's seconds are not real ones: two rounds took 400 s.
+        ("'virtual'", None, 590.0, "running", 200),
+        ("'virtual'", None, 610.0, "no new round", 200),
+    ],
+)
+def test_running_finished_or_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str, total: int | None, since: float, word: str, usual: int
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    folder = write(tmp_path / "run", entries(*ROUNDS))
+    os.utime(folder / "journal.jsonl", (NOW.timestamp() - since,) * 2)
+    for number, seconds in ((5, 500), (7, 100)):
+        made_for = MADE_FOR | {"clock": clock}
+        one = Checkpoint(
+            round=number, model=[np.zeros(2)], names=["w"], state={}, fingerprint=made_for, total_rounds=total
+        )
+        write_checkpoint(folder, one)
+        path = folder / f"round-{number:06d}.safetensors"
+        os.utime(path, (NOW.timestamp() - seconds,) * 2)
+        assert read_checkpoint(path).total_rounds == total
+    found = read_deployment(folder, NOW)
+    assert found.settings == RunSettings(
+        selector="cs-ucb", clients_per_round=6, max_latency_s=45, clock=clock.strip("'"), total_rounds=total
+    )
+    assert found.status == RunStatus(word=word, since_s=since, usual_s=usual)  # type: ignore[arg-type]
+    sentence = status_sentence(found)
+    assert sentence.startswith(word)
+    assert (f"7 of {total} rounds" in sentence) == (total is not None)
+    assert settings_text(found).startswith("cs-ucb, 6 clients per round, max_latency 60 s, durations ")
+
+
+def test_without_a_clock_of_its_own_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    folder = write(tmp_path / "run", entries(*ROUNDS))
+    assert read_deployment(folder, NOW).status.word == "unknown"
+    assert "unknown" in status_sentence(read_deployment(folder, NOW))
+    for content in (b"", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]", b"\x04" + b"\0" * 7 + b'{"a"'):
+        (folder / "round-000007.safetensors").write_bytes(content)
+        assert read_deployment(folder, NOW).settings == RunSettings()
+    (folder / "round-000007.safetensors").unlink()
+    (folder / "round-000007.safetensors").symlink_to(folder / "journal.jsonl")
+    assert read_deployment(folder, NOW).settings == RunSettings()
 
 
 def test_a_folder_without_a_checkpoint_or_a_finished_round(tmp_path: Path) -> None:
