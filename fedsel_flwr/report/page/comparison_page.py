@@ -93,7 +93,7 @@ class _Builder:
             Menu(name="seed", label="Seed", options=seeds),
             Menu(name="selector", label="Selections and failures of", options={name: name for name in self.selectors}),
         ]
-        if self.facts.verdict:
+        if "ratios" in self.tables:
             found.append(Menu(name="measure", label="Ratio of", options={k: v[0] for k, v in tables.MEASURES.items()}))
         return found
 
@@ -221,8 +221,8 @@ class _Builder:
             Chart(
                 name="tenths",
                 title="Selections by latency",
-                text="A point per tenth of the clients, in the order of their mean latency: how often a client of this "
-                "tenth was selected in a run.",
+                text="A point per tenth of the clients, in the order of their mean latency: how often one client was "
+                "selected in a run.",
                 table="tenths",
                 spec=charts.tenth_chart(self.styles),
                 menus={"seed": "seed"},

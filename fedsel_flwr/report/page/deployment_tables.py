@@ -70,7 +70,7 @@ class Deployment:
         mean_s: Mean duration of a round, seconds.
         median_s: Median duration of a round, seconds.
         counted_s: Mean seconds of a round after its slowest usable update. Failed clients count with ``max_latency``,
-            so nobody has measured these seconds.
+            so these seconds are not measured.
         quarters_s: Mean duration of a round in the first and in the last quarter of the rounds, seconds; NaN with fewer
             than :data:`FEWEST_ROUNDS` rounds.
         quarters_measured_s: The same without the seconds of ``counted_s``.
@@ -87,9 +87,9 @@ class Deployment:
         accuracy: Table of the evaluated rounds: round, accuracy, loss.
         parts: Table of a mean round's parts, in seconds, in groups of rounds: round, round_end, part, seconds.
         failures: Table of the failed clients per round: round, round_end, reason, clients_per_round.
-        slowest: Table of the rounds that waited for two clients or more, the newest first: round, round_s, measured_s,
-            client (ids, separated by commas), outcome, beyond_median_s, problem. measured_s is round_s without the
-            seconds of ``counted_s``.
+        slowest: Table of the rounds that waited for two clients or more, the newest first. Its columns: round, round_s,
+            measured_s, client, outcome, beyond_median_s, problem. Several ids are separated by commas. The column
+            measured_s is round_s without the seconds of ``counted_s``.
         max_latency_s: Seconds with which a failed client counts; NaN if they are unknown, or if they changed.
         advice: The advice of ``fedsel advise``; None if there is none.
         refusal: Reason for which there is no advice; empty if there is one.

@@ -164,11 +164,11 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if not importlib.util.find_spec(name)]
 
 
-def write_page(document: Document, path: Path) -> Path:
+def write_page(document: Document | Mapping[str, Document], path: Path) -> Path:
     """Write a page.
 
     Args:
-        document: The page.
+        document: The page; or the name of each scenario -> its page, for one page with a menu of the scenarios.
         path: Path of the file, which is replaced if it exists.
 
     Returns:
@@ -183,11 +183,11 @@ def write_page(document: Document, path: Path) -> Path:
     return path
 
 
-def render(document: Document) -> str:
+def render(document: Document | Mapping[str, Document]) -> str:
     """Return a page as HTML.
 
     Args:
-        document: The page.
+        document: The page, or the pages of several scenarios, as for :func:`write_page`.
 
     Raises:
         RunError: A package of the extra ``report`` is not installed.
@@ -199,13 +199,14 @@ def render(document: Document) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
     scripts = [vega_bundle(), _file("page.js")]
+    documents = {"": document} if isinstance(document, Document) else document
     return str(
         environment.from_string(_file("page.html")).render(
-            document=document,
+            documents=documents,
             policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
-            data=_json(_data(document)),
+            data=_json([{"scenario": name, **_data(one)} for name, one in documents.items()]),
             kind=lambda part: type(part).__name__,
         )
     )

@@ -1,13 +1,16 @@
 "use strict";
 // Draws the charts of a page, and follows its menus. The data are in the element "data" (document.py).
-const page = JSON.parse(document.getElementById("data").textContent);
-const form = document.getElementById("menus");
+const pages = JSON.parse(document.getElementById("data").textContent); // one for each scenario
+const content = document.getElementById("content");
+const bodies = [null, ...Array.from(document.querySelectorAll("body > template"), (one) => one.content)];
 const root = document.documentElement;
 const MOST_ROWS = 500; // of a table on the page; the CSV has all
 const PRINT_WIDTH = 690; // pixels of a chart on A4 and on Letter
-const state = { show: new Set(page.selectors), theme: "" };
+const state = { show: new Set(), theme: "" };
 const views = {};
-const tables = {};
+let tables = {};
+let page = pages[0];
+let form = document.getElementById("menus");
 let drawing = Promise.resolve();
 
 // ---- data ----
@@ -58,10 +61,14 @@ async function draw(chart) {
   const figure = document.getElementById(`chart-${chart.name}`);
   const rows = shownRows(chart);
   figure.querySelector(".choice").textContent = choiceOf(chart);
-  const result = await embed(figure.querySelector(".chart"), specOf(chart, rows));
-  figure.querySelector(".chart svg").setAttribute("aria-hidden", "true"); // the element around it has the label
+  const place = figure.querySelector(".chart");
   views[chart.name]?.finalize();
-  views[chart.name] = result.view;
+  delete views[chart.name];
+  figure.querySelector("[data-save=svg]").disabled = !rows.length;
+  if (rows.length) {
+    views[chart.name] = (await embed(place, specOf(chart, rows))).view;
+    place.querySelector("svg").setAttribute("aria-hidden", "true"); // the element around it has the label
+  } else place.replaceChildren("There is nothing to show for this choice."); // without rows, a scale has no ends
   if (figure.querySelector("details").open) fillTable(chart, rows);
 }
 
@@ -93,6 +100,7 @@ function fillTable(chart, rows) {
 function drawAll(charts) {
   drawing = drawing.then(async () => {
     for (const chart of charts) {
+      if (!page.charts.includes(chart)) continue; // the scenario has changed
       try {
         await draw(chart);
       } catch (error) {
@@ -100,7 +108,7 @@ function drawAll(charts) {
         console.error(error);
       }
     }
-    root.dataset.drawn = Object.keys(views).length;
+    root.dataset.drawn = "yes";
   });
   return drawing;
 }
@@ -108,6 +116,7 @@ function drawAll(charts) {
 // ---- menus and address ----
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
+  showScenario(pages.find((one) => one.scenario === given.get("scenario")) ?? pages[0]);
   for (const menu of page.menus) {
     const value = given.get(menu.name);
     state[menu.name] = menu.values.includes(value) ? value : menu.values[0];
@@ -117,8 +126,26 @@ function readAddress() {
   state.show = new Set(page.selectors.filter((name) => !hidden.includes(name)));
 }
 
+// Exchanges the content of the page for that of another scenario.
+function showScenario(wanted) {
+  state.scenario = wanted.scenario;
+  if (wanted === page) return;
+  for (const name of Object.keys(views)) {
+    views[name].finalize();
+    delete views[name];
+  }
+  tables = {};
+  bodies[pages.indexOf(page)] = document.createDocumentFragment();
+  bodies[pages.indexOf(page)].append(...content.childNodes);
+  content.append(bodies[pages.indexOf(wanted)]);
+  page = wanted;
+  form = document.getElementById("menus");
+  document.title = page.title;
+}
+
 function writeAddress() {
   const kept = new URLSearchParams();
+  if (state.scenario !== pages[0].scenario) kept.set("scenario", state.scenario);
   for (const menu of page.menus) if (state[menu.name] !== menu.values[0]) kept.set(menu.name, state[menu.name]);
   if (state.theme) kept.set("theme", state.theme);
   for (const name of page.selectors) if (!state.show.has(name)) kept.append("hide", name);
@@ -128,16 +155,23 @@ function writeAddress() {
 function showState() {
   root.dataset.theme = state.theme;
   form.elements.theme.value = state.theme;
+  if (form.elements.scenario) form.elements.scenario.value = state.scenario;
   for (const menu of page.menus) form.elements[menu.name].value = state[menu.name];
   for (const box of form.querySelectorAll("[name=show]")) box.checked = state.show.has(box.value);
 }
 
 function changed(event) {
   const { name, value, checked } = event.target;
+  if (!form.contains(event.target)) return;
   if (name === "show") state.show[checked ? "add" : "delete"](value);
   else state[name] = value;
-  showState();
   writeAddress();
+  if (name === "scenario") {
+    start(); // the other menus keep those values that the scenario has
+    form.elements.scenario.focus();
+    return;
+  }
+  showState();
   if (name === "theme") return;
   drawAll(page.charts.filter(
     (chart) => (name === "show" ? chart.shown : Object.values(chart.menus).includes(name) || name in chart.words),
@@ -195,25 +229,33 @@ new ResizeObserver(() => root.style.setProperty("--bar", `${document.getElementB
   .observe(document.body);
 
 // ---- start ----
-for (const chart of page.charts) {
-  const figure = document.getElementById(`chart-${chart.name}`);
-  for (const button of figure.querySelectorAll("[data-save]"))
-    button.addEventListener("click", () => saveChart(chart, button.dataset.save));
-  figure.querySelector("details").addEventListener("toggle", () => fillTable(chart, shownRows(chart)));
+function chartOf(element) {
+  const figure = element.closest("figure");
+  return page.charts.find((one) => `chart-${one.name}` === figure?.id);
 }
-for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
-form.addEventListener("change", changed);
-form.addEventListener("submit", (event) => event.preventDefault());
-addEventListener("hashchange", () => {
-  if (document.getElementById(location.hash.slice(1))) return; // a link to a section
+
+function start() {
   readAddress();
   showState();
-  drawAll(page.charts);
+  return drawAll(page.charts);
+}
+
+content.addEventListener("click", (event) => {
+  if (event.target.dataset.save) saveChart(chartOf(event.target), event.target.dataset.save);
+  if ("copy" in event.target.dataset) copy(event.target);
+});
+content.addEventListener("toggle", (event) => {
+  const chart = chartOf(event.target);
+  if (chart) fillTable(chart, shownRows(chart));
+}, true); // this event does not bubble
+content.addEventListener("change", changed);
+content.addEventListener("submit", (event) => event.preventDefault());
+addEventListener("hashchange", () => {
+  if (document.getElementById(location.hash.slice(1))) return; // a link to a section
+  start();
 });
 addEventListener("beforeprint", () => Object.values(views).forEach((view) => view.width(PRINT_WIDTH).run()));
 addEventListener("afterprint", () => dispatchEvent(new Event("resize")));
-readAddress();
-showState();
-drawAll(page.charts);
+start();
 // For tests and for readers of the console.
 window.fedsel = { state, views, shownRows: (name) => shownRows(page.charts.find((one) => one.name === name)) };

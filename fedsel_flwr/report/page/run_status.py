@@ -52,8 +52,8 @@ class RunStatus:
     """Status of a run at the time of the report.
 
     Attributes:
-        word: "finished" if the last round is in the journal. Otherwise "running" or "no new round", by the time since
-            the journal's last change; "unknown" if the usual duration of a round is unknown.
+        word: "finished" if the last round is in the journal. Otherwise the time since the journal's last change decides
+            between "running" and "no new round". It is "unknown" if the usual duration of a round is unknown.
         since_s: Seconds from the journal's last change to the report.
         usual_s: Usual duration of a round on a real clock, seconds; NaN if it is unknown.
     """

@@ -45,7 +45,7 @@ class ClientFigures:
     Attributes:
         client_id: The client's id, as it is in the journal.
         last_seen: Last round with a usable update from the client; None if there is none.
-        last_reply: Last round with any reply, also a late one or one without a usable update; None if there is none.
+        last_reply: Last round with any reply, also a late or an unusable one; None if there is none.
         last_selected: Last round in which the client was selected.
         problem_round: Round of ``problem``; None if there is no problem.
         problem: Problem of the last failure; without a failure, the last problem of a usable update.

@@ -240,6 +240,60 @@ def test_menus_hide_select_and_remember(browser: Browser, folder: Path) -> None:
         assert opened.faults == []
 
 
+def test_a_menu_exchanges_the_scenario(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsel_flwr.cli import main
+
+    place = tmp_path_factory.mktemp("two")
+    for number in (3, 5):
+        changes = {"rounds": 8, "engine": "vectorized", "target_rounds": 2, "clients_per_round": number}
+        compare(load_scenario("smoke", changes), ["bsfl", "random"], seeds=[4, 5], folder=place / f"of-{number}")
+    # A selector and a seed that only the second scenario has.
+    compare(load_scenario("smoke", changes), ["oort"], seeds=[4, 5, 6], folder=place / "more")
+    folders, out = [str(place / name) for name in ("of-3", "of-5", "more")], place / "out"
+    assert main(["report", *folders, "--out", str(out)]) == 0
+    names = ["smoke clients_per_round=3", "smoke clients_per_round=5"]
+    printed = capsys.readouterr().out
+    assert [f"scenario {name}\n" in printed for name in names] == [True, True]
+    assert {path.name for path in out.iterdir()} == {"smoke-1", "smoke-2", "report.html"}
+    with browser.open(out / "report.html", "#seed=5&axis=rounds") as opened:
+        page = opened.page
+        assert page.locator("select[name=scenario] option").all_inner_texts() == names
+        assert {row["selector"] for row in opened.rows("jain")} == {"bsfl", "random"}
+        opened.choose("scenario", names[1])
+        assert {row["selector"] for row in opened.rows("jain")} == {"bsfl", "oort", "random"}
+        # The other menus keep their values, and there is one element of each name.
+        assert page.input_value("select[name=seed]") == "5"
+        assert page.locator("#chart-jain").count() == page.locator("h1").count() == 1
+        rounds = pd.read_parquet(place / "more" / "oort-seed5" / "rounds.parquet")
+        own = of(opened.rows("accuracy"), selector="oort")
+        np.testing.assert_allclose([row["x"] for row in own], rounds["round"], **CLOSE)
+        np.testing.assert_allclose(
+            [row["accuracy"] for row in own], rounds["accuracy"].rolling(2, min_periods=1).mean(), **CLOSE
+        )
+        opened.choose("seed", "6")
+        with page.expect_download() as download:
+            page.click("#chart-jain [data-save=csv]")
+        assert set(pd.read_csv(download.value.path())["seed"]) == {6}
+        address = page.evaluate("location.hash")
+        opened.choose("scenario", names[0])
+        # Seed 6 is not in the first scenario.
+        assert page.input_value("select[name=seed]") == "all"
+        page.click("#chart-jain summary")
+        page.wait_for_selector("#chart-jain td")
+        assert opened.faults == []
+    with browser.open(out / "report.html", address) as opened:
+        assert opened.page.input_value("select[name=scenario]") == names[1]
+        assert {row["seed"] for row in opened.rows("jain")} == {"6"}
+        # Pooled runs keep their regret, and their commands name where they are.
+        assert len(opened.rows("regret")) == 8
+        commands = opened.page.locator("pre", has_text="fedsel run").text_content().splitlines()
+        assert all((out / line.removeprefix("fedsel run ")).is_file() for line in commands)
+        assert len(commands) == 2 * 2 + 3
+        assert opened.faults == []
+
+
 def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: Path) -> None:
     with browser.open(folder / "report.html", "#seed=1") as opened:
         for kind in ("csv", "svg"):
