@@ -25,6 +25,8 @@ PART_COLOURS = {
 """Part of a round -> its colour on every page."""
 COUNTED = "datum.label === 'failures' ? 'failures (counted)' : datum.label"
 """Labels of the parts of a deployment's round."""
+CHOSEN = "chosen seed"
+"""Value in a specification that the menu of seeds replaces."""
 X_TITLE = "x title"
 """Text in a specification that the axis menu replaces."""
 Selectors = Mapping[str, tuple[str, Sequence[int]]]
@@ -68,21 +70,30 @@ def ratio_chart(selectors: Selectors, reference: str) -> dict[str, Any]:
     band = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_rect(color=TEXT, opacity=0.07)
     margin = _once().mark_rect(color=TEXT, opacity=0.12).encode(x=alt.datum(1 / MARGIN), x2=alt.datum(MARGIN))
     one = _once().mark_rule(color=TEXT, opacity=0.7).encode(x=alt.datum(1))
-    seeds = rows.transform_filter("datum.kind == 'seed' && isValid(datum.ratio)").mark_circle(
-        opacity=0.45, size=32, yOffset=-6
-    )
+    is_chosen = "datum.seed === chosen"
+    seeds = rows.transform_filter("datum.kind == 'seed' && isValid(datum.ratio)").mark_circle(yOffset=-6).encode(
+        x=x, y=y, color=colour, opacity=alt.condition(is_chosen, alt.value(1), alt.value(0.45)),
+        size=alt.condition(is_chosen, alt.value(110), alt.value(32)),
+        tooltip=["selector:N", "seed:N", alt.Tooltip("ratio:Q", format=".3~g")],
+    )  # fmt: skip
     mean = rows.transform_filter("datum.kind == 'mean'")
     known = mean.transform_filter("isValid(datum.low)")
     interval = known.mark_rule(strokeWidth=2.5, yOffset=6).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
-    words = ["selector:N", "ratio:Q", "low:Q", "high:Q", "p:Q", "verdict:N", "note:N"]
+    numbers = [alt.Tooltip(f"{field}:Q", format=".3~g") for field in ("ratio", "low", "high", "p")]
+    words = ["selector:N", *numbers, "verdict:N", "note:N"]
     point = known.mark_point(filled=True, shape="diamond", size=90, yOffset=6, opacity=1).encode(
         x=x, y=y, color=colour, tooltip=words
     )
     note = mean.mark_text(align="left", dx=8, dy=6, color=TEXT).encode(
         x=alt.X("high:Q", scale=alt.Scale(type="log")), y=y, text="note:N"
     )
-    layers = (band.encode(x="low:Q", x2="high:Q"), margin, one, seeds.encode(x=x, y=y, color=colour), interval, point)
-    return _specification(alt.layer(*layers, note), 34 * len(selectors))
+    name = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_text(
+        text=f"{reference} against itself", align="left", baseline="bottom", dx=2, color=TEXT
+    )
+    name = name.encode(x=alt.X("low:Q", scale=alt.Scale(type="log")), y=alt.value(-3))
+    layers = (band.encode(x="low:Q", x2="high:Q"), name, margin, one, seeds, interval, point)
+    found = _specification(alt.layer(*layers, note), 34 * len(selectors))
+    return found | {"params": [{"name": "chosen", "value": CHOSEN}]}
 
 
 def profile_chart(selectors: Selectors, reference: str, targets: Sequence[float]) -> dict[str, Any]:

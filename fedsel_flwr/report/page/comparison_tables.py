@@ -163,7 +163,7 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
 
     The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
     """
-    table = _Rows("measure", "kind", "selector", "ratio", "low", "high", "p", "verdict", "note")
+    table = _Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
     figures = {"time": "time_to_target_s", "rounds": "rounds_to_target", "seconds_per_round": "seconds_per_round",
                "energy": "energy_to_target_j", "joules_per_round": "joules_per_round"}  # fmt: skip
     own = [one for one in summaries if one.selector == verdict.reference]
@@ -175,16 +175,34 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
             word = one.word if is_primary else ""
             p = one.p if is_primary else effect.p
             estimate = (effect.estimate, effect.low, effect.high)
-            table.add(measure, "mean", one.selector, *estimate, p, word, note or _mark(p, is_primary))
-            for value in effect.values:
-                table.add(measure, "seed", one.selector, value, math.nan, math.nan, math.nan, "", "")
+            table.add(measure, "mean", one.selector, "", *estimate, p, word, note or _mark(p, is_primary))
+            for seed, value in zip(effect.seeds, effect.values, strict=True):
+                table.add(measure, "seed", one.selector, str(seed), value, math.nan, math.nan, math.nan, "", "")
         low, high = reference_band([getattr(one, figures[measure]) for one in own])
-        table.add(measure, "band", verdict.reference, math.nan, low, high, math.nan, "", "")
+        table.add(measure, "band", verdict.reference, "", math.nan, low, high, math.nan, "", "")
     return table.columns
 
 
 def _mark(p: float, is_corrected: bool) -> str:
     return "*" if is_corrected and p <= LEVEL else ""
+
+
+def unreached(verdict: Verdict) -> list[str]:
+    """Return a sentence for each target that some runs never reached: on how many seeds each selector reached it."""
+    found = []
+    for target, effects in verdict.profile.items():
+        if not any(effect.censored for effect in effects):
+            continue
+        first = effects[0]
+        counts = [(effect.selector, effect.reached, effect.pairs) for effect in effects]
+        counts.append((verdict.reference, first.reference_reached, first.pairs))
+        never = [selector for selector, reached, _ in counts if not reached]
+        rest = [f"{selector} on {reached} of {pairs} seeds" for selector, reached, pairs in counts if reached]
+        text = [f"No run of {' or '.join(never)} reaches {100 * target:g} %."] if never else []
+        if rest:
+            text.append(f"{100 * target:g} % is reached by {', '.join(rest)}.")
+        found.append(" ".join(text))
+    return found
 
 
 def profile_table(verdict: Verdict) -> Columns:

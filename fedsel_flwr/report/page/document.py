@@ -39,6 +39,17 @@ POLICY = (
     "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
     "form-action 'none'",
 )  # fmt: skip
+HEADS = {
+    "round_end": "before round", "place_end": "before place", "latency_s": "mean latency (s)", "low": "lower end",
+    "high": "upper end", "selections_per_client": "times selected", "selections": "times selected",
+    "clients_per_round": "failed clients per round", "seconds": "seconds per round", "round_s": "duration (s)",
+    "measured_s": "measured (s)", "beyond_median_s": "beyond the median client (s)",
+    "beyond_second_s": "beyond the second slowest (s)", "mean_s": "mean (s)", "p95_s": "95 % of usable updates (s)",
+    "share": "share of the rounds", "last_seen": "last usable update", "last_reply": "last reply",
+    "last_selected": "last selected", "problem_round": "round of the problem", "slowest": "slowest in (rounds)",
+    "theta": "seconds lost per round", "reached": "seeds that reach it", "pairs": "seeds",
+}  # fmt: skip
+"""Column of a table -> its head on the page, if it is not the name. A CSV file has the names."""
 Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 """Table of a chart: column -> values."""
 
@@ -247,6 +258,7 @@ def _data(document: Document) -> dict[str, Any]:
         "menus": [{"name": one.name, "values": list(one.options)} for one in document.menus],
         "selectors": list(document.selectors),
         "charts": charts,
+        "heads": HEADS,
         "tables": {
             name: {column: encode_column(values) for column, values in table.items()}
             for name, table in document.tables.items()

@@ -72,6 +72,12 @@ async function draw(chart) {
   if (figure.querySelector("details").open) fillTable(chart, rows);
 }
 
+// Numbers with four significant digits; the CSV has more.
+function shortText(value) {
+  if (typeof value !== "number" || Number.isInteger(value)) return value ?? "";
+  return Math.abs(value) >= 1000 ? Math.round(value) : Number(value.toPrecision(4));
+}
+
 function fillTable(chart, rows) {
   const place = document.getElementById(`chart-${chart.name}`).querySelector("details .table");
   const table = document.createElement("table");
@@ -80,18 +86,23 @@ function fillTable(chart, rows) {
   for (const name of columns) {
     const cell = document.createElement("th");
     cell.scope = "col";
-    cell.textContent = name;
+    cell.textContent = page.heads[name] ?? name;
     head.append(cell);
   }
   const body = table.createTBody();
-  for (const row of rows.slice(0, MOST_ROWS)) {
+  // Of many rows, those of all selectors: every k-th row.
+  const step = chart.shown ? Math.ceil(rows.length / MOST_ROWS) : 1;
+  const shown = rows.filter((_, i) => i % step === 0).slice(0, MOST_ROWS);
+  for (const row of shown) {
     const line = body.insertRow();
-    for (const name of columns) line.insertCell().textContent = row[name] ?? "";
+    for (const name of columns) line.insertCell().textContent = shortText(row[name]);
   }
   place.replaceChildren(table);
   if (rows.length > MOST_ROWS) {
     const rest = document.createElement("p");
-    rest.textContent = `The first ${MOST_ROWS} of ${rows.length} rows. The CSV has all rows.`;
+    rest.textContent = step > 1
+      ? `${shown.length} of ${rows.length} rows, evenly spread. The CSV has all rows.`
+      : `The first ${MOST_ROWS} of ${rows.length} rows. The CSV has all rows.`;
     place.append(rest);
   }
 }

@@ -104,6 +104,7 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         latex=comparison.to_latex(),
         environment=shared_versions([run.result.versions for run in comparison.runs]),
         differences=_differences(comparison),
+        max_latency_s=scenario.wireless.max_latency_s,
     )
 
 

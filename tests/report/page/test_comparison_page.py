@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsel_flwr.report.page.comparison_page import comparison_document
+from fedsel_flwr.report.page.document import write_page
+from fedsel_flwr.report.paired import paired_effects
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import compare, load_scenario
 from tests.browser import Browser, browser
+from tests.report.page.made_facts import made_facts
 
 __all__ = ["browser"]
 SELECTORS = ["bsfl", "oort", "random"]
 SEEDS = [1, 2, 3]
 ROUNDS = 24
+LARGE = """
+Array.from(document.querySelectorAll("#chart-ratios .mark-symbol.role-mark > path")).map((one) => one.__data__)
+  .filter((item) => item.datum.kind === "seed" && item.size > 100).map(({ datum }) => [datum.selector, datum.seed])
+"""
+"""Selector and seed of the enlarged points."""
 WINDOW = 5
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-9}
 
@@ -94,13 +105,26 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
                 assert mean[name] == pytest.approx(one["time"][key], rel=1e-5)
             assert (mean["p"], mean["verdict"]) == (pytest.approx(one["p"], rel=1e-5), one["word"])
             assert mean["note"] == ("*" if one["p"] <= 0.05 else "")
-            seeds = [row["ratio"] for row in of(rows, kind="seed", selector=one["selector"])]
+            own = of(rows, kind="seed", selector=one["selector"])
+            assert [row["seed"] for row in own] == [str(seed) for seed in runs.index]
+            seeds = [row["ratio"] for row in own]
             np.testing.assert_allclose(seeds, runs[one["selector"]] / runs["random"], **CLOSE)
         (band,) = of(rows, kind="band")
         # t with 2 (3 - 1) degrees of freedom
         width = 2.7764451 * np.log(runs["random"]).std() * math.sqrt(2 / 3)
         np.testing.assert_allclose([band["low"], band["high"]], np.exp([-width, width]), **CLOSE)
         assert opened.marks("ratios", "symbol") == 2 * (len(SEEDS) + 1)
+        # The band has its name, and the menu of seeds enlarges the points of its seed.
+        assert "random against itself" in opened.page.locator("#chart-ratios .chart text").all_text_contents()
+        assert opened.page.evaluate(LARGE) == []
+        opened.choose("seed", "2")
+        assert opened.page.evaluate(LARGE) == [["bsfl", "2"], ["oort", "2"]]
+        # The tooltip of a point names the seed.
+        opened.page.hover("#chart-ratios .mark-symbol.role-mark >> nth=0 >> path >> nth=1")
+        opened.page.wait_for_selector("#vg-tooltip-element.visible")
+        rows_of_tooltip = opened.page.locator("#vg-tooltip-element tr").all_inner_texts()
+        assert "seed" in [line.split()[0].strip(":") for line in rows_of_tooltip]
+        opened.choose("seed", "all")
         opened.choose("measure", "seconds_per_round")
         (mean,) = of(opened.rows("ratios"), kind="mean", selector="oort")
         (own,) = [one for one in found["selectors"] if one["selector"] == "oort"]
@@ -123,6 +147,63 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
                 else:
                     assert text == f"{own['estimate']:.2f} ({own['low']:.2f}-{own['high']:.2f})"
         assert len(cells) == 2 * len(found["profile"])
+
+
+def test_words_say_the_range_the_test_and_what_was_never_reached(browser: Browser, folder: Path) -> None:
+    profile = json.loads((folder / "verdict.json").read_text())["profile"]
+    with browser.open(folder / "report.html") as opened:
+        text = opened.page.inner_text("body")
+        assert "geometric mean of the paired ratios" in opened.page.inner_text("section#verdict")
+        assert "paired t-test of the logs" in opened.page.inner_text("section#verdict")
+        # The two charts of seconds per round say which rounds they cover.
+        assert "All values are those up to the target" in opened.page.inner_text("#chart-ratios figcaption")
+        assert "all rounds of a run, also those after the target" in opened.page.inner_text("#chart-parts figcaption")
+        assert ("is reached by" in text) == any(
+            min(one["reached"], one["reference_reached"]) < one["pairs"] for own in profile.values() for one in own
+        )
+        words = opened.page.locator("section#words tr").all_inner_texts()
+        meanings = dict(line.split("\t") for line in words)
+        assert "max_latency (0.25 s)" in meanings["late"]
+        assert f"mean of {WINDOW} measured rounds" in meanings["target"]
+        assert {"failed", "Jain's index", "ceiling"} <= meanings.keys()
+        for selector in SELECTORS:
+            summary = str(selector_class(selector).__doc__).strip().splitlines()[0]
+            assert meanings[selector] == " ".join(summary.replace("`", "").split()) or meanings[selector] == summary
+
+
+def test_a_target_that_was_never_reached_is_said_in_words() -> None:
+    facts = made_facts(["random", "a", "b"], 2, 30)
+    assert facts.verdict is not None
+    never = {1: math.inf, 2: math.inf}
+    times = {
+        0.7: {"random": {1: 7.0, 2: 8.0}, "a": {1: 5.0, 2: 6.0}, "b": {1: 5.0, 2: 9.0}},
+        0.8: {"random": {1: 9.0, 2: 9.5}, "a": never, "b": {1: 9.0, 2: math.inf}},
+        0.9: {"random": never, "a": never, "b": never},
+    }
+    profile = {target: paired_effects(own, "random", "time_to_target_s") for target, own in times.items()}
+    page = comparison_document(replace(facts, verdict=replace(facts.verdict, profile=profile)))
+    (curves,) = [section for section in page.sections if section.name == "curves"]
+    assert [part for part in curves.parts if isinstance(part, str) and "%" in part] == [
+        "No run of a reaches 80 %. 80 % is reached by b on 1 of 2 seeds, random on 2 of 2 seeds.",
+        "No run of a or b or random reaches 90 %.",
+    ]
+
+
+def test_a_table_has_rows_of_all_selectors_and_short_numbers(browser: Browser, tmp_path: Path) -> None:
+    selectors = [f"selector-{i}" for i in range(8)]
+    path = write_page({"": comparison_document(made_facts(selectors, 2, 150))}, tmp_path / "report.html")
+    with browser.open(path) as opened:
+        opened.page.click("#chart-accuracy summary")
+        opened.page.wait_for_selector("#chart-accuracy td")
+        lines = [line.split("\t") for line in opened.page.locator("#chart-accuracy tbody tr").all_inner_texts()]
+        head = opened.page.locator("#chart-accuracy thead th").all_inner_texts()
+        every = len(opened.rows("accuracy"))
+        assert every >= 8 * 150
+        assert len(lines) == math.ceil(every / math.ceil(every / 500))
+        assert {line[head.index("selector")] for line in lines} == set(selectors)
+        assert f"{len(lines)} of {every} rows" in opened.page.inner_text("#chart-accuracy details")
+        assert "lower end" in head
+        assert max(len(line[head.index("accuracy")]) for line in lines) <= len("0.1234")
 
 
 def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> None:
@@ -316,7 +397,11 @@ def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: 
         opened.page.click("#chart-jain summary")
         opened.page.wait_for_selector("#chart-jain td")
         cells = opened.page.locator("#chart-jain td").all_inner_texts()
-        assert cells == [str(value) if pd.notna(value) else "" for value in found.to_numpy().ravel()]
+        # The page rounds, the file does not.
+        assert cells == [
+            "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else value
+            for value in found.to_numpy().ravel()
+        ]
         opened.page.click("details:has-text('LaTeX') > summary")
         opened.page.click("details:has-text('LaTeX') [data-copy]")
         copied = opened.page.evaluate("getSelection().toString()")
