@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -28,6 +29,7 @@ extensions = [
     "public_names",
     "repository",
     "mathml",
+    "accessibility",
     "gallery",
     "scenario_reference",
 ]
@@ -40,6 +42,8 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_in_temp = True
 nb_merge_streams = True
+# The site's notebooks have no widgets. tqdm would print a warning about this, with a path of this machine.
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 
 # ---- the API reference: parsed, not imported -------------------------------------------------------------------------
 autoapi_dirs = ["../fedsel_flwr"]
@@ -67,7 +71,8 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["search_in_files.js"]
+html_js_files = ["search_in_files.js", "scroll.js"]
+html_search_scorer = "_static/scorer.js"
 html_favicon = "_static/icon.svg"
 html_math_renderer = "mathml"
 html_copy_source = False

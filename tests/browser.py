@@ -61,7 +61,7 @@ class Opened:
 
     Attributes:
         page: Playwright's page.
-        faults: Messages on the console, errors, and requests that are not for the file.
+        faults: Messages on the console, errors, and requests for what is not the page's own.
     """
 
     page: Any
@@ -119,6 +119,23 @@ class Browser:
             height: Height of the window, pixels.
             dark: Whether the system prefers dark colours.
         """
+        with self.visit(path.absolute().as_uri() + after, "file:", width=width, height=height, dark=dark) as opened:
+            opened.wait()
+            yield opened
+
+    @contextmanager
+    def visit(
+        self, address: str, own: str, *, width: int = 1200, height: int = 900, dark: bool = False
+    ) -> Iterator[Opened]:
+        """Open an address in a window of its own.
+
+        Args:
+            address: The address.
+            own: Beginning of the addresses that the page may load.
+            width: Width of the window, pixels.
+            height: Height of the window, pixels.
+            dark: Whether the system prefers dark colours.
+        """
         scheme = "dark" if dark else "light"
         context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         try:
@@ -131,12 +148,11 @@ class Browser:
                 "request",
                 lambda request: (
                     None
-                    if request.url.startswith(("file:", "blob:", "data:"))
+                    if request.url.startswith((own, "blob:", "data:"))
                     else faults.append(f"request: {request.url}")
                 ),
             )
-            page.goto(path.absolute().as_uri() + after)
-            opened.wait()
+            page.goto(address)
             yield opened
         finally:
             context.close()
