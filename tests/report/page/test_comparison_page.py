@@ -241,6 +241,28 @@ def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> Non
         assert opened.marks("map", "rect") == len(cells)
 
 
+def test_a_tooltip_of_the_map_names_whole_groups(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=3") as opened:
+        opened.page.hover("#chart-map .mark-rect.role-mark > path >> nth=0")
+        opened.page.wait_for_selector("#vg-tooltip-element.visible")
+        lines = opened.page.locator("#vg-tooltip-element tr").all_inner_texts()
+        shown = {line.split("\t")[0].rstrip(":"): line.split("\t")[1].strip() for line in lines}
+        (row,) = [
+            row
+            for row in opened.rows("map")
+            if (str(row["place"] + 1), str(row["round"])) == (shown["from the client in place"], shown["first round"])
+        ]
+        # The last round and the last client belong to the group.
+        assert shown["last round"] == str(row["round_end"] - 1)
+        assert shown["to the client in place"] == str(row["place_end"])
+        assert shown["selections"] == f"{row['selections']:.3g}"
+        # The page explains its own columns; the file keeps their names.
+        opened.page.click("#chart-map summary")
+        opened.page.wait_for_selector("#chart-map td")
+        head = opened.page.locator("#chart-map thead th").all_inner_texts()
+        assert head == ["seed", "selector", "place", "before place", "round", "before round", "times selected"]
+
+
 def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
     runs = pd.read_csv(folder / "runs.csv")
     with browser.open(folder / "report.html", "#selector=random") as opened:
@@ -473,25 +495,3 @@ def test_a_command_of_the_page_repeats_its_run(folder: Path, tmp_path: Path, mon
     assert main([*command.split()[1:], "--quiet", "--runs-dir", str(tmp_path)]) == 0
     (rounds,) = tmp_path.rglob("rounds.parquet")
     assert rounds.read_bytes() == (folder / "bsfl-seed2" / "rounds.parquet").read_bytes()
-
-
-def test_a_tooltip_of_the_map_names_whole_groups(browser: Browser, folder: Path) -> None:
-    with browser.open(folder / "report.html", "#seed=3") as opened:
-        opened.page.hover("#chart-map .mark-rect.role-mark > path >> nth=0")
-        opened.page.wait_for_selector("#vg-tooltip-element.visible")
-        lines = opened.page.locator("#vg-tooltip-element tr").all_inner_texts()
-        shown = {line.split("\t")[0].rstrip(":"): line.split("\t")[1].strip() for line in lines}
-        (row,) = [
-            row
-            for row in opened.rows("map")
-            if (str(row["place"] + 1), str(row["round"])) == (shown["from the client in place"], shown["first round"])
-        ]
-        # The last round and the last client belong to the group.
-        assert shown["last round"] == str(row["round_end"] - 1)
-        assert shown["to the client in place"] == str(row["place_end"])
-        assert shown["selections"] == f"{row['selections']:.3g}"
-        # The page explains its own columns; the file keeps their names.
-        opened.page.click("#chart-map summary")
-        opened.page.wait_for_selector("#chart-map td")
-        head = opened.page.locator("#chart-map thead th").all_inner_texts()
-        assert head == ["seed", "selector", "place", "before place", "round", "before round", "times selected"]
