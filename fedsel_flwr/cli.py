@@ -431,14 +431,11 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     _require("pydantic", "torch", "ray", "flwr_datasets")
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
-    from fedsel_flwr.simulations.comparisons.terminal import show_comparison
+    from fedsel_flwr.simulations.comparisons.report_page import report_scenarios
 
-    comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
-    if target or not comparison.runs:
-        # If no run has finished, this raises the error with this message.
-        comparison.report(Path(target or "."))
-    show_comparison(comparison, args.json)
+    found = Comparison.load_each(*args.folders, reference=args.reference)
+    report_scenarios(found, Path(target) if target else None, as_json=args.json)
     if target:
         _print_note_on_page(Path(target))
     if target and not args.json:

@@ -260,7 +260,7 @@ class Plan:
         # The generator is closed even if a run fails, and then ends its worker processes.
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
-                run = Run(job.contender.label, brought.named_in(job.scenario), result)
+                run = Run(job.contender.label, brought.named_in(job.scenario), result, job.place["folder"])
                 if on_flower and not comparison.runs:
                     comparison.agreement = compare_choices(on_flower, result.history)
                 comparison.runs.append(run)
