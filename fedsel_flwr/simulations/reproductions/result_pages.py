@@ -259,7 +259,8 @@ def counts_table(folder: Path) -> str:
     lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
     sentence = (
         "A core-hour is an hour of one core. "
-        f"The finished runs of `fedsel reproduce all` took {hours:.1f} of them, and {hours - rest:.1f} without the figures on CIFAR-10."
+        f"The finished runs of `fedsel reproduce all` took {hours:.1f} of them, "
+        f"and {hours - rest:.1f} without the figures on CIFAR-10."
     )
     return "\n".join([*lines, "", sentence]) + "\n\n"
 
