@@ -189,8 +189,10 @@ class Progress:
         if self._live:
             if self._runs_bar is None:
                 self._runs_bar = self._live.add_task("", total=runs.all_rounds or runs.total, figures="")
-            done = runs.rounds if runs.all_rounds else runs.finished
-            self._live.update(self._runs_bar, completed=done, description=runs.describe())
+            done, playing = runs.rounds if runs.all_rounds else runs.finished, sum(runs.nodes.values())
+            rest = f"{playing} in progress, nodes: {len(runs.nodes)}, {runs.total - runs.finished - playing} waiting"
+            name = f"{runs.finished} of {runs.total} runs"
+            self._live.update(self._runs_bar, completed=done, description=name, figures=rest)
             return
         now, share = time.monotonic(), runs.finished * LINES_PER_RUN // max(1, runs.total)
         self._began = self._began or (now, runs)

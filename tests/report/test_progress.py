@@ -145,9 +145,11 @@ def test_on_a_terminal_the_runs_have_a_bar_below_the_current_run() -> None:
         progress.show_runs(RunsProgress(2, 3, {"b": 1}, 250, 300))
         assert progress._live is not None
         bars = [(task.description, task.completed, task.total) for task in progress._live.tasks]
+        (figures,) = [task.fields["figures"] for task in progress._live.tasks[:1]]
         progress._live.refresh()
     assert bars == [
-        ("2 of 3 runs finished, 1 in progress on 1 node (b 1), 0 waiting", 250, 300),
+        ("2 of 3 runs", 250, 300),
         ("bsfl, seed 0", 5, 5),
     ]
+    assert figures == "1 in progress, nodes: 1, 0 waiting"
     assert "bsfl, seed 0: round 5/5" in out.getvalue()  # the line stays when the bars go

@@ -161,6 +161,8 @@ def compare(
         return plan.run(target, start_run, update, resume=bool(resume), **options)
     with _PlanProgress(plan, resumes=bool(resume)) as progress:
         options["watch"] = progress.show_runs
+        # A terminal can have only one live display, and "Starting Ray" would be another one.
+        options["quiet"] = plan.form.plays_on_cluster and progress.is_live
         comparison = plan.run(target, progress.start_run, progress.update, resume=bool(resume), **options)
     for line in comparison.remarks():
         progress.announce(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
+import platform
 import shutil
 import site
 import sys
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import fedsel_flwr
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import WORKING_DIR, is_reference
 from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
 from fedsel_flwr.simulations.run_record import versions
@@ -30,6 +30,8 @@ from fedsel_flwr.simulations.worlds.ingredients import WRITERS, OwnParts, find_w
 from fedsel_flwr.simulations.worlds.own_data import OwnData
 from fedsel_flwr.simulations.worlds.sent_inputs import SENT_FILES, sent_file, without_gaps
 
+LARGEST_MB = 100
+"""Largest size of a module's folder, in megabytes. Ray refuses more than 500 MB of code."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 """Files of a module's folder that do not travel."""
 
@@ -43,7 +45,7 @@ def runtime_environment(scenarios: Sequence[Scenario], threads: int) -> Iterator
         threads: Number of threads of each run.
 
     Raises:
-        ParameterError: A file of a scenario cannot be found.
+        ParameterError: A file of a scenario cannot be found, or a module is too large.
         RunError: The folder cannot be written.
     """
     with TemporaryDirectory(prefix="fedsel-code-") as place:
@@ -64,6 +66,10 @@ def write_code(place: Path, scenarios: Sequence[Scenario]) -> None:
     Args:
         place: An empty folder, which is in the search path for modules on the nodes.
         scenarios: Scenarios of the runs.
+
+    Raises:
+        ParameterError: A module is too large.
+        OSError: A file cannot be read or written.
     """
     shutil.copytree(Path(fedsel_flwr.__file__).parent, place / "fedsel_flwr", ignore=LEFT_OUT)
     # The record of a run states the version of the code that ran, not of a package that the node may have installed.
@@ -73,6 +79,12 @@ def write_code(place: Path, scenarios: Sequence[Scenario]) -> None:
     (metadata / "METADATA").write_text(text, encoding="utf-8")
     for name, source in own_modules().items():
         if source.is_dir():
+            size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file()) / 1e6
+            if size > LARGEST_MB:
+                raise ParameterError(
+                    f"the module {name} in {str(source)!r} has {size:.0f} MB, too much to send it to the cluster. Move "
+                    "its data elsewhere, or install it as a package on every machine"
+                )
             shutil.copytree(source, place / name, ignore=LEFT_OUT, ignore_dangling_symlinks=True)
         else:
             suffix = source.suffix if source.suffix == ".py" else "".join(source.suffixes)
@@ -159,6 +171,6 @@ def check_versions(expected: dict[str, str]) -> None:
     if different := [name for name, version in expected.items() if here.get(name) != version]:
         listed = ", ".join(f"{name} {here.get(name)} instead of {expected[name]}" for name in different)
         raise RunError(
-            f"the node {os.uname().nodename} has {listed}, so its runs would differ by rounding. Install the same "
-            "versions on every machine"
+            f"the node {platform.node()} has {listed}, so its runs would differ by rounding. Install the same versions "
+            "on every machine"
         )

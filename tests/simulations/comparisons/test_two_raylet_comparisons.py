@@ -159,6 +159,8 @@ def test_a_cluster_and_one_process_leave_the_same_folder(cluster: Cluster, tmp_p
     assert seen == before
     mine, theirs = results(here), results(there)
     assert mine == theirs
+    for picture in ("comparison.png", "rounds.png"):
+        assert (here / picture).read_bytes() == (there / picture).read_bytes()
     runs = [f"{name}-seed{seed}" for name in SELECTORS for seed in range(1, 5)]
     files = [f"{run}/{name}" for run in runs for name in ("rounds.parquet", "clients.parquet", "model.safetensors")]
     assert {*files, "runs.csv", "summary.json", "verdict.json"} < mine.keys()
