@@ -151,10 +151,8 @@ def _nothing(given: int, _shared: None, _report: Any) -> int:
 
 def table(parts: Parts, gbit: float) -> list[str]:
     """Return the table: hours of a comparison on 1, 8 and 64 nodes, and what limits each of them."""
-    lines = [
-        "| model | nodes | cores | waves of runs | runs end after, s | work of this machine, s | all, s | what limits it |",
-        "| --- " * 8 + "|",
-    ]
+    columns = ("model", "nodes", "cores", "waves of runs", "runs end after, s", "work of this machine, s", "all, s")
+    lines = [f"| {' | '.join(columns)} | what limits it |", "| --- " * 8 + "|"]
     runs, rate = SELECTORS * SEEDS, gbit / 8 * 1000
     for model, round_s in MODELS.items():
         for nodes in NODES:
