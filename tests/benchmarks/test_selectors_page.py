@@ -499,7 +499,7 @@ def test_other_data_are_refused(modules: Any, tmp_path: Path) -> None:
         (raw / name).write_bytes(b"other")
     scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {"data.data_dir": str(tmp_path)})
     with pytest.raises(ValueError, match=r"SHA-256 of t10k-images-idx3-ubyte, train-images-idx3-ubyte differs"):
-        modules.cells.Cell(scenario, "random").simulate()
+        modules.cells.Cell(scenario, "random").check_data()
 
 
 def test_every_value_set_by_hand_has_a_reason(modules: Any) -> None:
