@@ -313,7 +313,7 @@ def with_options(table: type[OptionTable]) -> type[OptionTable]:
         if key := option.metadata.get("key"):
             default = option.metadata["unset"] if option.default is None else option.default
             check = AfterValidator(partial(_option_value, option, key))
-            keys[key] = (Annotated[Any, check, Field(description=texts[option.name])], default)
+            keys[key] = (Annotated[Any, check, Field(description=texts.get(option.name))], default)
     return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
 
 

@@ -31,12 +31,25 @@ from fedsel_flwr.report.run_folder import atomic_write, load_optional
 PACKAGES = ("altair", "jinja2", "vl_convert")
 """Packages of the extra ``report``."""
 INSTALL = "pip install 'fedsel-flwr[report]'"
+LONG_CELL = 30
+"""Number of characters up to which a cell of a grid is one line."""
 DIGITS = 6
 """Significant digits of the numbers in a page."""
 POLICY = (
     "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
     "form-action 'none'",
 )  # fmt: skip
+HEADS = {
+    "round_end": "before round", "place_end": "before place", "latency_s": "mean latency (s)", "low": "lower end",
+    "high": "upper end", "selections_per_client": "times selected", "selections": "times selected",
+    "clients_per_round": "failed clients per round", "seconds": "seconds per round", "round_s": "duration (s)",
+    "measured_s": "measured (s)", "beyond_median_s": "beyond the median client (s)",
+    "beyond_second_s": "beyond the second slowest (s)", "mean_s": "mean (s)", "p95_s": "95 % of usable updates (s)",
+    "share": "share of the rounds", "last_seen": "last usable update", "last_reply": "last reply",
+    "last_selected": "last selected", "problem_round": "round of the problem", "slowest": "slowest in (rounds)",
+    "theta": "seconds lost per round", "reached": "seeds that reach it", "pairs": "seeds",
+}  # fmt: skip
+"""Column of a table -> its head on the page, if it is not the name. A CSV file has the names."""
 Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 """Table of a chart: column -> values."""
 
@@ -94,6 +107,11 @@ class Grid:
     title: str = ""
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def wraps(self) -> list[bool]:
+        """Whether each column has long texts, which start at the left and have several lines."""
+        return [any(len(row[i]) > LONG_CELL for row in self.rows) for i in range(len(self.head))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +175,11 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if not importlib.util.find_spec(name)]
 
 
-def write_page(document: Document, path: Path) -> Path:
+def write_page(document: Document | Mapping[str, Document], path: Path) -> Path:
     """Write a page.
 
     Args:
-        document: The page.
+        document: The page; or the name of each scenario -> its page, for one page with a menu of the scenarios.
         path: Path of the file, which is replaced if it exists.
 
     Returns:
@@ -176,11 +194,11 @@ def write_page(document: Document, path: Path) -> Path:
     return path
 
 
-def render(document: Document) -> str:
+def render(document: Document | Mapping[str, Document]) -> str:
     """Return a page as HTML.
 
     Args:
-        document: The page.
+        document: The page, or the pages of several scenarios, as for :func:`write_page`.
 
     Raises:
         RunError: A package of the extra ``report`` is not installed.
@@ -192,13 +210,14 @@ def render(document: Document) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
     scripts = [vega_bundle(), _file("page.js")]
+    documents = {"": document} if isinstance(document, Document) else document
     return str(
         environment.from_string(_file("page.html")).render(
-            document=document,
+            documents=documents,
             policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
-            data=_json(_data(document)),
+            data=_json([{"scenario": name, **_data(one)} for name, one in documents.items()]),
             kind=lambda part: type(part).__name__,
         )
     )
@@ -239,6 +258,7 @@ def _data(document: Document) -> dict[str, Any]:
         "menus": [{"name": one.name, "values": list(one.options)} for one in document.menus],
         "selectors": list(document.selectors),
         "charts": charts,
+        "heads": HEADS,
         "tables": {
             name: {column: encode_column(values) for column, values in table.items()}
             for name, table in document.tables.items()

@@ -258,8 +258,9 @@ def counts_table(folder: Path) -> str:
     hours, rest = (sum(runs.values()) / 3600 for runs in (total, cifar))
     lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
     sentence = (
-        f"A core-hour is an hour of one core. The finished runs of `fedsel reproduce all` took {hours:.1f} of them, and "
-        f"{hours - rest:.1f} without the figures on CIFAR-10."
+        "A core-hour is an hour of one core. "
+        f"The finished runs of `fedsel reproduce all` took {hours:.1f} of them, "
+        f"and {hours - rest:.1f} without the figures on CIFAR-10."
     )
     return "\n".join([*lines, "", sentence]) + "\n\n"
 
