@@ -21,7 +21,8 @@ function expanded({ runs }) {
 function rowsOf(name) {
   if (!tables[name]) {
     const columns = Object.entries(page.tables[name]).map(([key, column]) => {
-      const numbers = Array.isArray(column) ? column : column.codes ?? expanded(column);
+      if (Array.isArray(column)) return [key, column];
+      const numbers = column.codes ?? expanded(column);
       return [key, column.values ? numbers.map((code) => column.values[code]) : numbers];
     });
     const length = columns.length ? columns[0][1].length : 0;
