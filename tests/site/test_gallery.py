@@ -457,7 +457,7 @@ def _site(folder: Path) -> Path:
 
 def _build(source: Path, out: Path) -> Sphinx:
     app = Sphinx(
-        source, source, out / "html", out / "trees", "html", status=None, warning=None, warningiserror=True,
+        source, source, out / "html", out / "trees", "html", status=None, warning=sys.stderr, warningiserror=True,
     )  # fmt: skip
     app.build()
     return app
