@@ -39,6 +39,7 @@ NOT_RUN = {
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/advising.md", "fedsel advise latencies.csv"): "your own rows",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
+    ("docs/beyond-one-machine.md", "# the head, then another node"): "test_two_raylet_comparisons",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
     ("docs/beyond-one-machine.md", "# on the SuperLink's machine"): "several machines",
     ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",

@@ -19,6 +19,7 @@ import inventories
 import public_names
 import repository
 from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
 from sphinx.util.inventory import InventoryFile
 
 TABLE = tomllib.loads(inventories.NAMES.read_text("utf-8"))
@@ -86,7 +87,7 @@ def test_equations_anchors_and_links_of_a_page(tmp_path: Path) -> None:
     )
     (source / "second.md").write_text('# A second page\n\n| a |\n| --- |\n| <a id="there.it_is"></a>b |\n')
     warnings = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, docutils_namespace():
         patch.setattr(repository, "PAGES", {})
         patch.setattr(repository, "linked_files", lambda pages: set())
         app = Sphinx(source, source, tmp_path / "out", tmp_path / "trees", "html", status=None, warning=warnings)

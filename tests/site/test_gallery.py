@@ -41,6 +41,7 @@ import selector_docstrings as docstrings  # noqa: E402
 import small_world  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.errors import ExtensionError  # noqa: E402
+from sphinx.util.docutils import docutils_namespace  # noqa: E402
 
 from tests.site.scenario_reference import tables  # noqa: E402
 
@@ -456,10 +457,12 @@ def _site(folder: Path) -> Path:
 
 
 def _build(source: Path, out: Path) -> Sphinx:
-    app = Sphinx(
-        source, source, out / "html", out / "trees", "html", status=None, warning=None, warningiserror=True,
-    )  # fmt: skip
-    app.build()
+    # Without a namespace, the nodes of one build would be warnings of the next build in this process.
+    with docutils_namespace():
+        app = Sphinx(
+            source, source, out / "html", out / "trees", "html", status=None, warning=sys.stderr, warningiserror=True,
+        )  # fmt: skip
+        app.build()
     return app
 
 

@@ -15,6 +15,7 @@ import base64
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -226,17 +227,29 @@ def render(document: Document | Mapping[str, Document]) -> str:
 def encode_column(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
     """Encode a column: numbers with :data:`DIGITS` significant digits, texts as numbers of a list of texts.
 
+    If many neighbours are equal, the numbers are runs: a number, how often it follows, the next number, and so on.
+
     >>> encode_column([0.123456789, math.nan, 3.0])
     [0.123457, None, 3]
     >>> encode_column(["b", "a", "b"])
     {'values': ['b', 'a'], 'codes': [0, 1, 0]}
+    >>> encode_column([math.nan] * 9), encode_column(["a"] * 6 + ["b"])
+    ({'runs': [None, 9]}, {'values': ['a', 'b'], 'runs': [0, 6, 1, 1]})
     """
     given = np.asarray(values)
     if given.dtype.kind in "US":
         texts = [str(value) for value in values]
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        return {"values": list(places), "codes": [places[text] for text in texts]}
-    return [_number(value) for value in given.tolist()]
+        codes = [places[text] for text in texts]
+        return {"values": list(places), **(_runs(codes) or {"codes": codes})}
+    numbers = [_number(value) for value in given.tolist()]
+    return _runs(numbers) or numbers
+
+
+def _runs(numbers: Sequence[float | None]) -> dict[str, list[Any]]:
+    """Return the runs of equal numbers; empty if they are longer than the numbers."""
+    runs = [part for value, own in itertools.groupby(numbers) for part in (value, sum(1 for _ in own))]
+    return {"runs": runs} if len(runs) < len(numbers) else {}
 
 
 def _number(value: float) -> float | int | None:

@@ -14,11 +14,17 @@ let form = document.getElementById("menus");
 let drawing = Promise.resolve();
 
 // ---- data ----
+function expanded({ runs }) {
+  return runs.flatMap((value, i) => (i % 2 ? [] : Array(runs[i + 1]).fill(value)));
+}
+
 function rowsOf(name) {
   if (!tables[name]) {
-    const columns = Object.entries(page.tables[name]).map(([key, column]) => [
-      key, Array.isArray(column) ? column : column.codes.map((code) => column.values[code]),
-    ]);
+    const columns = Object.entries(page.tables[name]).map(([key, column]) => {
+      if (Array.isArray(column)) return [key, column];
+      const numbers = column.codes ?? expanded(column);
+      return [key, column.values ? numbers.map((code) => column.values[code]) : numbers];
+    });
     const length = columns.length ? columns[0][1].length : 0;
     tables[name] = Array.from({ length }, (_, i) => Object.fromEntries(columns.map(([key, own]) => [key, own[i]])));
   }

@@ -363,7 +363,8 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
             keys |= {"partition.kind": "iid", "partition.classes_per_client": ()}
     if cell.figure.runner == "training":
         keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
-        keys |= {"evaluation_every": 1}
+        # Each evaluation of a convolutional network takes as long as several rounds.
+        keys |= {"evaluation_every": SMOKE_ROUNDS // 2}
     if cell.figure.runner == "solvers":
         keys["selectors.bsfl.solver_steps"] = 20
     for key in ("aggregation.warmup_rounds", "selectors.pczfl.warmup_rounds"):
