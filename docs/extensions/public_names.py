@@ -103,6 +103,12 @@ class PublicParser(Parser):  # type: ignore[misc]
         return super().parse_module(node)
 
 
+def forget(app: Sphinx) -> None:
+    """Forget the names of the build before, whose environment Sphinx has loaded: autoapi shows all names again."""
+    for name in ("shown_names", "shown_elsewhere"):
+        app.env.__dict__.pop(name, None)
+
+
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
     """Return whether autoapi leaves an object out; None leaves this to autoapi."""
     if what in ("module", "package"):
@@ -245,6 +251,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register this extension."""
     autoapi._mapper.Parser = PublicParser
     app.connect("config-inited", leave_out)
+    app.connect("builder-inited", forget, priority=100)
     app.connect("source-read", arrange)
     app.connect("env-updated", leave_to_the_first)
     app.connect("html-page-context", break_title)
