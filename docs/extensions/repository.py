@@ -6,6 +6,7 @@ name the file. A file of another kind, to which a page links, becomes a page wit
 
 from __future__ import annotations
 
+import os
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,7 +67,8 @@ class Pages(Project):
         super().discover(*args, **kwargs)
         for name, path in self.files.items():
             self.docnames.add(name)
-            self._docname_to_path[name] = path
+            # Relative, because the search index lists these paths.
+            self._docname_to_path[name] = Path(os.path.relpath(path, self.srcdir))
             self._path_to_docname[path] = name
         self._path_to_docname.update(self.linked)
         return self.docnames

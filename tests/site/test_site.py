@@ -119,6 +119,11 @@ def test_pages_load_files_of_the_site_only(site: Path, pages: dict[Path, Page]) 
     assert [file.name for file, text in styles if elsewhere.search(text)] == []
 
 
+def test_no_file_has_a_path_of_the_machine(site: Path) -> None:
+    files = [file for file in site.rglob("*") if file.suffix in (".html", ".js", ".css", ".ipynb", ".inv")]
+    assert [file.name for file in files if str(ROOT).encode() in file.read_bytes()] == []
+
+
 def test_every_page_of_the_repository_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     docs = ROOT / "docs"
     files = [*docs.glob("*.md"), *docs.glob("papers/*.md"), *docs.glob("results/*.md")]
