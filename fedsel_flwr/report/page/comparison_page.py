@@ -64,7 +64,8 @@ class ComparisonFacts:
 RATIOS = (
     "Each ratio is the geometric mean of the paired ratios, one for each seed. It differs from the ratio of the means "
     "in the table above. p: paired t-test of the logs of these ratios, after Holm's correction. If a run never reached "
-    "the target, it is the exact sign test."
+    "the target, it is the exact sign test. To compare with another selector, write the page again: fedsel report "
+    "FOLDER --reference NAME."
 )
 
 
