@@ -125,6 +125,18 @@ def test_a_missing_run_is_no_verdict(played: Path, tmp_path: Path) -> None:
     assert verdict_facts(figure, results_of(figure, tmp_path))["verdict"] == "not run"
 
 
+def test_the_page_names_the_planned_seeds_that_are_missing(played: Path) -> None:
+    figure = reproducing.load_figure(NAME)
+    results = results_of(figure, played)
+    minutes = sum(results.seconds.values()) / figure.seeds * 2 / 60
+    longer = figure.model_copy(update={"planned_seeds": 5})
+    for one, missing in ((figure, False), (longer, True)):
+        page = paper_page("xia", [one], {NAME: results}, played)
+        assert ("The seeds 4 and 5 of the 5 planned seeds are missing." in page) == missing
+        assert (f"They would take about {max(minutes, 0.1):.1f} minutes of one core." in page) == missing
+        assert ("| 3 of 5 |" in page) == missing
+
+
 def test_figures_with_the_same_runs_share_their_rows(played: Path) -> None:
     figure = reproducing.load_figure(NAME)
     other = read_figure(
@@ -210,6 +222,16 @@ def test_names_of_papers_stand_for_their_figures() -> None:
 def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
     figure = load_figure(name)
     assert packaged_verdicts()[name] == verdict_facts(figure, results_of(figure, RESULTS))
+
+
+@pytest.mark.parametrize("name", [name for name in figure_names() if load_figure(name).checks])
+def test_every_figure_has_at_least_the_seeds_of_its_kind_or_names_the_missing_ones(name: str) -> None:
+    """20 seeds without neural networks, 5 with them, and 3 on CIFAR-10 and for PCZFL, as in its paper."""
+    figure = load_figure(name)
+    scenario = cells_of(figure, 1)[0].scenario if figure.has_runs else None
+    network = figure.left_out or (figure.runner == "training" and scenario.model.name not in {"linear", "logistic"})
+    few = figure.left_out or figure.paper == "pczfl" or (network and scenario.data.dataset == "cifar-10")
+    assert (figure.planned_seeds or figure.seeds) == (3 if few else 5 if network else 20)
 
 
 @pytest.mark.parametrize("name", figure_names())
