@@ -352,7 +352,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
             if not any(math.isfinite(value) for value in outcomes.values()):
                 raise ParameterError(f"{name}: the run {cell.run!r} of {cell.arm!r} has no finite outcome. Report it")
         remark = " on digits, because the data set is missing" if replaced else ""
-        announce(f"{name}: {len(unique)} short runs{remark}, {time.monotonic() - start:.0f} s")
+        announce(f"{name}: {len(unique)} short run{'s' * (len(unique) > 1)}{remark}, {time.monotonic() - start:.0f} s")
 
 
 def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:

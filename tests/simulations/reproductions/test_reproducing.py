@@ -170,7 +170,7 @@ def test_a_smoke_test_prints_no_verdict_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", NAME, "--smoke"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"{NAME}: [0-9]+ short runs, [0-9]+ s", said)
+    assert re.search(rf"{NAME}: [0-9]+ short runs?, [0-9]+ s", said)
     assert not any(word in said for word in WORDS - {"illustration"})
     assert list(tmp_path.iterdir()) == []
 
@@ -268,6 +268,19 @@ def test_the_pages_follow_from_the_rows(paper: str) -> None:
     found = {one.name: results_of(one, RESULTS) for one in figures}
     text = paper_page(paper, figures, found, RESULTS)
     assert (RESULTS / f"{paper}.md").read_text("utf-8") == text, "python -m tests.verdicts writes the page again"
+
+
+@pytest.mark.parametrize(
+    ("card", "paper"), [("xia", "xia"), ("ben-ami", "bsfl"), ("gpfl", "gpfl"), ("kim", "kim"), ("pczfl", "pczfl")]
+)
+def test_the_card_of_a_paper_links_to_its_verdicts(card: str, paper: str) -> None:
+    assert f"](../results/{paper}.md)" in (RESULTS.parent / "papers" / f"{card}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in figure_names() if load_figure(name).has_runs])
+def test_every_figure_with_runs_has_a_picture_on_its_page(name: str) -> None:
+    assert (RESULTS / f"{name}.png").exists()
+    assert f"]({name}.png)" in (RESULTS / f"{load_figure(name).paper}.md").read_text("utf-8")
 
 
 def test_the_page_of_all_verdicts_counts_them() -> None:
