@@ -192,6 +192,7 @@ class PaperFigure(Table):
             scenario. "solvers" searches for the best set of BSFL.
         minutes: Estimated minutes of one core for all runs.
         seeds: Number of seeds, from 1.
+        planned_seeds: Number of seeds that was planned, if some of them were not run. The page names these.
         cell_seeds: Cell -> number of its seeds, for cells of questions that need fewer.
         scenario: Name of the scenario.
         set: Dotted key of the scenario -> value.
@@ -218,6 +219,7 @@ class PaperFigure(Table):
     runner: Runner = "training"
     minutes: Positive = 1.0
     seeds: Count = 20
+    planned_seeds: CountOrZero = 0
     cell_seeds: dict[str, Count] = Field(default_factory=dict)
     scenario: str = ""
     set: dict[str, Any] = Field(default_factory=dict)

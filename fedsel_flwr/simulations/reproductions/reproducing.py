@@ -157,6 +157,7 @@ class Results:
     Attributes:
         missing: The runs without a row.
         seconds: Fingerprint of each finished run -> its processor seconds.
+        seed_s: Seed -> processor seconds of its finished runs.
         cpu_s: Their sum.
     """
 
@@ -165,14 +166,18 @@ class Results:
         self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
         self.missing: list[Cell] = []
         self.seconds: dict[str, float] = {}
+        self.seed_s: dict[int, float] = {}
         for cell in cells:
             row = by_fingerprint.get(cell.fingerprint)
             if row is None:
                 self.missing.append(cell)
                 continue
-            self.seconds[cell.fingerprint] = float(row["cpu_s"])
+            seed, seconds = cell.scenario.seed, float(row["cpu_s"])
+            if cell.fingerprint not in self.seconds:
+                self.seed_s[seed] = self.seed_s.get(seed, 0.0) + seconds
+            self.seconds[cell.fingerprint] = seconds
             own = self._found.setdefault((cell.arm, cell.cell), {})
-            own[cell.scenario.seed] = _decode(row["outcomes"]), _decode(row["curves"])
+            own[seed] = _decode(row["outcomes"]), _decode(row["curves"])
         self.cpu_s = sum(self.seconds.values())
 
     def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
@@ -347,7 +352,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
             if not any(math.isfinite(value) for value in outcomes.values()):
                 raise ParameterError(f"{name}: the run {cell.run!r} of {cell.arm!r} has no finite outcome. Report it")
         remark = " on digits, because the data set is missing" if replaced else ""
-        announce(f"{name}: {len(unique)} short runs{remark}, {time.monotonic() - start:.0f} s")
+        announce(f"{name}: {len(unique)} short run{'s' * (len(unique) > 1)}{remark}, {time.monotonic() - start:.0f} s")
 
 
 def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:

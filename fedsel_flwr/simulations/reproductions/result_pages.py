@@ -99,7 +99,8 @@ def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, R
     ]
     for one in figures:
         facts = verdict_facts(one, found[one.name])
-        size = f"{one.seeds} | {facts['minutes']}" if one.arms else " | "
+        seeds = f"{one.seeds} of {one.planned_seeds}" if one.planned_seeds > one.seeds else one.seeds
+        size = f"{seeds} | {facts['minutes']}" if one.arms else " | "
         lines.append(f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {size} |")
     for one in figures:
         lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
@@ -133,6 +134,9 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
             f"{total} runs of this figure are missing: {_missing(results)}. All runs of the figure take about "
             f"{figure.minutes / 60:.2f} core-hours."
         )
+    if figure.planned_seeds > figure.seeds:
+        yield ""
+        yield _missing_seeds(figure, results)
     if verdict.readings:
         yield ""
         yield (
@@ -227,6 +231,18 @@ def _missing(results: Results) -> str:
     parts = [f"{name} (seeds {', '.join(map(str, own))})" for name, own in seeds.items()]
     shown = "; ".join(parts[:6])
     return shown if len(parts) <= 6 else f"{shown}; and {len(parts) - 6} more arms"
+
+
+def _missing_seeds(figure: PaperFigure, results: Results) -> str:
+    """Name the planned seeds without runs, and their minutes if they take as long as the last seed."""
+    first, last = figure.seeds + 1, figure.planned_seeds
+    several, joined = last > first, "and" if last == first + 1 else "to"
+    which = f"seeds {first} {joined} {last}" if several else f"seed {last}"
+    minutes = results.seed_s.get(figure.seeds, 0.0) * (last - figure.seeds) / 60
+    return (
+        f"The {which} of the {last} planned seeds {'are' if several else 'is'} missing. "
+        f"{'They' if several else 'It'} would take about {max(minutes, 0.1):.1f} minutes of one core."
+    )
 
 
 def _write_counts(folder: Path) -> None:

@@ -125,6 +125,18 @@ def test_a_missing_run_is_no_verdict(played: Path, tmp_path: Path) -> None:
     assert verdict_facts(figure, results_of(figure, tmp_path))["verdict"] == "not run"
 
 
+def test_the_page_names_the_planned_seeds_that_are_missing(played: Path) -> None:
+    figure = reproducing.load_figure(NAME)
+    results = results_of(figure, played)
+    minutes = sum(results.seconds.values()) / figure.seeds * 2 / 60
+    longer = figure.model_copy(update={"planned_seeds": 5})
+    for one, missing in ((figure, False), (longer, True)):
+        page = paper_page("xia", [one], {NAME: results}, played)
+        assert ("The seeds 4 and 5 of the 5 planned seeds are missing." in page) == missing
+        assert (f"They would take about {max(minutes, 0.1):.1f} minutes of one core." in page) == missing
+        assert ("| 3 of 5 |" in page) == missing
+
+
 def test_figures_with_the_same_runs_share_their_rows(played: Path) -> None:
     figure = reproducing.load_figure(NAME)
     other = read_figure(
@@ -158,7 +170,7 @@ def test_a_smoke_test_prints_no_verdict_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", NAME, "--smoke"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"{NAME}: [0-9]+ short runs, [0-9]+ s", said)
+    assert re.search(rf"{NAME}: [0-9]+ short runs?, [0-9]+ s", said)
     assert not any(word in said for word in WORDS - {"illustration"})
     assert list(tmp_path.iterdir()) == []
 
@@ -212,6 +224,16 @@ def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
     assert packaged_verdicts()[name] == verdict_facts(figure, results_of(figure, RESULTS))
 
 
+@pytest.mark.parametrize("name", [name for name in figure_names() if load_figure(name).checks])
+def test_every_figure_has_at_least_the_seeds_of_its_kind_or_names_the_missing_ones(name: str) -> None:
+    """20 seeds without neural networks, 5 with them, and 3 on CIFAR-10 and for PCZFL, as in its paper."""
+    figure = load_figure(name)
+    scenario = cells_of(figure, 1)[0].scenario if figure.has_runs else None
+    network = figure.left_out or (figure.runner == "training" and scenario.model.name not in {"linear", "logistic"})
+    few = figure.left_out or figure.paper == "pczfl" or (network and scenario.data.dataset == "cifar-10")
+    assert (figure.planned_seeds or figure.seeds) == (3 if few else 5 if network else 20)
+
+
 @pytest.mark.parametrize("name", figure_names())
 def test_errors_of_ours_are_looked_for_before_a_claim_is_not_seen(name: str) -> None:
     figure = load_figure(name)
@@ -246,6 +268,19 @@ def test_the_pages_follow_from_the_rows(paper: str) -> None:
     found = {one.name: results_of(one, RESULTS) for one in figures}
     text = paper_page(paper, figures, found, RESULTS)
     assert (RESULTS / f"{paper}.md").read_text("utf-8") == text, "python -m tests.verdicts writes the page again"
+
+
+@pytest.mark.parametrize(
+    ("card", "paper"), [("xia", "xia"), ("ben-ami", "bsfl"), ("gpfl", "gpfl"), ("kim", "kim"), ("pczfl", "pczfl")]
+)
+def test_the_card_of_a_paper_links_to_its_verdicts(card: str, paper: str) -> None:
+    assert f"](../results/{paper}.md)" in (RESULTS.parent / "papers" / f"{card}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in figure_names() if load_figure(name).has_runs])
+def test_every_figure_with_runs_has_a_picture_on_its_page(name: str) -> None:
+    assert (RESULTS / f"{name}.png").exists()
+    assert f"]({name}.png)" in (RESULTS / f"{load_figure(name).paper}.md").read_text("utf-8")
 
 
 def test_the_page_of_all_verdicts_counts_them() -> None:
