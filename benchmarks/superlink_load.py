@@ -8,6 +8,7 @@ nodes did. Writes superlink_load.csv and superlink_load.md beside itself.
 
     python benchmarks/superlink_load.py                          # all cases
     python benchmarks/superlink_load.py --case 1000 100 1 20     # nodes, clients in a round, arrays, rounds
+    python benchmarks/superlink_load.py --add --case 200 50 1 4  # one case again; the table keeps the others
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import csv
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -61,8 +63,8 @@ server_app = superlink_app.server_app
 client_app = superlink_app.client_app
 """
 PARAMETERS = 10_000
-ERROR = re.compile(r"[\w.]*(Error|Exception|TimeoutError): ")
-"""The last line of a traceback."""
+ERROR = re.compile(r"\[/v1/(\S+)\]\[UnexpectedError:(\w+)\] ?(.*)")
+"""An internal error in the SuperLink's log: the request, the error and its text."""
 
 
 class Case(NamedTuple):
@@ -201,7 +203,7 @@ async def measured(
     found.works, found.left, found.requests, found.troubles = fleet.works, fleet.left, fleet.requests, fleet.troubles
     found.waits_s = fleet.waits_s
     said_by_it = (folder / "superlink.log").read_text(encoding="utf-8", errors="replace")
-    found.logged = Counter(line[:120] for line in said_by_it.splitlines() if ERROR.match(line))
+    found.logged = Counter(" ".join(parts) for parts in ERROR.findall(said_by_it))
     found.database_mb = sum(path.stat().st_size for path in folder.glob("state.db*")) / 2**20
     return found
 
@@ -289,10 +291,26 @@ def row_of(case: Case, found: Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table, with numbers as numbers."""
+
+    def value(text: str) -> int | float | str:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(text)
+        return text
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
 def main() -> None:
     """Play the cases, and write table and page."""
+    # The SuperLink and its processes are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", type=int, nargs=4, action="append", metavar=("NODES", "CLIENTS", "ARRAYS", "ROUNDS"))
+    parser.add_argument("--add", action="store_true", help="keep the table's other cases")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="of a round (default: 120)")
     parser.add_argument(
         "--limit-s", type=float, default=240.0, help="of a case; what is finished counts (default: 240)"
@@ -300,21 +318,22 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent, help="where table and page go")
     parser.add_argument("--note", default="", help="what the page is to say of the measurement")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    table = args.folder / "superlink_load.csv"
+    rows = read_rows(table) if args.add else []
     for case in [Case(*numbers) for numbers in args.case] if args.case else CASES:
         with tempfile.TemporaryDirectory(prefix="load") as folder:
             found = asyncio.run(
                 measured(case, Path(folder), Behaviour(), timeout_s=args.timeout_s, limit_s=args.limit_s)
             )
-        rows.append(row_of(case, found))
+        rows = [row for row in rows if Case(*(row[name] for name in Case._fields)) != case] + [row_of(case, found)]
         troubles = [*found.troubles.most_common(8), *found.logged.most_common(8)]
         print(json.dumps(rows[-1]), *map(str, troubles), sep="\n  ", flush=True)
         for line in compared(found.rounds, found.works, found.left)[1][:10]:
             print(f"  {line}", file=sys.stderr)
-        with (args.folder / "superlink_load.csv").open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
         (args.folder / "superlink_load.md").write_text(page(rows, PARAMETERS, args.note), encoding="utf-8")
     print(page(rows, PARAMETERS, args.note))
 

@@ -405,7 +405,7 @@ class Node:
                     parsed: Any = reply()
                     parsed.ParseFromString(body)
                     return parsed
-                reason = f"HTTP {status}"
+                reason = f"HTTP {status} {body[:100].decode(errors='replace')}".strip()
             except TimeoutError:
                 reason = f"no answer within {timeout_s:g} s"
             except (OSError, EOFError) as error:
