@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import csv
 import json
+import math
 import re
 import signal
 import socket
@@ -84,7 +85,7 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(100, 50, 1, 4), Case(200, 50, 1, 4), Case(400, 50, 1, 4), Case(1000, 100, 1, 20),
+    Case(100, 50, 1, 4), Case(150, 50, 1, 20), Case(200, 50, 1, 4), Case(400, 50, 1, 4), Case(1000, 100, 1, 20),
     Case(100, 10, 1, 4), Case(100, 95, 1, 4), Case(100, 50, 6, 4),
 )  # fmt: skip
 """The number of nodes grows, then the clients in a round, then the arrays of the model."""
@@ -218,7 +219,7 @@ def _write_app(folder: Path, address: str) -> None:
 
 
 async def _ended(superlink: psutil.Process, out: Path, rounds: int, limit_s: float) -> str:
-    """Wait until a run has ended; return "", or why it did not finish its rounds."""
+    """Wait until a run has finished its rounds; return "", or why it did not."""
     deadline, seen = time.monotonic() + limit_s, False
     while time.monotonic() < deadline:
         await asyncio.sleep(1.0)
@@ -226,9 +227,11 @@ async def _ended(superlink: psutil.Process, out: Path, rounds: int, limit_s: flo
             return "the SuperLink ended"
         here = any("flwr-serverapp" in " ".join(_command(child)) for child in superlink.children(recursive=True))
         seen = seen or here
+        done = len(out.read_text(encoding="utf-8").splitlines()) if out.exists() else 0
+        if done >= rounds:
+            return ""
         if seen and not here:
-            done = len(out.read_text(encoding="utf-8").splitlines()) if out.exists() else 0
-            return "" if done >= rounds else f"the run ended after round {done}"
+            return f"the run ended after round {done}"
     return f"not finished within {limit_s:g} s"
 
 
@@ -262,7 +265,7 @@ def row_of(case: Case, found: Measured) -> dict[str, Any]:
     beyond = [line["elapsed_s"] - slowest.get(line["round"], 0.0) for line in later]
 
     def middle(values: list[float], percent: float = 50.0) -> float:
-        return round(float(np.percentile(values, percent)), 3) if values else float("nan")
+        return round(float(np.percentile(values, percent)), 3) if values else math.nan
 
     def typical(name: str) -> float:
         return middle([line[name] for line in later])
@@ -275,13 +278,13 @@ def row_of(case: Case, found: Measured) -> dict[str, Any]:
     ]
     return {
         **case._asdict(), "finished": len(found.rounds),
-        "first_s": round(found.rounds[0]["elapsed_s"], 2) if found.rounds else float("nan"),
+        "first_s": round(found.rounds[0]["elapsed_s"], 2) if found.rounds else math.nan,
         "round_s": typical("elapsed_s"), "beyond_s": middle(beyond), "beyond_95_s": middle(beyond, 95.0),
         "push_s": typical("push_s"), "pull_s": typical("pull_s"), "strategy_s": middle(own),
         "superlink_idle": round(found.idle, 3), "superlink_cpu_s": typical("superlink_cpu_s"),
         "server_app_cpu_s": typical("server_app_cpu_s"),
-        "superlink_mb": max((round(line["superlink_mb"]) for line in found.rounds), default=0),
-        "server_app_mb": max((round(line["server_app_mb"]) for line in found.rounds), default=0),
+        "superlink_mb": max((round(line["superlink_mb"]) for line in found.rounds), default=math.nan),
+        "server_app_mb": max((round(line["server_app_mb"]) for line in found.rounds), default=math.nan),
         "database_mb": round(found.database_mb, 1), "requests_per_s": round(requests / found.run_s, 1),
         "request_cpu_ms": round(1000 * found.superlink_cpu_s / max(requests, 1), 2),
         "ask_ms": round(1000 * middle(found.waits_s)), "ask_95_ms": round(1000 * middle(found.waits_s, 95.0)),
