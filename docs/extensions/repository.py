@@ -35,6 +35,7 @@ PAGES = {
     "benchmarks/mutants": "benchmarks/mutants.md",
     "benchmarks/results": "benchmarks/RESULTS.md",
     "benchmarks/selection": "benchmarks/selection.md",
+    "benchmarks/superlink-load": "benchmarks/superlink_load.md",
 }
 """Page of the site -> file of the repository."""
 HOME = ("README.md", "docs/README.md")

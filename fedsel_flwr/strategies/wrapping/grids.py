@@ -9,24 +9,31 @@ has its own process. Therefore both APIs limit the questions in flight in simula
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
+logger = logging.getLogger("fedsel_flwr")
+Item = TypeVar("Item")
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
 """Seconds between two requests for replies: the shortest pause, and the longest, which is that of Flower's own grid."""
 PAUSE_FACTOR = 4
 """Pause after a request without replies, as a multiple of the request's duration."""
+REPEATS, REPEAT_PAUSE_S = 3, 1.0
+"""Repetitions of a request that the SuperLink answered with an internal error, and the pause before each, seconds."""
 FIRST_WINDOW = 8
 """Questions in flight before the first answer. Each of them slows the start of a simulation's actors."""
 WINDOW = 96
@@ -50,9 +57,33 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
     """
 
     def connected() -> list[str]:
-        return sorted({str(node) for node in grid.get_node_ids()}, key=id_order)
+        return sorted({str(node) for node in repeated(grid.get_node_ids)}, key=id_order)
 
     return wait_for(connected, number, timeout, what="nodes", reason=reason)
+
+
+def repeated(request: Callable[[], Iterable[Item]]) -> list[Item]:
+    """Send a request to the SuperLink, and repeat it after an internal error of the SuperLink (HTTP 500).
+
+    If a SuperLink with a database has much to do, its database is locked for too long, and single requests fail. Flower
+    does not repeat them, so each would end the run.
+
+    Args:
+        request: Sends the request. Its effect must be the same if it is sent again.
+
+    Raises:
+        Exception: Any other error, and the last internal error if no repetition succeeded.
+    """
+    for _ in range(REPEATS):
+        try:
+            return list(request())
+        except Exception as error:
+            # By attribute, because the error's class depends on Flower's version.
+            if getattr(getattr(error, "response", None), "status_code", None) != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            logger.warning("internal error of the SuperLink, so the request is repeated: %s", described(error))
+            time.sleep(REPEAT_PAUSE_S)
+    return list(request())
 
 
 def is_simulation(grid: object) -> bool:
@@ -213,7 +244,7 @@ class TimedGrid(_GridWrapper):
         replies: list[Message] = []
         while pending:
             requested = time.monotonic()
-            arrived = list(self._grid.pull_messages(pending))
+            arrived = repeated(partial(self._grid.pull_messages, pending))
             elapsed = time.monotonic() - start
             # If replies have come, others are near, so the next request follows without a longer pause.
             took = 0.0 if arrived else elapsed + start - requested

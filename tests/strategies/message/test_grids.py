@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,58 @@ def test_a_slow_superlink_is_asked_less_often(pull_s: float, pause: float, monke
     monkeypatch.setattr(grids, "time", inner)
     assert len(TimedGrid(inner).send_and_receive([_train(5), _train(6)])) == 2
     assert inner.pauses == pytest.approx([pause, pause, 0.25, pause])  # an answer came: the others are near
+
+
+class Overloaded(FakeGrid):
+    """A grid whose first requests fail, as Flower's do if the SuperLink answers with an error.
+
+    Args:
+        nodes: The nodes.
+        failing: Number of requests that fail.
+        status: The HTTP status of the failures.
+    """
+
+    def __init__(self, nodes: dict[int, FakeNode], failing: int, status: int) -> None:
+        super().__init__(nodes)
+        self.requests, self._failing, self._status = 0, failing, status
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._request()
+        return super().pull_messages(message_ids)
+
+    def get_node_ids(self) -> list[int]:
+        self._request()
+        return super().get_node_ids()
+
+    def _request(self) -> None:
+        self.requests += 1
+        if self.requests <= self._failing:
+            error = OSError("Server error '500 Internal Server Error'")
+            error.response = SimpleNamespace(status_code=self._status)  # type: ignore[attr-defined]
+            raise error
+
+
+def test_an_internal_error_of_the_superlink_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
+    nodes = _slow({5: 0.0, 6: 0.0}).nodes
+    grid = TimedGrid(Overloaded(nodes, failing=3, status=500))
+    replies = grid.send_and_receive([_train(5), _train(6)], timeout=5.0)
+    assert sorted(reply.metadata.src_node_id for reply in replies) == [5, 6]
+    assert len([one for one in caplog.messages if "internal error of the SuperLink" in one]) == 3
+    assert wait_for_nodes(Overloaded(nodes, failing=3, status=500), 2, 1.0, "a test") == ["5", "6"]
+
+
+@pytest.mark.parametrize(("failing", "status", "requests"), [(4, 500, 4), (1, 403, 1)])
+def test_other_errors_and_lasting_ones_end_it(
+    failing: int, status: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
+    inner = Overloaded(_slow({5: 0.0}).nodes, failing, status)
+    with pytest.raises(OSError, match="Internal Server Error"):
+        TimedGrid(inner).send_and_receive([_train(5)], timeout=5.0)
+    assert inner.requests == requests
 
 
 def test_everything_else_is_the_inner_grids() -> None:
