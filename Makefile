@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow e2e flower-matrix lint house prose architecture package resolve clean
+.PHONY: help demo test slow e2e flower-matrix lint house prose docs linkcheck architecture package resolve clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -47,6 +47,14 @@ house: .venv/installed
 prose: .venv/installed
 	$(BIN)/python tests/prose.py $(if $(AGAINST),--against $(AGAINST))
 
+# make docs   the documentation site, in docs/_build/html; a warning is an error
+docs: .venv/installed
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going docs docs/_build/html
+
+# make linkcheck   the links of the site to other sites; needs the internet
+linkcheck: .venv/installed
+	$(BIN)/python -m sphinx --builder linkcheck docs docs/_build/linkcheck
+
 # make architecture   write the walks, the rooms and the picture of docs/architecture.md from the code
 architecture: .venv/installed
 	$(BIN)/python -m tests.architecture
@@ -61,7 +69,7 @@ resolve: .venv/installed
 
 # make clean  remove .venv and the tools' caches; runs/ stays
 clean:
-	rm -rf .venv .ci-venv* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .ci-venv* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist docs/_build docs/api
 
 .venv/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed, but there is no $(PYTHON); name one: make PYTHON=..."; exit 1; }
@@ -70,5 +78,5 @@ clean:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) lacks its venv module; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e ".[sim,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[sim,dev,docs]"
 	@touch $@

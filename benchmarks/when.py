@@ -2,6 +2,7 @@
 
     python benchmarks/when.py                  # 30 fleets, 16 selectors, 20 seeds; half an hour of one core
     python benchmarks/when.py --seeds 3        # fewer seeds; a later command with more seeds runs only the others
+    python benchmarks/when.py --ray-address HOST:PORT  # each fleet and seed is a task on a Ray cluster
     python benchmarks/when.py --page-only      # write the page again from the CSV files
     python benchmarks/when.py --smoke          # two small fleets and two seeds, in the folder runs/when
 
@@ -30,18 +31,27 @@ from when_fleet import Fleet
 from when_grid import KEY, Grid, Variant, columns, make_grid, rows_of
 from when_page import machine_of, write_page
 
+from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "when.md"
 SMOKE_PAGE = Path("runs") / "when" / "when.md"
 
 
-def simulate(grid: Grid, rows: Rows, workers: int) -> None:
-    """Run what is missing, and append each row when its run has ended."""
+def simulate(grid: Grid, rows: Rows, workers: int | None, where: RayResources | None) -> None:
+    """Run what is missing, in processes or on a Ray cluster, and append each row when its run has ended."""
     missing = grid.missing(rows)
     left = sum(len(wanted) for *_, wanted in missing)
     print(f"{left} runs to do", flush=True)
-    if workers == 1:
+    if where is not None:
+        names = [f"fleet {fleet.spread:g}/{fleet.noise:g}, seed {seed}" for fleet, seed, _ in missing]
+        with ClusterTasks(_rows_on_node, missing, where, workers, shared=grid, names=names) as tasks:
+            for _, found in tasks:
+                for row in found:
+                    rows.add(row)
+        return
+    if workers in (None, 1):
         for task in missing:
             for row in rows_of(grid, *task):
                 rows.add(row)
@@ -60,6 +70,10 @@ def _all_rows(grid: Grid, task: tuple[Fleet, int, list[Variant]]) -> list[dict[s
     return list(rows_of(grid, *task))
 
 
+def _rows_on_node(task: tuple[Fleet, int, list[Variant]], grid: Grid, _report: Any) -> list[dict[str, Any]]:
+    return _all_rows(grid, task)
+
+
 def this_machine() -> str:
     """Return the description of this machine."""
     versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
@@ -70,11 +84,13 @@ def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, help="number of seeds; default 20, with --smoke 2")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=int, help="processes, default 1; or tasks on the cluster at the same time")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="Ray cluster that runs the fleets without training")
     parser.add_argument("--smoke", action="store_true", help="two small fleets")
     parser.add_argument("--page", type=Path, help="default docs/results/when.md, with --smoke runs/when/when.md")
     parser.add_argument("--page-only", action="store_true", help="run nothing")
     args = parser.parse_args()
+    where = cluster_for_runs(args.ray_address)
     page = args.page or (SMOKE_PAGE if args.smoke else PAGE)
     page.parent.mkdir(parents=True, exist_ok=True)
     grid, full = make_grid(args.smoke, args.seeds), make_grid(args.smoke, None)
@@ -83,7 +99,7 @@ def main() -> None:
     worlds = Rows(page.with_name(f"{page.stem}-known.csv"), KNOWN_COLUMNS, KNOWN_KEY)
     if not args.page_only:
         try:
-            simulate(grid, rows, args.workers)
+            simulate(grid, rows, args.workers, where)
             if args.smoke:
                 train(trained, grid.fleets[1:], 1, 2)
             else:

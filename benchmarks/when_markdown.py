@@ -11,6 +11,8 @@ from when_fleet import Fleet
 
 NOTHING = "-"
 """Mark of an empty cell."""
+SPAN = "…"
+"""Mark between the smallest and the largest value in a table, so that they are not read as an interval."""
 
 
 def wrapped(text: str) -> str:
@@ -59,12 +61,18 @@ def points(value: float) -> str:
     return str(round(100 * value))
 
 
-def range_of(values: Iterable[float]) -> str:
-    """Return the smallest and the largest of some parts, in whole percent."""
+def range_of(values: Iterable[float], mark: str = " to ") -> str:
+    """Return the smallest and the largest of some parts, in whole percent, with a mark between them."""
     found = [points(value) for value in sorted(values)]
     if not found:
         return NOTHING
-    return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+    return found[0] if found[0] == found[-1] else f"{found[0]}{mark}{found[-1]}"
+
+
+def span_of(values: Iterable[float]) -> str:
+    """Return the smallest and the largest of some indices."""
+    found = sorted(values)
+    return f"{found[0]:.2f}{SPAN}{found[-1]:.2f}" if found else NOTHING
 
 
 def percent(found: Estimate) -> str:

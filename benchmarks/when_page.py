@@ -12,7 +12,20 @@ from when_cells import HIGH_RATIO, LOW_RATIO, NEAR_ZERO, SPREAD, Results
 from when_check_tables import known_section, training_section
 from when_fleet import DEADLINE_S, EXAMPLES, MEASURED, PAYLOAD_BITS, Fleet
 from when_grid import GROUPS, MIN_LATENCY_S, RANDOM, Grid, variants
-from when_markdown import NOTHING, cohort, label_of, listed, percent, plays_of, points, range_of, table, wrapped
+from when_markdown import (
+    NOTHING,
+    SPAN,
+    cohort,
+    label_of,
+    listed,
+    percent,
+    plays_of,
+    points,
+    range_of,
+    span_of,
+    table,
+    wrapped,
+)
 from when_picture import draw
 
 from fedsel_flwr.simulations.reproductions.rows import Rows
@@ -54,7 +67,7 @@ def page_text(
     fleets = [fleet for fleet in grid.fleets if all(results.has(fleet, v.label) for v in variants())]
     cohorts = [list(own) for _, own in itertools.groupby(fleets, key=lambda fleet: (fleet.clients, fleet.per_round))]
     parts = [
-        "# When client selection pays\n\n" + _interim(results, grid) + _rule(results, fleets, grid.plays),
+        "# When client selection shortens rounds\n\n" + _interim(results, grid) + _rule(results, fleets, grid.plays),
         f"![Savings by spread, noise and plays]({page.with_suffix('.png').name})\n",
         _words(grid.plays),
         "## Shares of the ceiling\n\n" + _shares(results, cohorts, grid.plays),
@@ -83,35 +96,67 @@ def machine_of(page: Path) -> str:
 def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> str:
     zones = {fleet: results.zone(fleet) for fleet in fleets}
     above, below = ([fleet for fleet in fleets if zones[fleet] == zone] for zone in ("above", "below"))
-    few, many = plays[1], plays[-1]
+    many = plays[-1]
     ceilings, low = (range_of(results.ceiling(fleet).value for fleet in above), _largest_ceiling(results, below))
-    first = {count: range_of(results.saving(f, DEFAULT, count).value for f in above) for count in (plays[0], few, many)}
-    return f"""**Selection with equal shares can shorten rounds by {ceilings} % if the spread between the clients'
-latencies is at least {SPREAD:g} and at least as large as the noise within a client. If the spread is at most
-{LOW_RATIO:g} times the noise, such a selection can shorten rounds by {low:.1f} % at most.**
+    first = range_of(results.saving(f, DEFAULT, plays[0]).value for f in above)
+    equal = sum(fleet.spread == 0 for fleet in below)
+    return f"""**A selection that knows each client's mean latency, and gives all clients equal shares, can shorten
+rounds by {ceilings} %, depending on the fleet. This holds if the spread between the clients' latencies is at least
+{SPREAD:g} and at least as large as the noise within a client. If the spread is at most {LOW_RATIO:g} times the noise,
+such a selection can shorten rounds by {low:.1f} % at most. This page measures seconds a round, not the time to a target
+accuracy.**
 
 Spread is the standard deviation of the clients' mean log seconds. Noise is the standard deviation of one client's log
-seconds. `fedsel advise` estimates both from a history of latencies. The two sentences describe this grid only:
+seconds. `fedsel advise` estimates both from a history of latencies. The first sentences describe this grid only:
 {_fractions(fleets)} of the clients in a round, and all clients available.
 
-- {len(above)} of the {len(fleets)} fleets are above the limits, and {len(below)} are below the limits.
+- {len(above)} of the {len(fleets)} fleets are above the limits, and {len(below)} are below the limits. Of the
+  {len(below)} fleets below the limits, {equal} have no spread at all, so that no selection can save anything there.
   {_gaps(results, fleets)} The grid does not show what selection saves between these values. The rule rounds the
   ratio to one decimal.
 - The limits were chosen on the same fleets. No other fleets tested them.
-- The percentages are the ceiling: the saving of a selection that knows each client's mean latency. Real selectors must
-  first learn the latencies.
-- All savings on this page are seconds a round. They are not savings of the time to a target accuracy. Shorter rounds
-  alone do not make a better model. If slow clients have data that fast clients lack, the model may need more rounds.
+- The percentages are the ceiling. Real selectors must first learn the latencies.
+- Shorter rounds alone do not make a better model. If slow clients have data that fast clients lack, the model may need
+  more rounds.
   [selectors.md](selectors.md) compares the time to a target accuracy.
 
-In a deployment, BSFL has by default the clock `auto` and the paper's exploration of 1. In the fleets above the limits,
-this BSFL saves {first[few]} % after {plays_of(few)} of each client, and {first[many]} % after {plays_of(many)}. After
-{plays_of(plays[0])}, BSFL saves {first[plays[0]]} %, because it has only measured the clients.
+In a deployment, BSFL has by default the clock `auto` and the paper's exploration of 1. After {plays_of(plays[0])} of
+each client, this BSFL saves {first} %, because it has only measured the clients. Later, it saves in the {len(above)}
+fleets above the limits, in percent:
+
+{_course(results, above, plays[1:])}
+{_dips(results, above, plays)}
 
 An exploration of 0.1 gives larger savings at unequal shares, because fast clients are selected more often than slow
-ones. After {plays_of(many)}, the savings in percent are:
+ones. No page measures the time to a target accuracy with this exploration. After {plays_of(many)}, the savings in
+percent are:
 
 {_unequal(results, above, below, many)}"""
+
+
+def _course(results: Results, fleets: Sequence[Fleet], counts: Sequence[int]) -> str:
+    """Return the table of a deployment's BSFL by the number of plays."""
+    lines = [
+        [
+            str(count),
+            range_of((results.saving(fleet, DEFAULT, count).value for fleet in fleets), SPAN),
+            span_of(results.jain(fleet, DEFAULT, count) for fleet in fleets),
+        ]
+        for count in counts
+    ]
+    return table(["plays of each client", "saving, smallest…largest of the fleets", "Jain's index"], lines)
+
+
+def _dips(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> str:
+    """Say in how many fleets a saving is smaller after more plays."""
+    said = []
+    for early, late in itertools.pairwise(plays[1:]):
+        fewer = [f for f in fleets if results.saving(f, DEFAULT, late).value < results.saving(f, DEFAULT, early).value]
+        said.append(
+            f"In {len(fewer) or 'none'} of these fleets, the saving is smaller after {plays_of(late)} than after "
+            f"{plays_of(early)}."
+        )
+    return " ".join(said)
 
 
 def _interim(results: Results, grid: Grid) -> str:
@@ -150,12 +195,11 @@ def _unequal(results: Results, above: Sequence[Fleet], below: Sequence[Fleet], p
     """Return the table of the savings with little exploration, in fleets whose clients differ."""
     groups = [("above", above), ("below, spread above 0", [fleet for fleet in below if fleet.spread > 0])]
     lines = [
-        [name, str(len(own)), range_of(results.ceiling(fleet).value for fleet in own)]
+        [name, str(len(own)), range_of((results.ceiling(fleet).value for fleet in own), SPAN)]
         + [
-            f"{range_of(results.saving(fleet, label, plays).value for fleet in own)}, "
-            f"{min(jains):.2f} to {max(jains):.2f}"
+            f"{range_of((results.saving(fleet, label, plays).value for fleet in own), SPAN)}, "
+            f"{span_of(results.jain(fleet, label, plays) for fleet in own)}"
             for label in GREEDY
-            if (jains := [results.jain(fleet, label, plays) for fleet in own])
         ]
         for name, own in groups
         if own
@@ -191,7 +235,8 @@ and the tables mark them. All clients report the same accuracy to TiFL. The seco
 def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
     parts = [
         "This table has only the fleets above the limits of the rule. A cell has the mean share of the ceiling over "
-        "these fleets, the smallest and the largest share, and the mean of Jain's index. The number in a selector's "
+        'these fleets, the smallest and the largest share as "smallest…largest", and the mean of Jain\'s index. These '
+        "two shares are no interval. The number in a selector's "
         "name is the exploration. Without a number, the exploration is 1, as in the paper. With `auto`, the selector "
         f"computes its clock from the latencies. Without `auto`, BSFL has `min_latency` = {MIN_LATENCY_S:g} s, and "
         f"CS-UCB has `max_latency` = {DEADLINE_S:g} s.\n"
@@ -205,7 +250,7 @@ def _shares(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequenc
             if not found:
                 return NOTHING
             jain = np.mean([results.jain(fleet, label, count) for fleet in paying])
-            return f"{100 * np.mean(found):.0f} % ({range_of(found)} %), {jain:.2f}"
+            return f"{100 * np.mean(found):.0f} % ({range_of(found, SPAN)} %), {jain:.2f}"
 
         head = ["selector", *(plays_of(count) for count in plays)]
         lines = [[label_of(label), *(cell(label, count) for count in plays)] for label in labels]
@@ -253,8 +298,9 @@ def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequen
     parts = [
         f"A cell has the saving in percent after {listed(counts)} plays. The half widths of the 95 % intervals are "
         f"at most {_widest(results, cohorts, counts)} points. If `compute_log_sd` is 0, all phones are equal, and "
-        f"there is no share. In these fleets, TiFL saves {_seconds(tifl)} s a round after {plays_of(plays[-1])}, "
-        f"because its probes take time. The other selectors save {_seconds(others)} s.\n"
+        f"there is no share. In these fleets, TiFL lengthens a round by {_seconds([-value for value in tifl])} s after "
+        f"{plays_of(plays[-1])}, because its probes take time. The other selectors change it by at most "
+        f"{max(map(abs, others)):.1f} s.\n"
     ]
     for own in cohorts:
         head = ["`compute_log_sd`", "`network_round_cv`", "spread", "noise", "ceiling", *(label_of(v) for v in MAIN)]

@@ -94,6 +94,31 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
     return numbers if "," in given else numbers[0]
 
 
+def add_ray_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of Ray to a command's parser."""
+    parser.add_argument(
+        "--num-cpus", type=int, metavar="N",
+        help="let Ray use N cores (default: all cores; not allowed on a cluster). For vectorized runs on a cluster: "
+        "give each run N cores (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-gpus", type=int, metavar="N",
+        help="let Ray use N GPUs, shared equally by the clients that train at the same time. Default: all GPUs if "
+        "--client-gpus is above 0, otherwise none. For vectorized runs on a cluster: give each run N GPUs (default: 1 "
+        "if --device is a GPU, otherwise 0)",
+    )  # fmt: skip
+    parser.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
+    parser.add_argument(
+        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
+    )
+    parser.add_argument(
+        "--ray-address", metavar="HOST:PORT",
+        help="use the Ray cluster at HOST:PORT. With the vectorized engine, each run is a task on the cluster. The "
+        "word auto means the cluster that this machine belongs to. The word local means this machine alone. Default: "
+        "the value of $RAY_ADDRESS, otherwise local. The vectorized engine ignores $RAY_ADDRESS",
+    )  # fmt: skip
+
+
 def add_tracking_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of trackers to a command's parser."""
     parser.add_argument(
@@ -119,6 +144,7 @@ def add_small_commands(
     show = commands.add_parser(
         "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
     )
+    show.add_argument("--meanings", action="store_true", help="print the meaning of each key above the key")
     cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
     cite.add_argument(
         "cited", nargs="*", metavar="SELECTOR",
@@ -197,7 +223,15 @@ def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="run a few rounds of each run on one seed, print no verdict, and write nothing. If a data set is missing, "
         "the digits of scikit-learn replace it",
     )  # fmt: skip
-    reproduce.add_argument("--jobs", type=int, default=1, metavar="N", help="use N processes (default: 1)")
+    reproduce.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="use N processes (default: 1). With --ray-address: at most N runs on the cluster (default: as many as "
+        "fit)",
+    )  # fmt: skip
+    reproduce.add_argument(
+        "--ray-address", metavar="HOST:PORT",
+        help="execute the runs on the Ray cluster at HOST:PORT, each with one core (default: on this machine)",
+    )  # fmt: skip
     reproduce.add_argument(
         "--seeds", type=int, metavar="N", help="run the seeds 1 to N (default: the figure's number of seeds)"
     )

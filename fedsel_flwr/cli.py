@@ -59,23 +59,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     # Arguments that describe the scenario, without the options for the machine.
     described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
-    common.add_argument(
-        "--num-cpus", type=int, metavar="N", help="let Ray use N cores (default: all cores; not allowed on a cluster)"
-    )
-    common.add_argument(
-        "--num-gpus", type=int, metavar="N",
-        help="let Ray use N GPUs, shared equally by the clients that train at the same time. Default: all GPUs if "
-        "--client-gpus is above 0, otherwise none",
-    )  # fmt: skip
-    common.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
-    common.add_argument(
-        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
-    )
-    common.add_argument(
-        "--ray-address", metavar="HOST:PORT",
-        help="use the Ray cluster at HOST:PORT. The word auto means the cluster that this machine belongs to. The "
-        "word local means a new Ray on this machine. Default: the value of $RAY_ADDRESS, otherwise local",
-    )  # fmt: skip
+    arguments.add_ray_options(common)
     common.add_argument(
         "--device", metavar="DEVICE", help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)"
     )
@@ -134,7 +118,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     compare.add_argument(
         "--jobs", type=int, metavar="N",
         help="execute N runs at the same time, in processes that share the cores (default: 1; only for the vectorized "
-        "engine on the CPU)",
+        "engine on the CPU). With --ray-address: at most N runs on the cluster (default: as many as fit)",
     )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
@@ -227,7 +211,7 @@ def _show_scenario(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(scenario_facts(scenario))
         return 0
-    for line in scenario_lines(scenario, overrides):
+    for line in scenario_lines(scenario, overrides, meanings=args.meanings):
         print(line)
     return 0
 
@@ -286,7 +270,9 @@ def _reproduce(args: argparse.Namespace) -> int:
     if args.smoke:
         reproducing.smoke(names, data_dir)
     else:
-        reproducing.reproduce(names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=data_dir)
+        reproducing.reproduce(
+            names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=data_dir, ray_address=args.ray_address
+        )
     return 0
 
 
@@ -344,6 +330,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
                 folder,
                 progress.start_run,
                 progress.update,
+                watch=progress.show_runs,
                 resume=args.resume is not None,
                 replay=args.replay,
                 track=tracking,
@@ -404,7 +391,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
         sweep=arguments.read_sweep(getattr(args, "sweep", [])),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**arguments.ray_options_of(args)),
         device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
-        jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
+        jobs=getattr(args, "jobs", None),
     )  # fmt: skip
 
 
@@ -431,14 +418,11 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     _require("pydantic", "torch", "ray", "flwr_datasets")
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
-    from fedsel_flwr.simulations.comparisons.terminal import show_comparison
+    from fedsel_flwr.simulations.comparisons.report_page import report_scenarios
 
-    comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
-    if target or not comparison.runs:
-        # If no run has finished, this raises the error with this message.
-        comparison.report(Path(target or "."))
-    show_comparison(comparison, args.json)
+    found = Comparison.load_each(*args.folders, reference=args.reference)
+    report_scenarios(found, Path(target) if target else None, as_json=args.json)
     if target:
         _print_note_on_page(Path(target))
     if target and not args.json:

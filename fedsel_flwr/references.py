@@ -7,6 +7,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,8 @@ from fedsel_flwr.errors import ParameterError, described
 
 OWN_FILES = "fedsel_own_"
 """Prefix for the names of modules that are loaded from files."""
+WORKING_DIR = "FEDSEL_WORKING_DIR"
+"""Environment variable on a node of a Ray cluster: the working directory of the process that started the runs."""
 
 
 def is_reference(text: str) -> bool:
@@ -60,7 +64,7 @@ def load_reference(text: str, what: str) -> Any:
     if not place.endswith(".py") and _is_of_python(place):
         raise _of_python(text, what)
     try:
-        module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
+        module = _load_file(_absolute(place)) if place.endswith(".py") else _import(place)
     except ParameterError as error:
         raise ParameterError(f"{what} {text!r}: {error}") from error
     # The user's code may raise any error on import, and a script without a main guard exits.
@@ -116,10 +120,19 @@ def _import(place: str) -> ModuleType:
     return importlib.import_module(place)
 
 
+def _absolute(place: str) -> Path:
+    # An absolute path stays as it is, whatever the folder before it.
+    return Path(os.environ.get(WORKING_DIR, ""), Path(place).expanduser()).resolve()
+
+
 def _load_file(path: Path) -> ModuleType:
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"{OWN_FILES}{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    # Under this name, the file travels to the nodes of a Ray cluster.
+    if name not in sys.modules and importlib.util.find_spec(name) is not None:
+        return importlib.import_module(name)
     if not path.is_file():
         raise ParameterError(f"there is no file {str(path)!r}")
-    name = f"{OWN_FILES}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -219,7 +219,7 @@ def walks() -> dict[str, list[Stop]]:
 
 # ---- the picture ---------------------------------------------------------------------------------------------------
 
-WIDTH, ROW, TITLE, PAD, GAP, SIDE = 1300, 15, 22, 10, 46, 20
+ROW, TITLE, PAD, GAP, SIDE = 15, 22, 10, 46, 20
 COLUMN = 156
 """Width of a column of names, pixels."""
 DEEP = 14
@@ -231,13 +231,14 @@ def picture(house: House) -> str:
     parts: list[str] = []
     boxes: dict[str, tuple[float, float, float, float]] = {}
     top = float(SIDE)
-    for layer in LAYERS:
-        shelves = [(name, _columns(house, name)) for name in layer]
-        if all(not columns for _, columns in shelves):  # rooms directly in the package
-            shelves = [("the package itself", [("", [name for name in layer])])] if len(layer) > 1 else shelves
-        widths = [COLUMN * max(1, sum(map(_breadth, columns))) + 2 * PAD for _, columns in shelves]
+    layers = [_shelves(house, layer) for layer in LAYERS]
+    all_widths = [
+        [COLUMN * max(1, sum(map(_breadth, columns))) + 2 * PAD for _, columns in shelves] for shelves in layers
+    ]
+    whole = 2 * SIDE + max(sum(widths) + GAP * (len(widths) - 1) // 2 for widths in all_widths)
+    for shelves, widths in zip(layers, all_widths, strict=True):
         height = TITLE + PAD + ROW * max((_depth(columns) for _, columns in shelves), default=0)
-        left = (WIDTH - sum(widths) - GAP * (len(widths) - 1) / 2) / 2
+        left = (whole - sum(widths) - GAP * (len(widths) - 1) / 2) / 2
         for (name, columns), width in zip(shelves, widths, strict=True):
             boxes[name] = (left, top, width, height)
             parts.append(f'<rect x="{left:.0f}" y="{top:.0f}" width="{width}" height="{height}" rx="6"/>')
@@ -257,15 +258,23 @@ def picture(house: House) -> str:
     arrows = sorted({(_box(one, boxes), _box(other, boxes)) for one, other in house.arrows})
     lines = [_arrow(boxes[one], boxes[other]) for one, other in arrows if one and other and one != other]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top - GAP + SIDE:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {top - GAP + SIDE:.0f}" '
         'font-family="sans-serif" font-size="11">\n'
         "<style>rect{fill:#f4f6f8;stroke:#8a97a5}.title{font-weight:bold;font-size:13px}.wing{font-style:italic}"
         "path{fill:none;stroke:#5b7ea6;stroke-opacity:.35}text{fill:#1c2733}"
         ".ground{fill:#fff;stroke:none}</style>\n"
-        f'<rect class="ground" width="{WIDTH}" height="{top - GAP + SIDE:.0f}"/>\n'
+        f'<rect class="ground" width="{whole}" height="{top - GAP + SIDE:.0f}"/>\n'
         + "\n".join(lines + parts)
         + "\n</svg>\n"
     )
+
+
+def _shelves(house: House, layer: Sequence[str]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """The parts of a layer with their rooms; rooms directly in the package are one part."""
+    shelves = [(name, _columns(house, name)) for name in layer]
+    if len(layer) > 1 and all(not columns for _, columns in shelves):
+        return [("the package itself", [("", list(layer))])]
+    return shelves
 
 
 def _columns(house: House, part: str) -> list[tuple[str, list[str]]]:

@@ -14,13 +14,54 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+PLACED = """
+name => {
+  const chart = JSON.parse(document.getElementById("data").textContent).flatMap((one) => one.charts)
+    .find((one) => one.name === name);
+  const view = window.fedsel.views[name];
+  if (!view) return []; // no rows
+  const units = chart.spec.layer ?? [chart.spec];
+  const marks = [];
+  const walk = (one) => {
+    if (/marks$/.test(one.name ?? "") && one.marktype !== "group") marks.push(one);
+    for (const item of one.items ?? []) if (item.items) walk(item);
+  };
+  walk(view.scenegraph().root);
+  const found = [];
+  units.forEach((unit, place) => {
+    const own = marks.filter((one) => !chart.spec.layer || one.name.startsWith(`layer_${place}_`));
+    for (const item of own.flatMap((one) => one.items)) {
+      for (const axis of ["x", "y"]) {
+        const { field, type } = unit.encoding[axis] ?? {};
+        if (!field || type !== "quantitative" || (item.datum[field] ?? null) === null) continue;
+        const kind = item.mark.marktype, scale = view.scale(axis);
+        const other = (unit.encoding[`${axis}2`] ?? {}).field, size = axis === "x" ? item.width : item.height;
+        const start = item[axis], end = item[`${axis}2`] ?? start + size;
+        const sorted = (values) => values.map(Number).sort((a, b) => a - b);
+        let wanted = [scale(item.datum[field])], seen = [start];
+        if (other && ["rect", "area", "rule"].includes(kind))
+          [wanted, seen] = [[...wanted, scale(item.datum[other])], [start, end]].map(sorted);
+        else if (kind === "rect") // a bar, which begins at 0 or on the bar below it
+          [wanted, seen] = [[Math.abs(wanted[0] - scale(0))], [size]];
+        const shift = kind === "rect" ? 1.5 : 0.5; // gaps between rectangles
+        const is_right = wanted.every((value, i) => Math.abs(value - seen[i]) <= shift);
+        found.push({ chart: name, mark: kind, field, value: item.datum[field], is_right, wanted, seen });
+      }
+    }
+  });
+  return found;
+}
+"""
+"""Compares the place of each drawn item with the place of its value on the chart's scales."""
+
+
 @dataclass
 class Opened:
     """A page in the browser.
 
     Attributes:
         page: Playwright's page.
-        faults: Messages on the console, errors, and requests that are not for the file.
+        faults: Messages on the console, errors, and requests for what is not the page's own.
     """
 
     page: Any
@@ -28,8 +69,12 @@ class Opened:
 
     def rows(self, chart: str) -> list[dict[str, Any]]:
         """The rows that a chart has drawn."""
-        found = self.page.evaluate("name => window.fedsel.views[name].data('rows')", chart)
+        found = self.page.evaluate("name => window.fedsel.views[name]?.data('rows') ?? []", chart)
         return [dict(row) for row in found]
+
+    def placed(self, chart: str) -> list[dict[str, Any]]:
+        """Each drawn item of a chart, for each axis with numbers: field, value, and whether it is at its place."""
+        return [dict(one) for one in self.page.evaluate(PLACED, chart)]
 
     def marks(self, chart: str, kind: str) -> int:
         """Number of drawn marks of a kind, such as ``symbol``, ``rect`` or ``line``."""
@@ -74,6 +119,23 @@ class Browser:
             height: Height of the window, pixels.
             dark: Whether the system prefers dark colours.
         """
+        with self.visit(path.absolute().as_uri() + after, "file:", width=width, height=height, dark=dark) as opened:
+            opened.wait()
+            yield opened
+
+    @contextmanager
+    def visit(
+        self, address: str, own: str, *, width: int = 1200, height: int = 900, dark: bool = False
+    ) -> Iterator[Opened]:
+        """Open an address in a window of its own.
+
+        Args:
+            address: The address.
+            own: Beginning of the addresses that the page may load.
+            width: Width of the window, pixels.
+            height: Height of the window, pixels.
+            dark: Whether the system prefers dark colours.
+        """
         scheme = "dark" if dark else "light"
         context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         try:
@@ -86,12 +148,11 @@ class Browser:
                 "request",
                 lambda request: (
                     None
-                    if request.url.startswith(("file:", "blob:", "data:"))
+                    if request.url.startswith((own, "blob:", "data:"))
                     else faults.append(f"request: {request.url}")
                 ),
             )
-            page.goto(path.absolute().as_uri() + after)
-            opened.wait()
+            page.goto(address)
             yield opened
         finally:
             context.close()

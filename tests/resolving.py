@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "installing.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHONS = tuple(re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"])))
-EXTRAS = ("", *(extra for extra in PROJECT["optional-dependencies"] if extra != "dev"))
+EXTRAS = ("", *(extra for extra in PROJECT["optional-dependencies"] if extra not in ("dev", "docs")))
 PLATFORMS = {
     "Linux x86_64": "x86_64-manylinux_2_28",
     "Linux aarch64": "aarch64-manylinux_2_28",

@@ -24,7 +24,7 @@ from tests.pages import ROOT, blocks
 PAGE = ROOT / "docs" / "installing.md"
 TEXT = PAGE.read_text("utf-8")
 COMMANDS = [line for block in blocks(PAGE) for line in block.text.splitlines()]
-EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra != "dev"]
+EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra not in ("dev", "docs")]
 APPS = sorted(path.parent for path in (ROOT / "examples").rglob("pyproject.toml"))
 WORKFLOWS = ROOT / ".github" / "workflows"
 

@@ -17,13 +17,13 @@ from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS as REPRODUCED
 from tests.flwr_command import ANSI, LocalSuperLink
-from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, dead_anchors, links
+from tests.pages import COMMANDS, PAGES, ROOT, SITE, Block, blocks, dead_anchors, links
 from tests.processes import environment
 from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OTHER = ("diff", "text", "toml", "yaml")
-ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py"}
+ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py", "docs/tutorial.md": "tests/site/test_tutorial.py"}
 PAPERS = "docs/papers/"
 CARDS = """
 import numpy as np
@@ -39,11 +39,13 @@ NOT_RUN = {
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/advising.md", "fedsel advise latencies.csv"): "your own rows",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
+    ("docs/beyond-one-machine.md", "# the head, then another node"): "test_two_raylet_comparisons",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
     ("docs/beyond-one-machine.md", "# on the SuperLink's machine"): "several machines",
     ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",
     ("docs/command-line.md", "fedsel compare --resume"): "a folder of yours",
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
+    ("docs/examples.md", "pip install"): "installs",
     ("docs/installing.md", "python3 -m venv"): "installs",
     ("docs/installing.md", 'pip install "fedsel-flwr[sim]"'): "installs",
     ("docs/installing.md", "pip install build"): "installs",
@@ -57,6 +59,7 @@ NOT_RUN = {
     ("docs/observing.md", "from fedsel_flwr.simulations import compare"): "does not install",
     ("docs/observing.md", "from fedsel_flwr.callbacks import MLflow"): "does not install",
     ("docs/observing.md", 'pip install "fedsel-flwr[metrics]"'): "installs",
+    ("docs/performance.md", "python benchmarks/maximize.py"): "needs a clone",
     ("docs/statistics.md", "fedsel compare phones --selectors"): "over a minute",
     ("docs/statistics.md", "fedsel compare phones --set"): "over a minute",
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",
@@ -231,8 +234,11 @@ def test_nothing_is_left_out_in_silence() -> None:
     for (page, begin), word in NOT_RUN.items():
         (why,) = [why for (other, first), why in left.items() if other == page and first.startswith(begin)]
         assert word in why
+    assert [page for page in ELSEWHERE.values() if not (ROOT / page).is_file()] == []
     for block in BLOCKS:
-        assert is_code(block) or block.language in OTHER or not block.language, f"{block}: {block.language}"
+        known = is_code(block) or block.page in ELSEWHERE or block.language in OTHER or not block.language
+        known |= block.page in SITE and block.language.startswith("{")  # a directive of the site
+        assert known, f"{block}: {block.language}"
         if not is_code(block):
             names = tuple(f"{name} " for name in COMMANDS)
             told = [one for one in block.text.splitlines() if one.startswith(names) and not re.match(r"flwr \d", one)]
@@ -273,7 +279,7 @@ def test_links_lead_somewhere_and_the_index_has_every_page() -> None:
     assert [(page.name, anchor) for page in everywhere for anchor in dead_anchors(page)] == []
     listed = set(links(ROOT / "docs" / "README.md"))
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES if page.parent == ROOT / "docs"}
-    assert pages - {"docs/README.md"} <= listed
+    assert pages - {"docs/README.md"} - SITE <= listed
     assert {"docs/papers/README.md", "README.md"} <= listed
 
 

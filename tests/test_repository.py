@@ -127,7 +127,8 @@ def test_sdist_has_package_and_tests_and_no_links(archives: Path) -> None:
     assert {"examples/drop-in/README.md", "examples/drop-in/after/pyproject.toml"} <= names
     assert under_a_link(names) == []
     assert [member.name for member in members if not member.isfile()] == []
-    assert [name for name in names if name.startswith(("runs/", ".venv/", ".git/"))] == []
+    built = ("docs/_build/", "docs/api/", "docs/gallery/")
+    assert [name for name in names if name.startswith(("runs/", ".venv/", ".git/", *built))] == []
 
 
 def test_flower_app_bundle_is_the_package_and_nothing_else(tmp_path: Path) -> None:
@@ -181,10 +182,13 @@ def test_no_runs_large_files_or_pictures_without_their_command_are_tracked() -> 
     commands = ("\nWritten by `", "\nThis command writes the page from the rows")
     written = "".join(text for text in texts if any(command in text for command in commands))
     assert [path for path in pictures if f"docs/{path.name}\n" not in index and f"]({path.name})" not in written] == []
-    # A page's rows let a fresh clone continue its runs.
+    # A page's rows let a fresh clone continue its runs. Those of the comparisons and of the papers' figures: 5 MB each.
     rows = {path for path in files if path.parent == ROOT / "docs" / "results" and path.suffix == ".csv"}
     assert [path for path in files if path not in rows and path.stat().st_size > 500_000] == []
-    assert sum(path.stat().st_size for path in rows) < 5_000_000
+    comparisons = {path for path in rows if path.name.startswith(("selectors-", "when"))}
+    assert {path.name.split("-")[0] for path in rows - comparisons} == {"bsfl", "gpfl", "kim", "pczfl", "xia"}
+    for part in (comparisons, rows - comparisons):
+        assert sum(path.stat().st_size for path in part) < 5_000_000
 
 
 # ---- one version ---------------------------------------------------------------------------------------------------
@@ -253,3 +257,51 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if requirement.name == project["name"]:
             continue
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
+    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_ci_leaves_the_pages_out_only_if_git_says_that_none_has_changed(tmp_path: Path) -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    (function,) = re.findall(r"^pages_changed\(\) .*?^}\n", script, re.MULTILINE | re.DOTALL)
+    (paths,) = re.findall(r"^PAGES=\(.*?^\)\n", script, re.MULTILINE | re.DOTALL)
+    question = f"set -euo pipefail\n{function}{paths}if pages_changed; then echo yes; else echo no; fi"
+
+    def changed(folder: Path, **own: str) -> str:
+        environment = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(tmp_path), **own}
+        done = subprocess.run(["bash", "-c", question], cwd=folder, capture_output=True, text=True, env=environment)
+        return done.stdout.strip() + done.stderr
+
+    def commit(folder: Path, name: str) -> str:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text")
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", name)
+        return git(folder, "rev-parse", "HEAD")
+
+    assert changed(tmp_path) == "yes"
+    origin, clone, shallow = (tmp_path / name for name in ("origin", "clone", "shallow"))
+    git(tmp_path, "init", "origin")
+    first, _ = commit(origin, "docs/page.md"), commit(origin, "fedsel_flwr/cli.py")
+    for words in ((), ("--depth=1",)):
+        git(tmp_path, "clone", *words, origin.as_uri(), str(shallow if words else clone))
+    # The main branch in a new clone, a shallow clone, and a commit that is not there.
+    assert [changed(folder) for folder in (clone, shallow)] == ["yes", "yes"]
+    assert changed(shallow, BASE=first) == "yes"
+    assert changed(clone, BASE=first) == "no"
+    # A branch: its own commits count, not those of the main branch.
+    git(clone, "checkout", "-b", "branch")
+    commit(clone, "tests/test_cli.py")
+    assert changed(clone) == "no"
+    commit(origin, "docs/another.md")
+    git(clone, "fetch")
+    assert changed(clone) == "no"
+    commit(clone, "README.md")
+    assert changed(clone) == "yes"
+    # What is not committed counts as well.
+    git(clone, "reset", "--hard", "HEAD^")
+    (clone / "docs" / "new.md").write_text("text")
+    assert changed(clone) == "yes"

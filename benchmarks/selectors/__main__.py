@@ -3,6 +3,7 @@
     python benchmarks/selectors --data-dir DIR                             # everything: many core-hours
     python benchmarks/selectors --data-dir DIR --worlds shards --seeds 20  # one world
     python benchmarks/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
+    python benchmarks/selectors --data-dir DIR --ray-address HOST:PORT     # each run is a task on a Ray cluster
     python benchmarks/selectors --page-only                                # pages from the stored rows, without data
     python benchmarks/selectors --smoke --page FILE                        # small test with handwritten digits
 
@@ -30,11 +31,14 @@ from cells import Cell  # noqa: E402
 from effects import World  # noqa: E402
 from frontier import write_frontier  # noqa: E402
 from lineup import (  # noqa: E402
+    ABLATION_SEEDS,
+    ABLATIONS,
     CONTROL_SEEDS,
     FRONTIER_SEEDS,
     WITH_CONTROLS,
     WORLDS,
     Entry,
+    ablation_entries,
     control_entries,
     entry_scenario,
     frontier_entries,
@@ -47,6 +51,7 @@ from runs import parse_row  # noqa: E402
 
 from fedsel_flwr.selectors import names  # noqa: E402
 from fedsel_flwr.simulations import load_scenario  # noqa: E402
+from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "results" / "selectors.md"
 FRONTIER = "frontier"
@@ -63,12 +68,13 @@ def main() -> None:
     common = SMOKE if args.smoke else {"data.data_dir": args.data_dir} if args.data_dir else {}
     start = time.monotonic()
     if not args.page_only:
+        where = cluster_for_runs(args.ray_address)
         # The tables come before the frontier, and within them the first seed of each world before the next seed.
         tables = [part for part in args.parts if part != FRONTIER]
         for parts in (tables, [FRONTIER] * (FRONTIER in args.parts)):
             plan = [cell for world in args.worlds for cell in cells(world, parts, args, common)]
             plan.sort(key=lambda cell: cell.scenario.seed)
-            if plan and not play(plan, args.rows, args.workers):
+            if plan and not play(plan, args.rows, args.workers, where):
                 sys.exit("interrupted: run the same command again to continue")
     if not args.smoke:
         # The pages always cover everything, even if the command simulated only a part.
@@ -106,6 +112,7 @@ def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Ma
     if world == WITH_CONTROLS and not args.smoke:
         if "controls" in parts:
             entries += control_entries(min(CONTROL_SEEDS, args.seeds or CONTROL_SEEDS))
+            entries += ablation_entries(min(ABLATION_SEEDS, args.seeds or ABLATION_SEEDS))
         if FRONTIER in parts:
             entries += frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS))
     return [
@@ -133,7 +140,7 @@ def read_world(
     missing = [cell.label for cell in own if not rows.done(cell.fingerprint)]
     contenders = [entry.label for entry in table_entries(scenario, 1) if entry.selector]
     controls = [entry.label for entry in control_entries(1)]
-    return World(scenario, letter, found, missing, contenders, controls)
+    return World(scenario, letter, found, missing, contenders, controls, list(ABLATIONS))
 
 
 def _arguments() -> argparse.Namespace:
@@ -144,7 +151,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--selectors", nargs="*", default=[], choices=list(names()))
     parser.add_argument("--seeds", type=int, help="number of seeds; default: 20, with --smoke 2")
-    parser.add_argument("--workers", type=int, default=1, help="number of processes")
+    parser.add_argument("--workers", type=int, help="number of processes, default 1; or of runs on the cluster")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="Ray cluster that executes the runs, each on a core")
     parser.add_argument("--rows", type=Path, help="CSV file of the runs; default: docs/results/selectors-runs.csv")
     parser.add_argument("--page", type=Path, help="default: docs/results/selectors.md")
     parser.add_argument("--page-only", action="store_true", help="simulate nothing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 from effects import World
 from formats import UNKNOWN, counted, interval, listed, probability, table, time_ratio
@@ -11,10 +11,9 @@ from lineup import REFERENCE
 from references import CHANCE, GENIE, GROUPS
 from sections import TIME, verdict_text
 
-from fedsel_flwr.report.paired import PairedEffect
-
-FAIR = 0.95
-"""Share of random selection's Jain's index from which the shares of a selector count as nearly equal."""
+from fedsel_flwr.report.advice import EVEN
+from fedsel_flwr.report.paired import PairedEffect, holm
+from fedsel_flwr.report.verdict import LEVEL
 
 
 def advice(worlds: list[World]) -> str:
@@ -54,8 +53,8 @@ def _of_world(world: World) -> str:
         lines += [f"  - `{one}`: {verdict_text(world, one)}." for one in lost]
     fair = [one for one in _winners(world, equal) if _is_fair(world, one)]
     lines.append(
-        f"- **Sooner, with nearly equal shares** (Jain's index of at least {FAIR:g} times that of `{REFERENCE}`): "
-        f"{listed([f'`{one}`' for one in fair])}."
+        f"- **Sooner, with nearly equal shares** (Jain's index of at least {EVEN:g} times that of `{REFERENCE}`, the "
+        f"limit of `fedsel advise`): {listed([f'`{one}`' for one in fair])}."
     )
     lines += [*_joules(world, equal), *_rounds(world, equal), *_bounds(world), *_more(world), *_noise(world)]
     return "\n".join(lines) + "\n"
@@ -68,7 +67,7 @@ def _size(world: World, label: str) -> float:
 
 def _is_fair(world: World, label: str) -> bool:
     own, usual = (world.mean(one, lambda row: row.jain) for one in (label, REFERENCE))
-    return own >= FAIR * usual
+    return own >= EVEN * usual
 
 
 def _winners(world: World, labels: list[str]) -> list[str]:
@@ -76,24 +75,41 @@ def _winners(world: World, labels: list[str]) -> list[str]:
 
 
 def _joules(world: World, labels: list[str]) -> list[str]:
-    effects = {one: world.verdicts[one].energy for one in labels}
-    less = sorted((one for one in labels if effects[one].high < 1), key=lambda one: effects[one].estimate)
-    shown = [f"`{one}` {interval(effects[one])}" for one in less]
-    return [f"- **Fewer joules to the target** (the interval, not corrected, is below 1): {listed(shown)}."]
+    effects = {one: world.verdicts[one].energy for one in world.contenders}
+    return [f"- **Fewer joules to the target** ({_MEANING}): {_below(effects, labels, ratios=True)}."]
+
+
+_MEANING = f"p is at most {LEVEL:g} after Holm's correction over all selectors of the world"
+"""Meaning of the lists without verdicts."""
 
 
 def _rounds(world: World, labels: list[str]) -> list[str]:
     """Say which selectors have shorter rounds, in the whole run, and which ones need fewer rounds to the target."""
-
-    def below(part: Callable[[str], PairedEffect | None]) -> str:
-        return listed([f"`{one}`" for one in labels if (effect := part(one)) and effect.high < 1])
-
+    shorter = {one: effect for one in world.contenders if (effect := world.round_ratio(one)) is not None}
+    fewer = {one: world.verdicts[one].rounds for one in world.contenders}
     return [
-        f"- **Shorter rounds** (seconds a round of the whole run, the interval, not corrected, is below 1): "
-        f"{below(world.round_ratio)}.",
-        f"- **Fewer rounds to the target** (the interval, not corrected, is below 1; only selectors that reached the "
-        f"target on every seed): {below(lambda one: world.verdicts[one].rounds)}.",
+        f"- **Shorter rounds** (seconds a round of the whole run; {_MEANING}): {_below(shorter, labels)}.",
+        f"- **Fewer rounds to the target** (only selectors that reached the target on every seed; {_MEANING}): "
+        f"{_below(fewer, labels)}.",
     ]
+
+
+def _below(effects: Mapping[str, PairedEffect], labels: Sequence[str], ratios: bool = False) -> str:
+    """List the labels whose ratio is below 1 after the correction, then those for which it is so only before.
+
+    Args:
+        effects: Label -> effect, of all selectors of the world, which are the family of the correction.
+        labels: The labels to list.
+        ratios: Whether to show the ratios, and to sort by them.
+    """
+    corrected = dict(zip(effects, holm([one.p for one in effects.values()]), strict=True))
+    below = [one for one in labels if one in effects and effects[one].high < 1]
+    if ratios:
+        below.sort(key=lambda one: effects[one].estimate)
+    told = {one: f"`{one}` {interval(effects[one])}" if ratios else f"`{one}`" for one in below}
+    clear = [told[one] for one in below if corrected[one] <= LEVEL]
+    unclear = [told[one] for one in below if corrected[one] > LEVEL]
+    return listed(clear) + (f". Only before the correction: {listed(unclear)}" if unclear else "")
 
 
 def _bounds(world: World) -> list[str]:
@@ -103,7 +119,7 @@ def _bounds(world: World) -> list[str]:
     found = {one: world.share(one) for one in world.contenders if world.equal_cohort(one)}
     fair = {one: share for one, share in found.items() if _is_fair(world, one)}
     lines = []
-    if fair:
+    if fair and world.ceiling_holds:
         best = max(fair, key=lambda one: fair[one].estimate)
         lines.append(
             f"- **Share of the ceiling**: of the selectors with nearly equal shares, `{best}` reaches most of it, "
@@ -151,7 +167,8 @@ def _more(world: World) -> list[str]:
             lines.append(
                 f"- **The fastest row of `{REFERENCE}` with more clients or a deadline** is `{fastest}`. Compared with "
                 f"it on {counted(rival.pairs, 'seed')}, `fedcs` needs {interval(rival)} times the seconds and "
-                f"{interval(joules)} times the joules."
+                f"{interval(joules)} times the joules. [joules.md](joules.md#why-not-just-ask-more-phones) compares "
+                "the same rows on more seeds, so its numbers differ."
             )
     return lines
 

@@ -61,15 +61,19 @@ class Cell:
         revisions = [SIMULATION, REVISIONS.get(subject, 1)]
         return fingerprint(scenario=own, label=self.label, data=data, revisions=revisions)
 
-    def simulate(self) -> RunRow:
-        """Simulate the run.
+    def check_data(self) -> None:
+        """Refuse other data than those of the stored rows.
 
         Raises:
             ParameterError: The data are missing, or they are not those of the other rows.
         """
+        scenario = self.scenario
+        _check_data(scenario.data.data_dir, scenario.data.dataset, scenario.availability.trace)
+
+    def simulate(self) -> RunRow:
+        """Simulate the run; call :meth:`check_data` first."""
         torch.set_num_threads(1)
         scenario, start = self.scenario, time.process_time()
-        _check_data(scenario.data.data_dir, scenario.data.dataset, scenario.availability.trace)
         world = world_of(scenario)
         make = references(world).get(self.label)
         selector: Selector | None = make(**_accepted(scenario)) if make else None

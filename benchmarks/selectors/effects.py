@@ -20,6 +20,9 @@ from fedsel_flwr.simulations import Scenario
 EQUAL_COHORT = 0.1
 """Largest relative difference of clients asked per round at which two selectors have equal cohorts."""
 
+EQUAL_SHARES = 0.95
+"""Jain's index of sorted groups from which their shares count as equal."""
+
 WINDOW_LIMIT = 1.5
 """Rounds to the target, as a multiple of the first window's rounds, below which the window limits a row."""
 
@@ -46,6 +49,7 @@ class World:
         missing: Labels of the missing runs, one for each run.
         contenders: Labels that are compared with random selection, in one family of Holm's correction.
         controls: Labels of the controls.
+        ablations: Labels of the rows that separate two causes. They are another family.
 
     Attributes:
         run_seconds: Processor time of every run, in seconds, including runs on seeds without random selection.
@@ -60,11 +64,12 @@ class World:
         missing: Sequence[str] = (),
         contenders: Sequence[str] = (),
         controls: Sequence[str] = (),
+        ablations: Sequence[str] = (),
     ) -> None:
         self.scenario, self.letter, self.missing = scenario, letter, list(missing)
         self.run_seconds = [row.run_s for row in rows]
         self._planned = Counter([*(row.selector for row in rows), *missing])
-        self._all_controls = set(controls)
+        self._all_controls, self._all_ablations = set(controls), set(ablations)
         # Means and ratios must be over the same seeds. A seed without random selection has no ratios.
         seeds = {row.seed for row in rows if row.selector == REFERENCE}
         self.rows: dict[str, dict[int, RunRow]] = {}
@@ -73,6 +78,7 @@ class World:
                 self.rows.setdefault(row.selector, {})[row.seed] = row
         self.contenders = [label for label in contenders if label in self.rows and label != REFERENCE]
         self.controls = [label for label in controls if label in self.rows]
+        self.ablations = [label for label in ablations if label in self.rows]
 
     @property
     def complete(self) -> bool:
@@ -82,12 +88,22 @@ class World:
     @property
     def interim(self) -> bool:
         """Whether runs of the tables are missing, so that a verdict would be an early look at the result."""
-        return any(label not in self._all_controls for label in self.missing)
+        return any(label not in self._all_controls | self._all_ablations for label in self.missing)
 
     @property
     def interim_controls(self) -> bool:
         """Whether runs of the controls are missing."""
         return any(label in self._all_controls for label in self.missing)
+
+    @property
+    def interim_ablations(self) -> bool:
+        """Whether runs of the rows that separate two causes are missing."""
+        return any(label in self._all_ablations for label in self.missing)
+
+    def common_seeds(self, *labels: str) -> list[int]:
+        """Return the seeds on which all of the labels ran."""
+        ran = [self.rows.get(label, {}).keys() for label in labels]
+        return sorted(set.intersection(*map(set, ran))) if ran else []
 
     def planned(self, label: str) -> int:
         """Return the number of seeds of a label when no run is missing."""
@@ -100,8 +116,13 @@ class World:
 
     @cached_property
     def verdicts(self) -> dict[str, SelectorVerdict]:
-        """Verdict on each label; contenders, controls and each reference are separate families."""
-        families = [self.contenders, self.controls, *([label] for label in REFERENCES if label in self.rows)]
+        """Verdict on each label; contenders, controls, ablations and each reference are separate families."""
+        families = [
+            self.contenders,
+            self.controls,
+            self.ablations,
+            *([label] for label in REFERENCES if label in self.rows),
+        ]
         found: dict[str, SelectorVerdict] = {}
         for family in families:
             if family:
@@ -114,14 +135,29 @@ class World:
         """Return the rows of a label by seed."""
         return [self.rows[label][seed] for seed in sorted(self.rows.get(label, {}))]
 
-    def mean(self, label: str, value: Callable[[RunRow], float]) -> float:
-        """Return the mean of a value over the seeds with a finite value; NaN if there are none."""
-        values = [v for row in self.of(label) if math.isfinite(v := float(value(row)))]
+    def mean(self, label: str, value: Callable[[RunRow], float], seeds: Iterable[int] | None = None) -> float:
+        """Return the mean of a value over the seeds with a finite value; NaN if there are none.
+
+        Args:
+            label: The label.
+            value: The value of a row.
+            seeds: The seeds, on which the label ran. If None: all of its seeds.
+        """
+        values = [v for row in self._on(label, seeds) if math.isfinite(v := float(value(row)))]
         return float(np.mean(values)) if values else math.nan
 
-    def geometric_mean(self, label: str, figure: str) -> float:
-        """Return the geometric mean of a figure over the seeds; infinity if one of them is infinite."""
-        return float(np.exp(np.mean([math.log(getattr(row, figure)) for row in self.of(label)])))
+    def geometric_mean(self, label: str, figure: str, seeds: Iterable[int] | None = None) -> float:
+        """Return the geometric mean of a figure over the seeds; infinity if one of them is infinite.
+
+        Args:
+            label: The label.
+            figure: Name of the figure.
+            seeds: The seeds, on which the label ran. If None: all of its seeds.
+        """
+        return float(np.exp(np.mean([math.log(getattr(row, figure)) for row in self._on(label, seeds)])))
+
+    def _on(self, label: str, seeds: Iterable[int] | None) -> list[RunRow]:
+        return self.of(label) if seeds is None else [self.rows[label][seed] for seed in seeds]
 
     def reached(self, label: str) -> tuple[int, int]:
         """Return the number of seeds on which a label reached the target, and the number of its seeds."""
@@ -160,6 +196,14 @@ class World:
     def ceiling(self) -> PairedEffect | None:
         """Ratio of the seconds per round of sorted groups to those of random selection; None without rows."""
         return self.round_ratio(GROUPS)
+
+    @property
+    def ceiling_holds(self) -> bool:
+        """Whether sorted groups asked as many clients as random selection, with equal shares.
+
+        If clients are absent, they cannot, and their saving is then no ceiling at equal shares.
+        """
+        return self.equal_cohort(GROUPS) and self.mean(GROUPS, lambda row: row.jain) >= EQUAL_SHARES
 
     def round_ratio(self, label: str) -> PairedEffect | None:
         """Compare the seconds per round of all rounds with random selection."""

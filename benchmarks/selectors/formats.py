@@ -39,6 +39,12 @@ def time_ratio(one: SelectorVerdict) -> str:
     return UNKNOWN if one.time.censored else interval(one.time)
 
 
+def won_and_lost(effect: PairedEffect) -> str:
+    """Return the seeds on which a selector was sooner, later, or neither by the sign test."""
+    undecided = effect.pairs - effect.sooner - effect.later
+    return f"sooner on {effect.sooner}, later on {effect.later}, undecided on {undecided}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from effects import World
-from formats import UNKNOWN, amount, interval, listed, table
+from formats import UNKNOWN, amount, counted, interval, listed, table
 from lineup import ASKED, DEADLINES, MATCHED, REFERENCE, SINGLE, cohort_entry, matched_cohorts, random_entry
 from matplotlib.ticker import LogLocator, NullFormatter
 from page import MACHINE
 from sections import ENERGY, TIME, core_hours, missing_sentence, rounds
+from sections import points as in_points
 
 from fedsel_flwr.report.paired import PairedEffect
 
@@ -35,12 +37,20 @@ The runs of this page ({runs}) took {hours:.1f} core-hours.
 
 The scenario is world (a) of [selectors.md](selectors.md): {description}. All runs are on seeds 1 to {seeds}. A row such
 as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a deadline of 60 s: the server then ignores
-replies that have not arrived. For `fedcs`, the number is a limit. `fedcs` without a number has no limit.
+replies that have not arrived. In every row, a client that takes {timeout:g} s or longer has failed, and the round ends
+then at the latest.
+
+For `fedcs`, the number of clients is a limit. `fedcs` without a number has no limit. `fedcs` selects clients that can
+reply within {deadline:g} s. This value and the `min_latency` of `bsfl`, {least:g} s, were set from the true latencies
+of seeds 1 to 5, which a real server does not know. These seeds are also evaluated. The row `bsfl-auto` of
+[selectors.md](selectors.md) has the default of a deployment instead.
 
 The page shows only some of the selectors. `fedcs`, `oort`, `bsfl` and `cs-ucb` prefer fast clients. `fedcm-ts` stands
 for the selectors that reduce the number of rounds. These five selectors ask several numbers of clients. `fedcm-ts` asks
 10 at most, because with 20 clients the filter of FedCM searches a million subsets in each round. The page also shows
-{single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs.
+{single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs. The rows of FedCM also
+filter models with examples on the server, and the other rows do not. The row `random-filtered` of
+[selectors.md](selectors.md) shows how much the filter alone saves.
 """
 
 
@@ -128,6 +138,8 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
         HEAD.format(
             command=command, rows=rows, machine=MACHINE, runs=runs, hours=core_hours(world),
             description=world.scenario.description, seeds=seeds, few=world.scenario.clients_per_round,
+            timeout=world.scenario.wireless.max_latency_s, deadline=world.scenario.selectors["fedcs"]["deadline"],
+            least=world.scenario.selectors["bsfl"]["min_latency"],
             single=" and ".join(f"`{name}`" for name in SINGLE),
         )
     ]  # fmt: skip
@@ -146,11 +158,56 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
 
 CAPTION = """The picture shows geometric means over the seeds, with 95 % intervals of the ratio to `random`. It contains
 only rows that reached the target on every seed. Rows near the lower left corner need few seconds and few joules.
+Do not compare two rows by their intervals in the picture: each interval compares one row with `random`. The rows ran on
+the same seeds, so a comparison of two rows can be clear although their intervals overlap. The last column of the last
+table has such comparisons.
 """
 
 
 NOT_YET = """**Not measured yet.** Runs are missing, and this page answers the question only when all runs are there.
 """
+
+
+def _lead(reached: Mapping[str, Point], plain: Sequence[str], usual: float) -> str:
+    """Return the answer in short: what more clients cost, and the fastest row that needs less of both.
+
+    Args:
+        reached: The rows that reached the target on every seed.
+        plain: The rows of random selection among them.
+        usual: Clients that random selection asks in a round.
+    """
+    crowds = [reached[label] for label in plain if reached[label].asked > usual]
+    costly = bool(crowds) and all(point.time.high < 1 < point.energy.low for point in crowds)
+    text = ""
+    if costly:
+        few, many = (pick(point.asked for point in crowds) for pick in (min, max))
+        text = (
+            f"**With random selection, more phones save seconds and cost joules.** The rows ask {few:.0f} to "
+            f"{many:.0f} phones and are compared with `{REFERENCE}`, which asks {usual:g}. "
+        )
+        for told, some in (
+            ("Without a deadline", [point for point in crowds if not point.deadline]),
+            ("With a deadline", [point for point in crowds if point.deadline]),
+        ):
+            if some:
+                time, cost = ([getattr(one, name).estimate for one in some] for name in ("time", "energy"))
+                text += (
+                    f"{told}, they need {min(time):.2f} to {max(time):.2f} times the seconds and {min(cost):.2f} to "
+                    f"{max(cost):.2f} times the joules. "
+                )
+        text = text.rstrip() + "\n\n"
+    both = {label: point for label, point in reached.items() if max(point.time.high, point.energy.high) < 1}
+    if both:
+        label = min(both, key=lambda one: both[one].time.estimate)
+        text += (
+            f"**{len(both)} of the {len(reached)} rows that reached the target on every seed have two intervals "
+            f"below 1**, in seconds and in joules. The fastest of them is `{label}`: "
+            f"{interval(both[label].time)} times the seconds and {interval(both[label].energy)} times the joules of "
+            f"`{REFERENCE}`. This row was chosen among all rows, and the intervals are not corrected for this choice. "
+        )
+    else:
+        text += "No row has two intervals below 1, in seconds and in joules. "
+    return text + "In detail:\n"
 
 
 def _answer(world: World, points: dict[str, Point]) -> str:
@@ -168,7 +225,7 @@ def _answer(world: World, points: dict[str, Point]) -> str:
     def fastest(labels: list[str]) -> str:
         return min(labels, key=lambda label: reached[label].time.estimate)
 
-    lines = []
+    lines = [_lead(reached, plain, world.asked(REFERENCE))]
     if crowds := [label for label in plain if not reached[label].deadline]:
         many = max(crowds, key=lambda label: reached[label].asked)
         lines.append(f"- **More clients without a deadline**: `{many}` needs {told(many)}.")
@@ -182,7 +239,9 @@ def _answer(world: World, points: dict[str, Point]) -> str:
         )
         lines.append(
             f"- **The fastest row of a selector** is `{fastest(others)}`. Compared with `{fastest(plain)}`, it needs "
-            f"{' times the seconds and '.join(interval(one) for one in rival if one)} times the joules."
+            f"{' times the seconds and '.join(interval(one) for one in rival if one)} times the joules. "
+            "[selectors.md](selectors.md#which-selector-when) compares `fedcs` with random selection on fewer of these "
+            "seeds, so its numbers differ."
         )
     if small := [label for label in others if world.equal_cohort(label)]:
         lines.append(
@@ -225,9 +284,10 @@ def _matched(world: World) -> str:
         for label, rival in zip(lines_of(world)[name, 0.0], rivals[: len(ASKED)], strict=False):
             for figure in (TIME, ENERGY):
                 effect = world.against(label, rival, figure)
-                missed = effect is not None and effect.censored
-                told = UNKNOWN if effect is None else interval(effect)
-                cells.append(f"reached on {effect.reached} of {effect.pairs} seeds" if missed else told)
+                if effect is not None and effect.censored:
+                    cells.append(f"reached on {effect.reached} of {counted(effect.pairs, 'seed')}")
+                else:
+                    cells.append(UNKNOWN if effect is None else interval(effect))
         lines.append(cells + [UNKNOWN] * (len(heads) - len(cells)))
     # Columns without any run would look like results.
     shown = [i for i in range(len(heads)) if not all(cells[i] == UNKNOWN for cells in lines)]
@@ -237,9 +297,10 @@ def _matched(world: World) -> str:
 
 def _table(world: World, points: dict[str, Point]) -> str:
     heads = [
-        "row", "clients asked a round", "deadline, s", f"seconds to {world.target}", f"rounds to {world.target}",
-        "time ratio", f"joules to {world.target}", "ratio of joules", "failed, %", "Jain's index",
-        "shown to need fewer seconds and fewer joules",
+        "row", "clients asked a round", "deadline of the round, s", f"seconds to {world.target}",
+        f"rounds to {world.target}", "time ratio", f"joules to {world.target}", "ratio of joules",
+        "accuracy at the end, points to `random`", "worst tenth of the clients, points to `random`", "failed, %",
+        "Jain's index", "fastest row with fewer seconds and fewer joules",
     ]  # fmt: skip
     labels = [REFERENCE, *(label for label, point in points.items() if point.reached)]
     lines = []
@@ -247,16 +308,36 @@ def _table(world: World, points: dict[str, Point]) -> str:
         point = points.get(label)
         reached, seeds = world.reached(label)
         whole, better = reached == seeds, dominating(world, label, labels)[:1]
+        beaten = UNKNOWN if not whole else f"`{better[0]}`" if better else "no row"
+        accuracy, worst = (
+            in_points(None if point is None else world.against(label, REFERENCE, figure))
+            for figure in ("accuracy_last10", "worst_tenth")
+        )
         failed = world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds))
         lines.append([
-            f"`{label}`", f"{world.asked(label):.3g}", f"{point.deadline:g}" if point and point.deadline else "none",
+            f"`{label}`", f"{world.asked(label):.3g}", _deadline(world, point),
             amount(world.geometric_mean(label, TIME)) if whole else f"{reached} of {seeds} seeds",
             rounds(world, label), interval(point.time) if point else "1",
             amount(world.geometric_mean(label, ENERGY)) if whole else UNKNOWN,
-            interval(point.energy) if point else "1", f"{100 * failed:.1f}",
-            f"{world.mean(label, lambda row: row.jain):.2f}", f"`{better[0]}`" if better else "no row",
+            interval(point.energy) if point else "1", accuracy, worst, f"{100 * failed:.1f}",
+            f"{world.mean(label, lambda row: row.jain):.2f}", beaten,
         ])  # fmt: skip
-    return table(heads, lines)
+    return TABLE_INTRO + table(heads, lines)
+
+
+TABLE_INTRO = """The last column names the fastest row for which both intervals of the comparison with this row are
+below 1, in seconds and in joules. The comparisons of pairs are not corrected for their number. Rows that missed the
+target on a seed are not compared. The accuracies at the end are those of whole runs, which have equal numbers of
+rounds. The worst tenth is the mean accuracy of the tenth of the clients with the lowest accuracy.
+
+"""
+
+
+def _deadline(world: World, point: Point | None) -> str:
+    """Return the deadline of a row. FedCS plans the round for its own deadline, and does not end it then."""
+    if point is not None and point.selector == "fedcs":
+        return f"none; `fedcs` plans for {world.scenario.selectors['fedcs']['deadline']:g}"
+    return f"{point.deadline:g}" if point is not None and point.deadline else "none"
 
 
 def draw(world: World, points: dict[str, Point], path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from references import CHANCE, GENIE, GROUPS
 
 from fedsel_flwr.selectors import names
+from fedsel_flwr.selectors.columns import COLUMNS, FLAGS
+from fedsel_flwr.selectors.registry import describe
 from fedsel_flwr.simulations import Scenario, load_scenario
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +37,16 @@ FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
 """World -> its labels, if it does not have all."""
 WITH_CONTROLS = "shards"
 """The world of the controls and the frontier."""
-CONTROL_SEEDS, FRONTIER_SEEDS = 5, 10
+ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "random-filtered": (REFERENCE, {"aggregation.filter": "loss", "aggregation.averaging": "fedpdp"}),
+    "bsfl-auto": ("bsfl", {"selectors.bsfl.min_latency": "auto"}),
+}
+"""Label -> selector and scenario keys of a row that differs from a row of the tables in one point.
+
+`random-filtered` filters the models and averages them as FedCM does. `bsfl-auto` computes `min_latency` from the
+measured latencies, as in a deployment.
+"""
+CONTROL_SEEDS, FRONTIER_SEEDS, ABLATION_SEEDS = 5, 10, 10
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,29 @@ class Entry:
     selector: str
     seeds: int
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def reads(selector: str) -> str:
+    """Return what a selector reads, in words: its columns, and those of its probes.
+
+    Args:
+        selector: Name of the selector.
+
+    >>> reads("bsfl"), reads("fedcm-ucb"), reads("random"), reads("tifl")
+    ('latency', 'server data', 'nothing', 'latency, probe: accuracy')
+    """
+    facts = describe(selector)
+    own = dict.fromkeys(_kind(name) for name in facts["reads"] if name not in FLAGS or COLUMNS[name].validated)
+    probes = dict.fromkeys(_kind(name) for name in facts["probes"])
+    return ", ".join([*own, *(f"probe: {kind}" for kind in probes)]) or "nothing"
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a column. A validated column is measured with the examples on the server."""
+    if COLUMNS[name].validated:
+        return "server data"
+    known = {"num_examples": "sizes", "local_accuracy": "accuracy", "projection": "updates", "sketch": "data hash"}
+    return "loss" if "loss" in name else known.get(name, name.replace("_", " "))
 
 
 def world_file(world: str) -> Path:
@@ -85,6 +119,15 @@ def control_entries(seeds: int) -> list[Entry]:
         seeds: Number of seeds of each entry.
     """
     return [random_entry(asked, deadline, seeds) for asked in ASKED for deadline in DEADLINES]
+
+
+def ablation_entries(seeds: int) -> list[Entry]:
+    """Return the rows that separate two causes.
+
+    Args:
+        seeds: Number of seeds of each entry.
+    """
+    return [Entry(label, selector, seeds, values) for label, (selector, values) in ABLATIONS.items()]
 
 
 def frontier_entries(scenario: Scenario, seeds: int) -> list[Entry]:

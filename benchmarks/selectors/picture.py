@@ -21,7 +21,7 @@ from fedsel_flwr.report.paired import PairedEffect
 
 COLORS = {
     "sooner": "#0072b2", "later": "#d55e00", "no difference": "#555555", "not settled": "#999999",
-    "reference": "#009e73", "interim": "#999999",
+    "missed": "#aa3377", "reference": "#009e73", "interim": "#999999",
 }  # fmt: skip
 LIMITS = (0.1, 10.0)
 """Smallest and largest ratio on the axes."""
@@ -40,7 +40,7 @@ def draw(world: World, path: Path) -> Path:
     labels = [label for label in ordered(world) if label in world.verdicts]
     groups = [2 if one in REFERENCES else 0 if world.equal_cohort(one) else 1 for one in labels]
     panels = ("time", "seconds_per_round", "rounds", "energy")
-    titles = (f"time to {world.target}", "seconds a round", "rounds", f"joules to {world.target}")
+    titles = (f"time to {world.target}", "seconds a round until then", "rounds", f"joules to {world.target}")
     figure, axes = plt.subplots(1, 4, figsize=(14, 1.9 + 0.26 * len(labels)), sharey=True, layout="constrained")
     for axis, name, title in zip(axes, panels, titles, strict=True):
         axis.set_xscale("log")
@@ -48,7 +48,9 @@ def draw(world: World, path: Path) -> Path:
         axis.axvline(1, color="#333333", linewidth=0.8)
         for place, label in enumerate(labels):
             one = world.verdicts[label]
-            word = "reference" if label in REFERENCES else "interim" if world.interim else one.word
+            word: str = "reference" if label in REFERENCES else "interim" if world.interim else one.word
+            if word == "not settled" and world.missed(label):
+                word = "missed"
             _draw_ratio(axis, place, getattr(one, name), COLORS[word])
         for place in range(1, len(labels)):
             if groups[place] != groups[place - 1]:
@@ -65,13 +67,15 @@ def draw(world: World, path: Path) -> Path:
     texts = [f"{label}  ({world.asked(label):.3g} asked)" for label in labels]
     axes[0].set_yticks(range(len(labels)), texts)
     axes[0].set_ylim(len(labels) - 0.5, -0.5)
-    seeds = max(one.time.pairs for one in world.verdicts.values())
+    pairs = [world.verdicts[label].time.pairs for label in labels]
+    few, seeds = min(pairs), counted(max(pairs), "seed")
+    seeds = f"{few} to {seeds}, not the same for all rows" if few < max(pairs) else seeds
     colors = (
         "Colors show the verdict about the time. Blue: sooner; orange: later; dark grey: no difference; "
-        "light grey: not settled; green: references"
+        "light grey: not settled; purple: missed the target on a seed, and no verdict; green: references"
     )
     figure.suptitle(
-        f"({world.letter}) {world.scenario.description}; {counted(seeds, 'seed')}, 95 % intervals\n"
+        f"({world.letter}) {world.scenario.description}; {seeds}, 95 % intervals\n"
         + ("Interim: runs are missing, so there are no verdicts. Green: references" if world.interim else colors),
         fontsize=9,
     )
@@ -82,7 +86,9 @@ def draw(world: World, path: Path) -> Path:
 
 def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) -> None:
     if not math.isfinite(effect.estimate):
-        told = f"reached on {effect.reached} of {effect.pairs} seeds"
+        told = f"reached on {effect.reached} of {counted(effect.pairs, 'seed')}"
+        if effect.figure == "time_to_target_s":
+            told += f"; sooner on {effect.sooner}, later on {effect.later}"
         axis.annotate(told, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
                       color=color)  # fmt: skip
         return
@@ -98,23 +104,29 @@ def draw_curves(world: World, path: Path) -> Path:
     """Draw the mean accuracy over the simulated seconds into a PNG file, and return its path.
 
     The curves are those of random selection, sorted groups, FedCS, and the five selectors with the lowest time ratio.
+    If runs are missing, there are only the first three, on their common seeds.
 
     Args:
         world: The world.
         path: The file.
     """
-    finite = [one for one in world.contenders if math.isfinite(world.verdicts[one].time.estimate)]
-    best = sorted(finite, key=lambda one: world.verdicts[one].time.estimate)[:CURVES]
+    own = [one for one in world.contenders if one != "fedcs"]
+    finite = [one for one in own if math.isfinite(world.verdicts[one].time.estimate)]
+    best = sorted(finite, key=lambda one: world.verdicts[one].time.estimate)[: 0 if world.interim else CURVES]
     labels = list(dict.fromkeys([REFERENCE, GROUPS, *(["fedcs"] if "fedcs" in world.rows else []), *best]))
-    whole = world.mean(REFERENCE, lambda row: row.simulated_s)
-    until = world.mean(REFERENCE, lambda row: row.time_to_target_s)
+    labels = [one for one in labels if one in world.rows]
+    # Seeds differ, so a mean over other seeds would be another curve.
+    seeds = world.common_seeds(*labels)
+    whole = world.mean(REFERENCE, lambda row: row.simulated_s, seeds)
+    until = world.mean(REFERENCE, lambda row: row.time_to_target_s, seeds)
     end = min(whole, 2 * until) if math.isfinite(until) else whole
     figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
-    for i, label in enumerate(one for one in labels if one in world.rows):
-        last = min(end, *(row.curve_s[-1] for row in world.of(label)))
-        first = max(row.curve_s[0] for row in world.of(label))
+    for i, label in enumerate(labels):
+        rows = [world.rows[label][seed] for seed in seeds]
+        last = min(end, *(row.curve_s[-1] for row in rows))
+        first = max(row.curve_s[0] for row in rows)
         grid = np.linspace(first, last, 200)
-        mean = np.mean([np.interp(grid, row.curve_s, row.curve_accuracy) for row in world.of(label)], axis=0)
+        mean = np.mean([np.interp(grid, row.curve_s, row.curve_accuracy) for row in rows], axis=0)
         known = label in (REFERENCE, GROUPS)
         color = {REFERENCE: "black", GROUPS: COLORS["reference"]}.get(label, f"C{i}")
         axis.plot(
@@ -123,7 +135,7 @@ def draw_curves(world: World, path: Path) -> Path:
     axis.axhline(100 * world.scenario.target_accuracy, color="#999999", linewidth=0.8)
     axis.set_xlabel("simulated seconds")
     axis.set_ylabel(f"accuracy, %, mean of {world.scenario.target_rounds} evaluated rounds")
-    axis.set_title(f"({world.letter}) {world.scenario.description}", fontsize=9)
+    axis.set_title(f"({world.letter}) {world.scenario.description}; {counted(len(seeds), 'seed')}", fontsize=9)
     axis.set_xlim(0, end)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axis.grid(color="#eeeeee")

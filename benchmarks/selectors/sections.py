@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 from effects import World
-from formats import UNKNOWN, amount, counted, interval, probability, table, time_ratio
-from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, world_file
-from references import GROUPS
+from formats import UNKNOWN, amount, counted, interval, probability, table, time_ratio, won_and_lost
+from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, reads, world_file
+from references import GENIE, GROUPS
+
+from fedsel_flwr.report.verdict import LEVEL
+from fedsel_flwr.selectors import names
 
 SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 60.0, "cnn": 350.0}
 """World -> seconds of one core for a run, for the price of missing runs in a world without rows."""
@@ -35,8 +38,10 @@ def section(world: World, picture: str) -> str:
     parts += [f"### Time to {world.target}\n", time_table(world)]
     parts += [f"![Ratios to random selection in world ({world.letter})]({picture})\n"]
     curves = picture.replace(".png", "-curves.png")
-    parts += [f"![Accuracy over simulated seconds in world ({world.letter})]({curves})\n"]
+    parts += [f"![Accuracy over simulated seconds in world ({world.letter})]({curves})\n", _curves_caption(world)]
     parts += [f"### Energy, accuracy and server in world ({world.letter})\n", cost_table(world)]
+    if world.ablations:
+        parts += ["### Rows that separate two causes\n", _ablations_intro(world), ablations_table(world)]
     if world.controls:
         parts += ["### More clients a round, or a deadline\n", _controls_intro(world), controls_table(world)]
     return "\n".join(parts)
@@ -98,12 +103,19 @@ def _setup(world: World) -> str:
         " The clock of the simulation is the time of the trace, so a slow round costs trace time. Rounds follow each "
         "other without pauses."
     )
+    transfers = (
+        f" Each transfer has {s.system.payload_bytes / 1e6:g} MB, the size of MobileNetV2, because the trained model "
+        "is so small that its transfers would take no time."
+        if s.system.kind == "phones"
+        else ""
+    )
     return (
         f"A round has {t.local_steps} steps of SGD per client, with batches of {t.batch_size}, a learning rate of "
         f"{t.learning_rate:g} and the model `{s.model.name}`. A run has {s.rounds:,} rounds. The target "
         f"can be reached from round {s.target_rounds * s.evaluation_every} on, when the first window is full. "
         f"A client that takes {s.wireless.max_latency_s:g} s or longer has failed. `random` asks "
         f"{s.clients_per_round} clients a round."
+        f"{transfers}"
         f"{trace if s.availability.kind == 'trace' else ''}\n"
     )
 
@@ -114,7 +126,10 @@ def _seeds(world: World) -> str:
         return f"The tables compare the runs of {counted(planned, 'seed')}.\n"
     return (
         f"**Interim: `{REFERENCE}` ran on {ran} of {counted(planned, 'seed')}.** Runs are missing. The tables "
-        "therefore have no verdicts and no p-values, and the page has no advice about this world.\n"
+        "therefore have no verdicts and no p-values, and the page has no advice about this world. The rows of a group "
+        "are in the order of their names, because they ran on different seeds. Each row is compared with "
+        f"`{REFERENCE}` on its own seeds. In the cells of seconds, rounds and joules, the second number is "
+        f"`{REFERENCE}` on the same seeds.\n"
     )
 
 
@@ -122,30 +137,53 @@ def _ceiling(world: World) -> str:
     ceiling = world.ceiling
     if ceiling is None:
         return f"The ceiling is unknown, because `{GROUPS}` has no run on the seeds of `random`.\n"
+    seeds = world.common_seeds(GROUPS, REFERENCE)
+    means = [amount(world.mean(one, lambda row: row.simulated_s / row.rounds, seeds)) for one in (REFERENCE, GROUPS)]
+    told = (
+        f"`{GROUPS}` needs {interval(ceiling)} times the seconds a round of `random`. On average over "
+        f"{counted(len(seeds), 'common seed')}, a round takes {means[0]} s with `random`, and {means[1]} s with "
+        f"`{GROUPS}`."
+    )
+    if not world.ceiling_holds:
+        jain = world.mean(GROUPS, lambda row: row.jain)
+        return (
+            f"**No ceiling at equal shares.** {told} This number is an orientation only. Clients are often absent, so "
+            f"`{GROUPS}` asks {world.asked(GROUPS):.3g} of {world.scenario.clients_per_round} clients a round, and "
+            f"its Jain's index is {jain:.2f}. The table therefore has no share of the ceiling.\n"
+        )
     return (
         f"**The ceiling is {100 * (1 - ceiling.estimate):.0f} %.** With equal shares, no selection can shorten the "
-        f"rounds by much more: `{GROUPS}` needs {interval(ceiling)} times the seconds a round of `random`. "
-        f"On average, a round takes {_round_seconds(world, REFERENCE)} s with `random`, and "
-        f"{_round_seconds(world, GROUPS)} s with `{GROUPS}`.\n"
+        f"rounds by much more: {told}\n"
     )
 
 
-def _round_seconds(world: World, label: str) -> str:
-    return amount(world.mean(label, lambda row: row.simulated_s / row.rounds))
+def _curves_caption(world: World) -> str:
+    chosen = (
+        f"Runs are missing, so the picture has only `{REFERENCE}`, `{GROUPS}` and `fedcs`, on their common seeds."
+        if world.interim
+        else f"Except for `{REFERENCE}`, `{GROUPS}` and `fedcs`, the picture has the five selectors with the smallest "
+        "time ratios. They were chosen by the same runs."
+    )
+    return (
+        f"A curve is the mean accuracy over the seeds. It crosses the target later than the mean time in the table. "
+        f"That time is a geometric mean, in which slow seeds count less. {chosen}\n"
+    )
 
 
 def ordered(world: World) -> list[str]:
     """Return the labels of the tables: equal cohorts, then other cohorts, then the references.
 
     The order within a group is by time to the target. Labels that missed it on a seed are last, by the share of seeds
-    on which they reached it.
+    on which they reached it. If runs are missing, the order is by name, because the rows ran on different seeds.
     """
 
-    def key(label: str) -> tuple[int, float, float]:
+    def key(label: str) -> tuple[int, float, float, str]:
         group = 2 if label in REFERENCES else 0 if world.equal_cohort(label) else 1
+        if world.interim:
+            return group, 0.0, 0.0, label
         reached, seeds = world.reached(label)
         seconds = world.geometric_mean(label, TIME) if seeds else math.inf
-        return group, seeds and -reached / seeds, seconds
+        return group, seeds and -reached / seeds, seconds, label
 
     return sorted([*world.contenders, REFERENCE, *(one for one in REFERENCES if one in world.rows)], key=key)
 
@@ -158,8 +196,8 @@ def name(label: str) -> str:
 def time_table(world: World) -> str:
     """Return the first table: clients asked, time, verdict, both factors, share of the ceiling, shares and probes."""
     heads = [
-        "selector", "verdict", "p after Holm", "clients asked a round", f"seconds to {world.target}",
-        f"rounds to {world.target}", "time ratio", "ratio of rounds", "ratio of seconds a round",
+        "selector", "reads", "verdict", "p after Holm", "clients asked a round", f"seconds to {world.target}",
+        f"rounds to {world.target}", "time ratio", "ratio of rounds", "ratio of seconds a round until the target",
         "share of the ceiling, %", "Jain's index", "probes, % of the time", "probes, % of the joules",
     ]  # fmt: skip
     lines = []
@@ -168,32 +206,46 @@ def time_table(world: World) -> str:
         share = world.share(label)
         equal = world.equal_cohort(label)
         lines.append([
-            name(label), verdict_text(world, label), _p(world, label), f"{world.asked(label):.3g}",
-            seconds(world, label), rounds(world, label), "1" if one is None else time_ratio(one),
-            "1" if one is None else interval(one.rounds), "1" if one is None else interval(one.seconds_per_round),
-            "0" if one is None else interval(share, 100, 0) if equal else UNKNOWN,
+            name(label), reads_text(label), verdict_text(world, label), _p(world, label), f"{world.asked(label):.3g}",
+            seconds(world, label, world.interim), rounds(world, label, world.interim),
+            "1" if one is None else time_ratio(one), "1" if one is None else interval(one.rounds),
+            "1" if one is None else interval(one.seconds_per_round),
+            UNKNOWN if not equal or not world.ceiling_holds else "0" if one is None else interval(share, 100, 0),
             f"{world.mean(label, lambda row: row.jain):.2f}",
             f"{100 * world.mean(label, lambda row: row.probe_s / row.simulated_s):.1f}",
             f"{100 * world.mean(label, lambda row: row.probe_j / row.energy_j):.1f}",
         ])  # fmt: skip
-    return table(heads, lines, left=2)
+    if not world.ceiling_holds:
+        place = heads.index("share of the ceiling, %")
+        heads, *lines = [[*cells[:place], *cells[place + 1 :]] for cells in (heads, *lines)]
+    return table(heads, lines, left=3)
+
+
+def reads_text(label: str) -> str:
+    """Return what the selector of a row reads. A reference knows the latencies, except random selection."""
+    if label in REFERENCES:
+        return "true latencies" if label in (GENIE, GROUPS) else "nothing"
+    return reads(label if label in names() else NUMBER.sub("", label))
 
 
 def verdict_text(world: World, label: str) -> str:
     """Return the verdict on a row in words; without a verdict if runs are missing.
 
     A selector with short rounds may miss the target in runs that end before random selection reaches it. The sign test
-    can then decide on no seed, so the text says on how many seeds the target was missed, and the loss of accuracy.
+    can then decide on no seed, so the text says on how many seeds the target was missed, on how many the sign test
+    decides, and the loss of accuracy.
 
     Args:
         world: The world.
         label: Label of the row.
     """
     one = world.verdicts.get(label)
-    control = label in world.controls
+    early = world.interim
+    if label in world.controls or label in world.ablations:
+        early = world.interim_controls if label in world.controls else world.interim_ablations
     if one is None or label in REFERENCES:
         words = ["reference"]
-    elif world.interim_controls if control else world.interim:
+    elif early:
         words = [f"interim, {len(world.of(label))} of {counted(world.planned(label), 'seed')}"]
     else:
         words = [one.word]
@@ -201,6 +253,7 @@ def verdict_text(world: World, label: str) -> str:
         if words == ["not settled"]:
             words = []
         told = f"missed the target on {missed} of {counted(len(world.of(label)), 'seed')}"
+        told += f" ({won_and_lost(one.time)})" if one else ""
         accuracy = None if label == REFERENCE else world.against(label, REFERENCE, "accuracy_last10")
         words.append(f"{told}, accuracy {points(accuracy)} points" if accuracy else told)
     return "; ".join(words)
@@ -211,23 +264,48 @@ def _p(world: World, label: str) -> str:
     if one is None or world.interim:
         return UNKNOWN
     # Each reference is a family of one, for which Holm's correction changes nothing.
-    return probability(one.p).removeprefix("p ").removeprefix("= ") + ", not corrected" * (label in REFERENCES)
+    told = probability(one.p).removeprefix("p ").removeprefix("= ") + ", not corrected" * (label in REFERENCES)
+    if one.word == "not settled" and one.p <= LEVEL:
+        # It is not called sooner, because it missed the target more often.
+        told += ", more often sooner" if one.time.sooner > one.time.later else ", more often later"
+    return told
 
 
-def seconds(world: World, label: str) -> str:
+def seconds(world: World, label: str, paired: bool = False) -> str:
     """Return the geometric mean of the seconds to the target, or the number of seeds that reached it if not all did.
 
     A mean over the successful runs only would make a row that often misses the target look fast.
+
+    Args:
+        world: The world.
+        label: Label of the row.
+        paired: Whether to add random selection on the same seeds.
     """
     reached, seeds = world.reached(label)
-    return f"{reached} of {counted(seeds, 'seed')}" if reached < seeds else amount(world.geometric_mean(label, TIME))
+    return f"{reached} of {counted(seeds, 'seed')}" if reached < seeds else _mean(world, label, TIME, paired)
 
 
-def rounds(world: World, label: str) -> str:
-    """Return the mean rounds to the target, with a mark if the window limits them."""
+def _mean(world: World, label: str, figure: str, paired: bool) -> str:
+    """Return a geometric mean; if paired, also that of random selection on the same seeds."""
+    told = amount(world.geometric_mean(label, figure))
+    if not paired or label == REFERENCE:
+        return told
+    return f"{told}; {amount(world.geometric_mean(REFERENCE, figure, world.common_seeds(label, REFERENCE)))}"
+
+
+def rounds(world: World, label: str, paired: bool = False) -> str:
+    """Return the mean rounds to the target, with a mark if the window limits them.
+
+    Args:
+        world: The world.
+        label: Label of the row.
+        paired: Whether to add random selection on the same seeds.
+    """
     if world.missed(label):
         return UNKNOWN
     told = f"{world.mean(label, lambda row: row.rounds_to_target):.0f}"
+    if paired and label != REFERENCE:
+        told += f"; {world.mean(REFERENCE, lambda row: row.rounds_to_target, world.common_seeds(label, REFERENCE)):.0f}"
     return f"{told}, limited by the window" if world.limited_by_window(label) else told
 
 
@@ -248,7 +326,7 @@ def cost_table(world: World) -> str:
         all_seeds = all(math.isfinite(row.rounds_to_all) for row in world.of(label))
         lines.append([
             name(label),
-            UNKNOWN if world.missed(label) else amount(world.geometric_mean(label, ENERGY)),
+            UNKNOWN if world.missed(label) else _mean(world, label, ENERGY, world.interim),
             "1" if one is None else interval(one.energy), points(accuracy), points(worst),
             f"{100 * world.mean(label, lambda row: row.failed_clients / (row.asked_per_round * row.rounds)):.1f}",
             f"{world.mean(label, lambda row: row.median_plays):.1f}",
@@ -268,8 +346,49 @@ def _controls_intro(world: World) -> str:
     return (
         f"These rows are `random` with more clients, and with a deadline at which the server stops waiting. "
         f"They ran on {counted(seeds, 'seed')}. The last two columns compare `fedcs` with the row, on the same seeds. "
-        "A ratio below 1 means that `fedcs` needs less.\n"
+        "A ratio below 1 means that `fedcs` needs less. [joules.md](joules.md) compares `fedcs` with the same rows on "
+        "more seeds.\n"
     )
+
+
+RIVALS = {"random-filtered": ("fedcm-ts", "fedcm-ucb"), "bsfl-auto": ("bsfl",)}
+"""Row that separates two causes -> the rows of the tables that differ from it in one point."""
+
+
+def _ablations_intro(world: World) -> str:
+    seeds = max(world.reached(label)[1] for label in world.ablations)
+    early = " Interim: runs are missing." if world.interim_ablations else ""
+    return (
+        f"`random-filtered` is `{REFERENCE}` with the filter and the averaging of FedCM. The rows of FedCM compared "
+        f"with it show what their selection adds. The row itself shows what the filter adds. `bsfl-auto` is `bsfl` "
+        f'with `min_latency` = "auto", the default of a deployment. It computes this value from measured latencies. '
+        f"All rows are compared on {counted(seeds, 'common seed')}. The intervals are not corrected.{early}\n"
+    )
+
+
+def ablations_table(world: World) -> str:
+    """Return the table of the rows that separate two causes, and of the rows compared with them."""
+    heads = [
+        "row", "compared with", f"reached {world.target}", "time ratio", "ratio of rounds",
+        "ratio of seconds a round until the target", "ratio of joules", "accuracy at the end, points",
+        "worst tenth of the clients, points",
+    ]  # fmt: skip
+    figures = (TIME, "rounds_to_target", "seconds_per_round", ENERGY, "accuracy_last10", "worst_tenth")
+    pairs = [(label, REFERENCE) for label in world.ablations]
+    pairs += [(one, label) for label in world.ablations for one in RIVALS[label] if one in world.rows]
+    lines = []
+    for label, other in pairs:
+        effects = [world.against(label, other, figure) for figure in figures]
+        time = effects[0]
+        if time is None:
+            continue
+        shown = [UNKNOWN if one is None or one.censored else interval(one) for one in effects[:4]]
+        lines.append([
+            f"`{label}`", f"`{other}`",
+            f"{counted(time.reached, 'seed')} of {time.pairs}" + (f"; {won_and_lost(time)}" if time.censored else ""),
+            *shown, *(points(one) for one in effects[4:]),
+        ])  # fmt: skip
+    return table(heads, lines, left=2)
 
 
 def controls_table(world: World) -> str:

@@ -62,7 +62,7 @@ def averaging(
     scheme                Table 1           new model
     ====================  ================  ==================================================
     ``"fedpdp"``          FedPdp            mean weighted by p_k, with weights that sum to 1
-    ``"fedpdp-exact"``    FedPdp            sum over S^t of p_k |S| / |S^t| w_k, as printed
+    ``"fedpdp-exact"``    FedPdp            ``sum over S^t of p_k |S| / |S^t| w_k``, as printed
     ``"fedavg-absent"``   FedAvg            clients not in S^t keep the old model, p_k w^{t-1}
     ``"mean"``            FedProx           plain mean over the multiset of drawn clients
     ====================  ================  ==================================================
@@ -75,7 +75,7 @@ def averaging(
         scheme: One of the names above.
         num_examples: Number of examples behind each model of the round, shape (n,).
         total_examples: Number of examples of all clients, absent ones included.
-        num_clients: Number of clients, |S|.
+        num_clients: Number of clients, ``|S|``.
         draws: Number of draws of the client behind each model, shape (n,), whole numbers of at least 1; None for once.
 
     Returns:

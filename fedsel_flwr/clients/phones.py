@@ -64,13 +64,13 @@ class PhoneModel:
             :func:`~fedsel_flwr.clients.training_settings.examples_per_round`.
         payload_bits: Size of the model, as sent and as returned, bit.
         seconds_per_example: Median over the phones of the time to train on an example, s.
-        compute_log_sd: Standard deviation of its logarithm between phones.
-        compute_round_cv: Its coefficient of variation within a phone, from round to round.
+        compute_log_sd: Standard deviation between phones of the logarithm of the seconds per example.
+        compute_round_cv: Coefficient of variation of a phone's seconds per example from round to round.
         download_bytes_per_s: Median over the phones of the downlink's throughput, bytes/s.
-        download_log_sd: Standard deviation of its logarithm between phones.
+        download_log_sd: Standard deviation between phones of the logarithm of the downlink's throughput.
         upload_bytes_per_s: Median over the phones of the uplink's throughput, bytes/s.
-        upload_log_sd: Standard deviation of its logarithm between phones.
-        network_round_cv: Coefficient of variation of either throughput within a phone, from round to round.
+        upload_log_sd: Standard deviation between phones of the logarithm of the uplink's throughput.
+        network_round_cv: Coefficient of variation of each throughput of a phone from round to round.
         compute_power_w: Power while computing, W.
         radio_power_w: Power while receiving or sending, W.
         max_latency_s: Deadline of a round, s.

@@ -65,7 +65,7 @@ class SystemModel:
         radius_km: Radius of the disc that holds the clients, km.
         payload_down_bits: Size of the model that is sent to a client, bit.
         payload_up_bits: Size of the update that a client sends, bit.
-        samples_per_round: Samples that a client trains on in a round.
+        samples_per_round: Samples that a client trains on in a round (rho), whatever the examples of the trained model.
         computing_step: Width of a client's range of computing rates, samples/s.
         cycles_per_sample: Processor cycles per sample.
         effective_capacitance: Effective switched capacitance of the processor, F.

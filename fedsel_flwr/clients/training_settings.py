@@ -20,18 +20,18 @@ class TrainingSettings:
     """Settings of a client's local training.
 
     Args:
-        learning_rate: The step length, above 0.
+        learning_rate: Learning rate of the local steps, above 0.
         batch_size: Number of examples per step, at least 1. The last batch of a pass may be smaller.
         local_epochs: Number of passes over the client's data, at least 1.
         local_steps: Number of steps instead of passes, at least 1, with as many passes over the data as needed. None
             takes whole passes.
         momentum: Momentum of the gradient, in [0, 1).
         weight_decay: Factor of the weights in the term that is added to the gradient, at least 0.
-        proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
-        augmentation: "none" or "crop-flip". The value "crop-flip" changes an image each time that it is used. The image
-            is padded by four pixels on each side, cropped to its size at a random place and mirrored with probability
-            1/2. For images only.
-        halved_at: Absolute rounds, ascending. The step length is halved from each of these rounds on (:meth:`at`).
+        proximal_mu: FedProx's mu, at least 0: the steps minimise ``loss + mu/2 |w - w0|²`` with the received model w0.
+        augmentation: Random change of the training images, "none" or "crop-flip". The value "crop-flip" changes an
+            image each time that it is used. The image is padded by four pixels on each side, cropped to its size at a
+            random place and mirrored with probability 1/2. For images only.
+        halved_at: Absolute rounds, ascending, at whose start the learning rate is halved.
 
     Raises:
         ParameterError: If a value is out of its range.

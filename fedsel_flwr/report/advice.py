@@ -3,7 +3,7 @@
 :func:`advise` fits the model of :mod:`~fedsel_flwr.report.components` to a history of latencies. Then it draws
 fleets from the fitted model, and runs the selectors on each fleet without training
 (:mod:`~fedsel_flwr.report.choices`). The *saving* of a selector is the share of random selection's seconds per round
-that it saves. The *ceiling* is the saving of sorted groups: no selection with equal shares has shorter rounds.
+that it saves. The *ceiling* is the saving of sorted groups: no selection with equal shares has much shorter rounds.
 
 Let d be the logs of the ratios of seconds per round to random selection, one per drawn fleet. The saving is
 1 - exp(mean(d)), and its interval comes from
@@ -189,7 +189,7 @@ class Advice:
         told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                 for row in (head, *body)]  # fmt: skip
         told.append(
-            "Ranges are 95 % intervals in the model, not corrected for several selectors. Single runs differ more."
+            "Ranges are 95 % intervals in the model, not of a single run, and not corrected for several selectors."
         )
         told.append("*: without the time of probes. +: not predicted, because the selector also reads losses.")
         return told

@@ -67,6 +67,7 @@ class PairedEffect:
         later: Number of pairs in which the selector's value is larger by more than the margin.
         reference_mean: Mean of the reference over the pairs; NaN if a pair lacks a value.
         values: The ratios or differences, one per pair; NaN if one of the two runs has no finite value.
+        seeds: The seed of each pair, in the order of ``values``.
     """
 
     selector: str
@@ -85,6 +86,7 @@ class PairedEffect:
     later: int
     reference_mean: float
     values: tuple[float, ...]
+    seeds: tuple[int, ...]
 
     @property
     def censored(self) -> bool:
@@ -319,4 +321,5 @@ def _effect(
         later=later,
         reference_mean=float(theirs.mean()) if np.isfinite(theirs).all() else math.nan,
         values=tuple(back(scaled).tolist()),
+        seeds=tuple(seeds),
     )

@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as LiveProgress
 from rich.table import Column
 
@@ -24,7 +27,44 @@ if TYPE_CHECKING:
 
 
 LINES_PER_RUN = 10
-"""Approximate number of lines that a run prints outside a terminal."""
+"""Approximate number of lines that a run prints outside a terminal. The same number for all runs on a cluster."""
+LINE_S = 10.0
+"""Seconds between two lines about the nodes of a cluster."""
+NAMED_NODES = 8
+"""Largest number of nodes that a line names."""
+
+
+@dataclass(frozen=True)
+class RunsProgress:
+    """Progress of runs on several machines.
+
+    Attributes:
+        finished: Number of finished runs.
+        total: Number of all runs.
+        nodes: Name of each node that plays runs -> number of these runs.
+        rounds: Number of rounds of finished runs and of runs in progress.
+        all_rounds: Number of rounds of all runs; 0 if unknown.
+    """
+
+    finished: int
+    total: int
+    nodes: Mapping[str, int]
+    rounds: int = 0
+    all_rounds: int = 0
+
+    def describe(self) -> str:
+        """Describe the progress in a few words.
+
+        >>> RunsProgress(3, 12, {"a": 2, "b": 1}).describe()
+        '3 of 12 runs finished, 3 in progress on 2 nodes (a 2, b 1), 6 waiting'
+        """
+        playing, count = sum(self.nodes.values()), len(self.nodes)
+        named = [f"{name} {runs}" for name, runs in self.nodes.items()][:NAMED_NODES]
+        if count > NAMED_NODES:
+            named.append(f"{count - NAMED_NODES} more")
+        where = f" on {count} node{'' if count == 1 else 's'} ({', '.join(named)})" if count else ""
+        waiting = self.total - self.finished - playing
+        return f"{self.finished} of {self.total} runs finished, {playing} in progress{where}, {waiting} waiting"
 
 
 class Progress:
@@ -60,6 +100,12 @@ class Progress:
                 # rich removes the bar at the end, and `_end_run` then prints the run's last line, which stays.
                 transient=True,
             )
+        # The bar of the current run, and the bar of all runs on a cluster.
+        self._run_bar: TaskID | None = None
+        self._runs_bar: TaskID | None = None
+        # When the first run on a cluster was shown, and the share of the runs, the nodes and the time of the last line.
+        self._began: tuple[float, RunsProgress] | None = None
+        self._shown = (-1, -1, -math.inf)
         self._label: str | None = None
         self._rounds = 0
         self._line = ""
@@ -81,6 +127,9 @@ class Progress:
         """End the display. The last line of the last run stays, even after an error."""
         self._end_run()
         if self._live:
+            if self._runs_bar is not None:
+                self._live.remove_task(self._runs_bar)
+                self._runs_bar = None
             self._live.stop()
 
     def start_run(self, label: str, rounds: int) -> None:
@@ -93,7 +142,7 @@ class Progress:
         self._end_run()
         self._label, self._rounds = label, rounds
         if self._live:
-            self._live.add_task(label, total=rounds, figures=f"0/{rounds}")
+            self._run_bar = self._live.add_task(label, total=rounds, figures=f"0/{rounds}")
 
     def announce(self, line: str) -> None:
         """Print a line above the runs."""
@@ -123,19 +172,50 @@ class Progress:
             f"{self._label}: round {done}  accuracy {accuracy}  simulated {seconds}  energy {joules}  failed {failures}"
         )
         self._printed = False
-        if self._live:
+        if self._live and self._run_bar is not None:
             figures = f"{done}  {accuracy}  {seconds}  {joules}  {failures} failed"
-            self._live.update(self._live.task_ids[-1], completed=record.round, figures=figures)
+            self._live.update(self._run_bar, completed=record.round, figures=figures)
             return
         period = max(1, math.ceil(self._rounds / LINES_PER_RUN))
         if record.round in (1, self._rounds) or record.round % period == 0:
             self._print_line()
 
-    def _end_run(self) -> None:
+    def show_runs(self, runs: RunsProgress) -> None:
+        """Show the progress of runs on a cluster: a second bar, or about ten lines and one for each change of nodes.
+
+        Args:
+            runs: The progress.
+        """
         if self._live:
+            if self._runs_bar is None:
+                self._runs_bar = self._live.add_task("", total=runs.all_rounds or runs.total, figures="")
+            done, playing = runs.rounds if runs.all_rounds else runs.finished, sum(runs.nodes.values())
+            rest = f"{playing} in progress, nodes: {len(runs.nodes)}, {runs.total - runs.finished - playing} waiting"
+            name = f"{runs.finished} of {runs.total} runs"
+            self._live.update(self._runs_bar, completed=done, description=name, figures=rest)
+            return
+        now, share = time.monotonic(), runs.finished * LINES_PER_RUN // max(1, runs.total)
+        self._began = self._began or (now, runs)
+        # Nodes begin one after the other, and one line is enough for all of them.
+        if share != self._shown[0] or (len(runs.nodes) != self._shown[1] and now - self._shown[2] >= LINE_S):
+            self._shown = share, len(runs.nodes), now
+            self.announce(f"cluster: {runs.describe()}{self._describe_rest(runs, now)}")
+
+    def _describe_rest(self, runs: RunsProgress, now: float) -> str:
+        """Return the estimated time until all runs have finished; empty if it is unknown."""
+        if self._began is None or not runs.all_rounds:
+            return ""
+        done, rest = runs.rounds - self._began[1].rounds, runs.all_rounds - runs.rounds
+        seconds = (now - self._began[0]) * rest / done if done > 0 else 0.0
+        if not seconds:
+            return ""
+        return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+
+    def _end_run(self) -> None:
+        if self._live and self._run_bar is not None:
             # Removed before the line is printed, because rich would draw the bar below it again.
-            for task in self._live.task_ids:
-                self._live.remove_task(task)
+            self._live.remove_task(self._run_bar)
+            self._run_bar = None
             self._live.refresh()
         if not self._printed:
             self._print_line()

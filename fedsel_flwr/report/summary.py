@@ -28,7 +28,7 @@ class RunSummary:
         selector: Name of the selector.
         seed: Seed of the run.
         accuracy: Last measured test accuracy, a fraction; NaN if it was never measured.
-        time_to_target_s: Simulated seconds until the target was reached (:func:`find_target_round`); infinity if never.
+        time_to_target_s: Simulated seconds until the target is reached (:func:`find_target_rounds`); infinity if never.
         energy_to_target_j: Energy until the target was reached, in joules; infinity if never.
         energy_j: Energy of the whole run, in joules.
         jain: Jain index of the clients' selection counts; NaN if no client was selected.

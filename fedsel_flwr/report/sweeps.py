@@ -53,6 +53,16 @@ def _text(value: Any, precision: str = "g") -> str:
     return "_".join(text.split())
 
 
+def selector_of(label: str) -> str:
+    """Return the selector's label without the values of a setting.
+
+    >>> selector_of("bsfl alpha=0.3 beta=2"), selector_of("cs-ucb")
+    ('bsfl', 'cs-ucb')
+    """
+    found = _SETTING.fullmatch(label)
+    return found["selector"] if found else label
+
+
 def settings_tried(labels: Iterable[str]) -> dict[str, int]:
     """Count the settings of each selector that ran with several settings.
 

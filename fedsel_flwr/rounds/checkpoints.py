@@ -56,6 +56,8 @@ class Checkpoint:
         state: The state from :meth:`fedsel_flwr.strategies.wrapping.adapter.Adapter.state_dict`.
         base: The base strategy's own state.
         fingerprint: Fingerprint of the run, part -> description. It must be the same when the run resumes.
+        total_rounds: Number of the last round; None if it is unknown. Reports read it, and it may change when the run
+            resumes.
     """
 
     round: int
@@ -64,6 +66,7 @@ class Checkpoint:
     state: State
     base: State = field(default_factory=dict)
     fingerprint: dict[str, str] = field(default_factory=dict)
+    total_rounds: int | None = None
 
 
 class Checkpoints:
@@ -191,6 +194,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "schema": SCHEMA,
         "written_by": f"fedsel-flwr {fedsel_flwr.__version__}",
         "round": checkpoint.round,
+        "total_rounds": checkpoint.total_rounds,
         "made_for": checkpoint.fingerprint,
     }
     arrays: dict[str, Array] = {}
@@ -249,6 +253,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             state=state,
             base=base,
             fingerprint=said["made_for"],
+            total_rounds=said.get("total_rounds"),
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
         if isinstance(error, StateError):

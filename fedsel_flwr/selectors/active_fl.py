@@ -17,6 +17,8 @@ from fedsel_flwr.selectors.round_report import FAILURES_THAT_COUNT, RoundReport,
 class ActiveFL(UtilityOption):
     """Draws most clients of a round by a softmax of their valuations, and the others uniformly.
 
+    A valuation is large if the client has many examples, and if the model has a large loss on them.
+
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
@@ -27,6 +29,12 @@ class ActiveFL(UtilityOption):
     alpha_3       ``uniform``             share of the round that is drawn uniformly
     K, m          ``available``, m        number of available clients, clients per round
     ============  ======================  ==================================================================
+
+    When not to use:
+        * Each client trains rarely, because the valuations of clients that are not selected become outdated.
+        * Clients have few examples, and you keep the default ``temperature``. The softmax is nearly uniform unless
+          valuations are in the hundreds.
+        * Some clients have wrong labels, because wrong labels cause large losses.
 
     Deviations:
         * The first valuations come from a probe. The probe asks each client for its loss once, when the client is first
@@ -58,10 +66,10 @@ class ActiveFL(UtilityOption):
 
     Args:
         clients_per_round: m.
-        dropped: alpha_1, in [0, 1].
-        temperature: alpha_2, at least 0.
-        uniform: alpha_3, in [0, 1].
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        dropped: alpha_1, the share of clients left out of the softmax, in [0, 1].
+        temperature: alpha_2, the factor of the valuation in the softmax, at least 0.
+        uniform: alpha_3, the share of the round that is drawn uniformly, in [0, 1].
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of the draws.
 

@@ -21,6 +21,14 @@ from fedsel_flwr.selectors.citations import BEN_AMI, LI, MCMAHAN, XIA
 class Random(Selector):
     """Selects clients uniformly at random without replacement, as FedAvg does.
 
+    It learns nothing from the rounds, so it is the usual reference of a comparison.
+
+    When not to use:
+        * Rounds wait for slow clients, and the server knows the clients' latencies. Slow clients are selected as often
+          as fast clients.
+        * Each client must be selected in the first K/m rounds. After these rounds, about a third of the clients has not
+          been selected yet.
+
     Deviations: none.
 
     Args:
@@ -46,18 +54,25 @@ class Random(Selector):
 class RandomBySize(Selector):
     """Draws clients one after the other, each in proportion to its number of examples, p_k.
 
+    A client with more examples is therefore selected more often.
+
     Without replacement, the draws are the m largest values of ln(p_k) + Gumbel noise, which have the same distribution.
 
     With replacement, a client may be drawn c times, and fewer than m different clients may be selected. The client
     trains once. :meth:`draws` returns c, its weight in the plain mean over the multiset (averaging scheme ``"mean"``).
     This sampling with this mean is FedProx in Table 1 of Kim et al. FedCA's filter averages and searches the c copies.
 
+    When not to use:
+        * The server weights the models by numbers of examples, as FedAvg does. Clients with many examples then count
+          twice. With ``averaging="mean"``, they count once.
+        * Clients with many examples are also slow. Rounds then take longer than with uniform selection.
+
     Deviations: none. Sizes come by ``inform(clients, num_examples=...)``. A client of unknown (or NaN) size counts as a
     client of average size. The p_k are normalized over the available clients.
 
     Args:
         clients_per_round: Number of clients to draw each round (m).
-        replacement: Whether a client may be drawn again.
+        replacement: Whether a client may be drawn again in the same round.
         seed: Seed of the selector's generator.
 
     Raises:
@@ -126,6 +141,12 @@ class RandomBySize(Selector):
 class RoundRobin(Selector):
     """Selects the clients in turn, by index; a client that is offline at its turn waits for the next cycle.
 
+    In each cycle, every client is selected once.
+
+    When not to use:
+        * Rounds must be short. The order does not depend on the latency, so most rounds wait for a slow client.
+        * Clients are often offline at their turn. They then wait for a whole cycle.
+
     Deviations: the paper's groups of N follow the index here. If m does not divide K, the last group continues with the
     next cycle. The paper has such a case (Fig. 6: K = 10, N = 4), but no rule for it. A client that is offline is
     skipped. The first cycle begins after a common warm-up.
@@ -161,6 +182,12 @@ class RoundRobin(Selector):
 
 class LocalAccuracy(Selector):
     """Selects the m clients on whose test data the current model has the lowest accuracy.
+
+    A probe before each round asks all available clients for this accuracy.
+
+    When not to use:
+        * The network is slow, or there are many clients. Each probe sends the model to all available clients.
+        * Some clients have wrong labels. The accuracy on their data stays low, so they are selected again and again.
 
     Deviations: the paper does not say how the server learns the accuracies. Here, a probe before each round asks
     all available clients for them. The probe's time and energy are charged. Clients that reply NaN come last. For a

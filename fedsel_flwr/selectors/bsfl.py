@@ -42,18 +42,24 @@ class BSFL(Selector):
     The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization value
     (13). The generalization value of a client is positive while its share is below its target, and otherwise negative.
 
-    ===============  =====================  ==========================================================
-    paper            here                   meaning
-    ===============  =====================  ==========================================================
-    m                ``clients_per_round``  clients per round
-    tau_min          ``min_latency``        seconds to send and receive with zero training
-    mu-bar_k         ``_mean``, ``_speeds`` mean observed speed tau_min / tau_k
-    c_k              ``_plays``             rounds in which client k was selected and observed
-    d_k              ``data_weights``       quality times number of examples
-    g_k              ``_generalization``    distance of client k's share below its target
-    ===============  =====================  ==========================================================
+    ===============  ======================  ==========================================================
+    paper            here                    meaning
+    ===============  ======================  ==========================================================
+    m                ``clients_per_round``   clients per round
+    tau_min          ``min_latency``         seconds to send and receive with zero training
+    mu-bar_k         ``_mean``, ``_speeds``  mean observed speed tau_min / tau_k
+    c_k              ``_plays``              rounds in which client k was selected and observed
+    d_k              ``data_weights``        quality times number of examples
+    g_k              ``_generalization``     distance of client k's share below its target
+    ===============  ======================  ==========================================================
 
     ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
+
+    When not to use:
+        * The clients' shares must reach their targets, and ``alpha`` is small. The distance between share and target is
+          roughly proportional to 1 / alpha. CS-UCB-Q guarantees a minimum share by a constraint.
+        * Each client trains in only a few rounds. The radius of (12) is then large, so all clients are selected about
+          equally often.
 
     Deviations:
         * The paper states that solving (13) takes exponential time, and uses annealing. The default solver,
@@ -83,14 +89,14 @@ class BSFL(Selector):
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds; "auto" computes it from the latencies of fast clients
-            (:attr:`min_latency_now`).
-        alpha: Weight of the generalization term; 0 uses the speed alone.
-        beta: Exponent of g_k, a natural number.
-        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale. A mapping may grow with
-            the fleet. None uses the target m/K of (3), for balanced i.i.d. data.
-        solver: "exact", or the paper's "alsa" or "annealing".
-        solver_steps: Steps of the annealing solvers in each round.
+        min_latency: tau_min, the seconds to receive and send without training, above 0; "auto" computes it from the
+            latencies of fast clients. :attr:`min_latency_now` is the current value.
+        alpha: Weight of the generalization term, at least 0; 0 uses the speed alone.
+        beta: Exponent of g_k, the distance of a client's share below its target, at least 1.
+        data_weights: d_k of (4), quality times number of examples by client index, above 0 and of any scale. An array
+            or a mapping, which may grow with the fleet. None uses the target m/K of (3), for balanced i.i.d. data.
+        solver: Solver of (13): "exact", or the paper's "alsa" or "annealing".
+        solver_steps: Steps of the annealing solvers in each round, at least 1.
         exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean speeds alone.
         seed: Seed of the generator that breaks ties and anneals.
 

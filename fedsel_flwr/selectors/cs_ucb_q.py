@@ -22,6 +22,8 @@ BELOW_ONE = float(np.nextafter(1.0, 0.0))
 class CSUCBQ(LatencyRewards):
     """Selects fast clients under a fairness constraint: by optimistic reward plus deficit against the fair share.
 
+    The deficit of a client grows in each round in which it was not selected.
+
     ===========  ======================  ==============================================================
     paper        here                    meaning
     ===========  ======================  ==============================================================
@@ -34,6 +36,12 @@ class CSUCBQ(LatencyRewards):
     D_k          ``_queue``              virtual queue: the deficit of client k against c_k
     b_k          ``_served``             whether client k was selected in the round before
     ===========  ======================  ==============================================================
+
+    When not to use:
+        * The run is short and has many clients. The optimistic rewards (26) are then all 1 for a long time, so the
+          selection depends only on the queues.
+        * Slow clients have data that no other client has, and ``queue_weight`` is very small. Slow clients are then
+          rarely selected.
 
     Deviations:
         * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.
@@ -51,11 +59,12 @@ class CSUCBQ(LatencyRewards):
     Args:
         clients_per_round: m, the paper's N.
         max_latency: tau_max, seconds; "auto" uses the slowest completed play, :attr:`max_latency_now`.
-        fairness: c by client index, each in [0, 1], as an array or a mapping. A mapping may grow with the fleet. None
-            computes c from the data sizes of ``inform(clients, num_examples=...)``. A client of unknown size then
-            counts as a client of average size.
-        fairness_scale: phi, in [0, 1], used only if ``fairness`` is None.
-        queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
+        fairness: c, the smallest share of the rounds by client index, each in [0, 1]. An array or a mapping, which may
+            grow with the fleet. None computes c from the data sizes of ``inform(clients, num_examples=...)``. A client
+            of unknown size then counts as a client of average size.
+        fairness_scale: phi, the scale of the fairness from data sizes, in [0, 1], used only if ``fairness`` is None.
+        queue_weight: beta, the weight of the queues against the rewards, in [0, 1]. The regret is sub-linear for beta
+            of at most 1 / sqrt(T).
         exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean rewards alone.
         seed: Seed of the generator that breaks ties.
 

@@ -32,6 +32,8 @@ SLACK = 1e-9
 class DivFL(VectorSelector, UtilityOption):
     """Selects clients one after the other, so that every client's gradient is close to that of a selected client.
 
+    The next client is the one that lowers the sum of all distances most.
+
     ===================  ===================  ===================================================================
     paper                here                 meaning
     ===================  ===================  ===================================================================
@@ -49,6 +51,12 @@ class DivFL(VectorSelector, UtilityOption):
     With ``sketch_size`` s the server stores s numbers of each gradient. With probability 0.95, the squares of all
     distances among n clients are within (1 - e, 1 + e) of the true ones. Here e solves
     n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05. It is 0.24 for 100 clients and s = 1,024.
+
+    When not to use:
+        * Nothing but the model may leave the clients in the clear. A gradient reveals as much about a client's data as
+          the client's update.
+        * Uploads are slow, because each selected client also sends a gradient of the model's size.
+        * There are many clients, because the server stores the distances of all pairs.
 
     Deviations:
         * Gradients are those of the whole local data at the received model, instead of the updates' differences.
@@ -77,11 +85,11 @@ class DivFL(VectorSelector, UtilityOption):
 
     Args:
         clients_per_round: m.
-        epsilon: None compares all candidates in each step. A number in (0, 1) compares K/m ln(1/epsilon) random ones.
-            This costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
-        sketch_size: Length of the stored projections. None stores whole gradients.
-        max_clients: Largest number of clients.
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        epsilon: Share of the guarantee that a stochastic greedy search gives up in expectation, in (0, 1). Each step
+            compares K/m ln(1/epsilon) random candidates. None compares all candidates.
+        sketch_size: Length of the stored projections, at least 1. None stores whole gradients.
+        max_clients: Largest number of clients, at least 1.
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of ties, candidates and signs.
 

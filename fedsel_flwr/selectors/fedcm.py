@@ -15,6 +15,8 @@ from fedsel_flwr.selectors.round_report import RoundReport
 class FedCMUCB(Selector):
     """Selects the clients whose models FedCA most probably keeps, by upper confidence bounds.
 
+    FedCA keeps the subset of a round's models whose average is best on the server's validation set.
+
     ============  ======================  ================================================
     paper         here                    meaning
     ============  ======================  ================================================
@@ -22,6 +24,13 @@ class FedCMUCB(Selector):
     mu-hat_k      ``_mean``               estimated probability, starts at a fair coin's draw
     a_k           ``_plays``              1 + rounds in which client k was selected and observed
     ============  ======================  ================================================
+
+    When not to use:
+        * The validation set is small, or differs from the clients' data. The filter then keeps models that fit only the
+          validation set.
+        * Rounds must be short, because the selector ignores latency.
+        * The clients' data are nearly i.i.d. For such data the paper reports almost equal results: in Table 2 with
+          alpha = 5, all accuracies are between 82.26 and 83.08.
 
     Deviations:
         * Algorithm 2 computes new bounds only for the clients of the last round. Here, all bounds are computed in every
@@ -37,7 +46,7 @@ class FedCMUCB(Selector):
         * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:
-        clients_per_round: m, the paper's SamplingRatio times |S|.
+        clients_per_round: m, the paper's SamplingRatio times ``|S|``.
         seed: Seed of the generator of first means and ties.
 
     References:
@@ -80,6 +89,8 @@ class FedCMUCB(Selector):
 class FedCMTS(Selector):
     """Selects the clients whose models FedCA most probably keeps, by draws from Beta posteriors.
 
+    FedCA keeps the subset of a round's models whose average is best on the server's validation set.
+
     ============  ======================  ================================================
     paper         here                    meaning
     ============  ======================  ================================================
@@ -88,8 +99,10 @@ class FedCMTS(Selector):
     theta-hat_k   ``draw``                one draw per client and round
     ============  ======================  ================================================
 
+    When not to use: as for :class:`FedCMUCB`.
+
     Deviations: as for :class:`FedCMUCB`. Algorithm 3 draws only for the clients of the last round; here all
-    available clients draw. Line 4 of Algorithm 3 lacks the division by |S|.
+    available clients draw. Line 4 of Algorithm 3 lacks the division by ``|S|``.
 
     Args:
         clients_per_round: m.

@@ -54,6 +54,8 @@ LOG_2_PI = math.log(2.0 * math.pi)
 class FedCor(Selector):
     """Learns how the clients' losses change together, and selects clients that lower the others' losses most.
 
+    Clients whose losses fall in the same rounds are correlated, so one of them can represent the others.
+
     ===============  =====================  ======================================================================
     paper            here                   meaning
     ===============  =====================  ======================================================================
@@ -72,6 +74,10 @@ class FedCor(Selector):
 
     The embeddings maximize the likelihood of all samples, each weighted by its age. If every sample contains all
     clients, the embeddings have a closed form. A difference in the last bits of the losses then changes no selection.
+
+    When not to use:
+        * The clients' connections are slow, because the warm-up probes all clients in every round.
+        * Other clients are available in each round. A sample needs clients that are available before and after a round.
 
     Deviations:
         * After the warm-up, the paper takes a new sample by training random clients on a copy of the model, and
@@ -102,13 +108,14 @@ class FedCor(Selector):
 
     Args:
         clients_per_round: m.
-        warmup_rounds: Number of random rounds at the beginning: 15 (Fashion-MNIST) and 20 (CIFAR-10) in the paper.
-        interval: Rounds between new samples: 10 (Fashion-MNIST) and 50 (CIFAR-10) in the paper.
+        warmup_rounds: Number of random rounds at the beginning, at least 1: 15 (Fashion-MNIST) and 20 (CIFAR-10) in the
+            paper.
+        interval: Rounds between new samples, at least 1: 10 (Fashion-MNIST) and 50 (CIFAR-10) in the paper.
         gamma: Factor of a sample's weight from round to round, in (0, 1]: 0.95 and 0.99 in the paper.
         beta: Factor of a client's score for each selection since the last sample, in (0, 1]: 0.95 and 0.9 in the paper.
-        fit: "closed-form", or "adam" as in the authors' code.
-        learning_rate: Learning rate of Adam. The closed form has none.
-        max_clients: Largest number of clients.
+        fit: Fit of the embeddings: "closed-form", or "adam" as in the authors' code.
+        learning_rate: Learning rate of Adam, above 0. The closed form has none.
+        max_clients: Largest number of clients, at least 1.
         seed: Seed of the generator of random rounds, Adam's first embeddings and ties.
 
     Raises:

@@ -18,6 +18,8 @@ ROUNDING = 1e-9
 class FedCS(Selector):
     """Adds the client that lengthens the round least, until the next client would exceed the deadline.
 
+    As many clients as possible thus reply before the deadline.
+
     ==============  ====================  ===========================================================
     paper           here                  meaning
     ==============  ====================  ===========================================================
@@ -32,6 +34,10 @@ class FedCS(Selector):
     time of a set is the largest over all partitions into waves: w waves take at most the sum of the set's w largest
     latencies. With a channel for each client, this is the largest latency, and all clients within the deadline are
     selected.
+
+    When not to use:
+        * Slow clients have other labels than fast clients, because slow clients are not selected.
+        * A round may ask only a few clients. The fastest clients are then selected again and again.
 
     Deviations:
         * In the paper uploads follow one another while other clients train. Here each client has a channel, as in the
@@ -49,10 +55,10 @@ class FedCS(Selector):
         * If no client fits, the fastest client is selected.
 
     Args:
-        deadline: T_round, in seconds.
-        clients_per_round: Optional largest number of clients. None sets no limit.
+        deadline: T_round, the seconds in which the selected clients should reply, above 0.
+        clients_per_round: Optional largest number of clients, at least 1. None sets no limit.
         channels: Clients served at the same time, as in the strategy. None serves all selected clients at once.
-        refresh_rounds: Number of rounds after a measurement for which the estimate is valid.
+        refresh_rounds: Number of rounds after a measurement for which the estimate is valid, at least 1.
         seed: Seed of the generator of ties and of the order in which clients are measured.
 
     Raises:

@@ -18,10 +18,12 @@ CLIP = 50.0
 class GPFL(Selector):
     """Selects the clients with the largest mean reward from gradient projections, plus an exploration term.
 
+    The projection shows how far a client's update points in the direction in which the global model moves.
+
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
-    c_k           ``report.projection``   <d_k, G> / |G|, client k's gradient on the server's direction (3)
+    c_k           ``report.projection``   ``<d_k, G> / |G|``, client k's gradient on the server's direction (3)
     C             ``_projection``         each client's latest c_k
     mu_k          ``reward``              softmax of C (5), times (8) for the clients just selected
     n_k           ``_plays``              rounds in which client k was selected and observed
@@ -30,6 +32,14 @@ class GPFL(Selector):
     rho           ``rho``                 weight of exploration
     alpha         ``exploration``         rho t / T (7), or fixed
     ============  ======================  ==================================================================
+
+    When not to use:
+        * There are very many clients, and the model is large. In round 1 all clients train, and the server needs memory
+          for the updates of all clients.
+        * The server has an adaptive optimizer, unless a test on your data shows that GPFL helps. G is the change of the
+          global model divided by ``learning_rate``. An adaptive optimizer scales this change differently for each
+          parameter, so G may point in another direction.
+        * Rounds must be short, because the selector ignores latency.
 
     Deviations:
         * If the accuracy has not changed, the factor (8) is exp(F^{t-1} - F^t). The sign printed in the paper would
@@ -47,8 +57,8 @@ class GPFL(Selector):
         * Clients are selected by the score (6). Algorithm 1 sorts them by C.
         * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta: the sum over the local steps, if each step has the
           learning rate eta. The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses
-          the G of the previous round, and c_k = 0 if |G| = 0. Instead of d_k and G, the paper uses the gradients of F
-          at w_k^t and at w^{t-1}.
+          the G of the previous round, and c_k = 0 if ``|G| = 0``. Instead of d_k and G, the paper uses the gradients of
+          F at w_k^t and at w^{t-1}.
         * After a round without an observation, every client gets its current reward (5) again, without the factor (8).
         * The softmax (5) is computed over the clients with an observed c_k. Exponents of (8) are clipped to -50 to 50.
           A and F are measured on a validation set.
@@ -60,8 +70,8 @@ class GPFL(Selector):
     Args:
         clients_per_round: m.
         total_rounds: T, the planned number of rounds, including the initialization.
-        rho: Weight of the exploration term.
-        exploration: A fixed alpha in (6), as in Fig. 7a. If None, alpha follows (7).
+        rho: Weight of the exploration term, at least 0.
+        exploration: A fixed alpha in (6), at least 0. Figure 7a has fixed values. If None, alpha follows (7).
         loss_sign: Sign in the loss branch of (8): "corrected", or "paper" as printed.
         seed: Seed of the generator that breaks ties.
 

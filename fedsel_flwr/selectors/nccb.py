@@ -91,6 +91,8 @@ class GroupBandit(VectorSelector):
 class NCCB(GroupBandit):
     """Selects the clients whose cluster has the largest upper confidence bound of accuracy and energy score.
 
+    A cluster contains clients with similar hashes, which the clients compute from their data.
+
     ==============  ======================  ==================================================================
     paper           here                    meaning
     ==============  ======================  ==================================================================
@@ -103,6 +105,13 @@ class NCCB(GroupBandit):
     The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite
     before the first play. Utilities and plays are sums over all clients of the cluster. The m clients with the largest
     bounds are selected.
+
+    When not to use:
+        * You need the method of Pan et al. This class has no neural network, so its results say nothing about their
+          method.
+        * Each round needs clients with different data. All clients of a cluster have the same bound, so the selected
+          clients are often similar.
+        * The clients do not know their energy scores.
 
     Deviations:
         * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. This
@@ -120,7 +129,7 @@ class NCCB(GroupBandit):
 
     Args:
         clients_per_round: m.
-        clusters: Largest number of clusters.
+        clusters: Largest number of clusters, at least 1.
         accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the weight 1 minus this.
         exploration: Factor in the bound, at least 0.
         seed: Seed of the generator of ties and of the first centre.
@@ -180,6 +189,8 @@ class NCCB(GroupBandit):
 class LSH(GroupBandit):
     """Selects the clients whose hash has the largest upper confidence bound of accuracy and energy score.
 
+    A client computes the hash from its data, so clients with equal hashes have similar data.
+
     ==============  ======================  ==================================================================
     paper           here                    meaning
     ==============  ======================  ==================================================================
@@ -193,6 +204,11 @@ class LSH(GroupBandit):
     The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite
     before the first play. Utilities and plays are sums over all clients of the arm. The m clients with the largest
     bounds are selected.
+
+    When not to use:
+        * Each round needs clients with different data. All clients of an arm have the same bound, so the selected
+          clients are often similar.
+        * The clients do not know their energy scores.
 
     Deviations:
         * The comparison in the PCZFL paper has this baseline. The comparison states neither the weights of the utility

@@ -23,19 +23,21 @@ utilities, either one could be the outlier."""
 class Oort(Selector):
     """Exploits tried clients with high utility, discounts slow ones, and explores clients never tried.
 
-    ============  ==============================  ==========================================================
-    paper         here                            meaning
-    ============  ==============================  ==========================================================
-    U(i)          ``_utility``                    statistical utility: examples times the root mean squared loss
-    L(i)          ``_last_round``                 last round in which client i was tried; 0 if never tried
-    t_i           ``_duration``                   latency of client i in that round
-    T             ``_preferred_duration``         preferred duration; clients above it are slow
-    epsilon       ``_exploration_share``          share of a round for clients never tried
-    alpha         ``penalty``                     exponent of the discount of slow clients
-    c             ``cut_off``                     candidates need at least c times the m'-th largest score
-    m'            ``exploit`` in ``_select``      number of clients that a round exploits
-    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and the step of an update
-    ============  ==============================  ==========================================================
+    The utility of a client is its number of examples times the root mean square of its losses.
+
+    ============  ===============================  ==========================================================
+    paper         here                             meaning
+    ============  ===============================  ==========================================================
+    U(i)          ``_utility``                     statistical utility: examples times the root mean squared loss
+    L(i)          ``_last_round``                  last round in which client i was tried; 0 if never tried
+    t_i           ``_duration``                    latency of client i in that round
+    T             ``_preferred_duration``          preferred duration; clients above it are slow
+    epsilon       ``_exploration_share``           share of a round for clients never tried
+    alpha         ``penalty``                      exponent of the discount of slow clients
+    c             ``cut_off``                      candidates need at least c times the m'-th largest score
+    m'            ``exploit`` in ``_select``       number of clients that a round exploits
+    W, Delta      ``pacer_step``, ``pacer_delta``  rounds between two updates of T, and the step of an update
+    ============  ===============================  ==========================================================
 
     All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
     Two other versions of the code have other defaults:
@@ -47,6 +49,11 @@ class Oort(Selector):
 
     The constants 0.1 (bonus), 0.1 and 5 (pacer) are from ``oort/oort.py`` at f5fccf3. We could not compare the defaults
     with the settings of the paper.
+
+    When not to use:
+        * Every client must train regularly, because slow clients are rarely selected.
+        * Clients may report losses that are too large, because a larger loss raises the client's score. See
+          ``score_range``.
 
     Deviations:
         * The pacer is that of the authors' code. T is a percentile of the tried clients' durations. The pacer compares
@@ -111,18 +118,19 @@ class Oort(Selector):
 
     Args:
         clients_per_round: m.
-        exploration: epsilon of round 1, in [0, 1].
+        exploration: epsilon of round 1, the share of the round for clients never tried, in [0, 1].
         exploration_decay: Factor of epsilon from round to round, in [0, 1].
         exploration_min: Lowest epsilon, in [0, 1].
-        penalty: alpha, at least 0.
+        penalty: alpha, the exponent of the discount of slow clients, at least 0.
         clip: Quantile of the tried clients' utilities that is the clip limit, in [0, 1].
-        cut_off: c, in [0, 1].
-        pacer_step: W, in rounds.
-        pacer_delta: Delta, in percent.
-        first_percentile: First value of T, as a percentile of the tried clients' durations. 100 sets no limit.
+        cut_off: c, the share of the m'-th largest score that candidates need, in [0, 1].
+        pacer_step: W, the rounds between two updates of T, at least 1.
+        pacer_delta: Delta, the step of an update of T's percentile, at least 0.
+        first_percentile: First value of T, as a percentile of the tried clients' durations, in [0, 100]. 100 sets no
+            limit.
         score_range: End of the range of the utilities: "clipped" (the clip limit) or "paper" (the largest).
-        trained_examples: Number of examples that a client trains on in a round: steps times batch size. If None, a
-            client trains on all its examples. Scenarios with ``local_steps`` set this number.
+        trained_examples: Number of examples that a client trains on in a round (steps times batch size), at least 1. If
+            None, a client trains on all its examples. Scenarios with ``local_steps`` set this number.
         seed: Seed of the random draws.
 
     Raises:

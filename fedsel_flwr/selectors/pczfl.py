@@ -25,6 +25,8 @@ CHUNK = 1 << 17
 class PCZFL(Selector):
     """Covers the clients' contexts with balls, and selects every client in a ball of the Pareto front.
 
+    A context is the accuracy of the client's last model on the server's data, and the client's energy score.
+
     ===============  ====================================  =====================================================
     paper            here                                  meaning
     ===============  ====================================  =====================================================
@@ -40,6 +42,12 @@ class PCZFL(Selector):
     The interview set is the server's validation set. The context of a client is the accuracy of its last model on this
     set, and its energy score. Before the client's first model, the context contains the accuracy of the initial model.
     The context of a client that is not selected does not change.
+
+    When not to use:
+        * The cohort must have a fixed size, because a limit leaves out clients at random.
+        * All clients have similar energy and accuracy. The balls of the front then contain all clients.
+        * The run is short and has no warm-up. Until the first smaller ball is added, one ball covers all clients, so
+          all clients train.
 
     Deviations:
         * The second coordinate of (3) is the energy score of section 5.5.1. In the paper, (3) has the energy
@@ -60,9 +68,10 @@ class PCZFL(Selector):
         * You can set any ``uncertainty``, as in the experiments. The limit ``clients_per_round`` is ours.
 
     Args:
-        uncertainty: A. With the theory's value, about 25, zooming never helps.
-        warmup_rounds: Rounds in which all available clients train.
-        clients_per_round: Optional limit. If more clients are selected, random ones are left out. None sets no limit.
+        uncertainty: A, the confidence hyper-parameter, above 0. With the theory's value, about 25, zooming never helps.
+        warmup_rounds: Rounds in which all available clients train, at least 0.
+        clients_per_round: Optional limit of the selected clients, at least 1. If more clients are selected, random ones
+            are left out. None sets no limit.
         seed: Seed of the generator that leaves out clients.
 
     Raises:

@@ -22,7 +22,7 @@ class Candidates(Selector):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:
@@ -58,6 +58,8 @@ class Candidates(Selector):
 class PowerOfChoice(Candidates, UtilityOption):
     """Draws d candidates by data size, asks each for its loss, and selects the m clients with the largest losses.
 
+    These are the candidates on whose data the current model is worst.
+
     ============  ======================  ==========================================================
     paper         here                    meaning
     ============  ======================  ==========================================================
@@ -66,6 +68,11 @@ class PowerOfChoice(Candidates, UtilityOption):
     p_k           ``_size``               client k's share of all examples
     F_k(w)        ``_loss``               loss of the current global model on client k's data
     ============  ======================  ==========================================================
+
+    When not to use:
+        * Some clients have wrong labels, because wrong labels cause large losses.
+        * Clients reply slowly. Every round begins with a probe of d clients, which often takes longer than the
+          training.
 
     Deviations:
         * A probe before each round asks the candidates for their losses. Its time and energy are charged. The paper's
@@ -91,8 +98,8 @@ class PowerOfChoice(Candidates, UtilityOption):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
-        accuracy_weight: None follows the paper. A number in [0, 1] is the weight of the accuracy in PCZFL's utility.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
+        accuracy_weight: Weight of the accuracy in PCZFL's utility, in [0, 1]; None follows the selector's own paper.
             The energy score has the weight 1 minus this number. Equal weights are 0.5.
         seed: Seed of the generator of candidates and ties.
 
@@ -168,6 +175,8 @@ class PowerOfChoice(Candidates, UtilityOption):
 class CPowD(PowerOfChoice):
     """Chooses as Power-of-Choice, with candidates that estimate their loss on one mini-batch.
 
+    The estimate needs less computing than the loss on all examples.
+
     ===============  ======================  =======================================================
     paper            here                    meaning
     ===============  ======================  =======================================================
@@ -175,6 +184,10 @@ class CPowD(PowerOfChoice):
     b                (the client's)          examples in the mini-batch: the batch size of the client's training
     F_k(w)           ``_loss``               mean loss of the current global model on the mini-batch
     ===============  ======================  =======================================================
+
+    When not to use:
+        * The network is slow, because the server still sends the model to all d candidates.
+        * Some clients have wrong labels, because wrong labels cause large losses.
 
     Deviations:
         * The client knows b. It is the batch size of its training, as in the authors' code (``args.bs``). A client with
@@ -184,7 +197,7 @@ class CPowD(PowerOfChoice):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:
@@ -216,6 +229,8 @@ MOST_DOUBLINGS = 30
 class RPowD(Candidates):
     """Chooses as Power-of-Choice without a probe, by the loss of each candidate's last training.
 
+    Candidates that have not trained yet come first.
+
     =====================  ==================  =====================================================================
     paper                  here                meaning
     =====================  ==================  =====================================================================
@@ -224,6 +239,10 @@ class RPowD(Candidates):
     proxy for F_k(w)       ``_loss``           mean loss over the local steps when client k last took part, infinite
                                                before it has
     =====================  ==================  =====================================================================
+
+    When not to use:
+        * Each client trains rarely, because the losses of clients that are not selected become outdated.
+        * Some clients have wrong labels, because wrong labels cause large losses.
 
     Deviations:
         * The loss is the column ``train_loss``, which clients report anyway. It is the mean over the local steps of the
@@ -244,7 +263,7 @@ class RPowD(Candidates):
 
     Args:
         clients_per_round: m.
-        candidates: d, at least m.
+        candidates: d, the number of candidates in a round, at least ``clients_per_round``.
         seed: Seed of the generator of candidates and ties.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import inspect
+import re
 from typing import Any
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
@@ -136,12 +137,15 @@ def describe(name: str) -> dict[str, Any]:
         name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
 
     Returns:
-        ``name``, ``summary``, ``paper``, ``reads`` and ``probes`` (names of columns), and ``parameters``: a list with
-        ``name``, ``required`` and, if there is one, ``default``. For an installed selector that cannot be loaded only
-        ``name`` and ``problem``.
+        ``name``, ``summary``, ``paper``, ``avoid``, ``reads``, ``probes`` and ``parameters``. ``avoid`` lists the cases
+        in which another selector is better. ``reads`` and ``probes`` are names of columns. A parameter has ``name``,
+        ``required`` and, if there is one, ``default``. For an installed selector that cannot be loaded only ``name``
+        and ``problem``.
 
     >>> describe("round-robin")["parameters"]
     [{'name': 'clients_per_round', 'required': True}, {'name': 'seed', 'required': False, 'default': None}]
+    >>> describe("fedcs")["avoid"][0]
+    'Slow clients have other labels than fast clients, because slow clients are not selected.'
     """
     try:
         cls = selector_class(name)
@@ -157,12 +161,43 @@ def describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": text.splitlines()[0],
-        "paper": _references(text),
+        "paper": " ".join(section(cls, "References").split()) or "-",
+        "avoid": _items(section(cls, "When not to use")),
         # What it remembers comes before a selection, what it needs after one; a property is up to the instance.
         "reads": sorted({*(() if isinstance(cls.needs, property) else cls.needs), *cls.remembers} - {*cls.asks}),
         "probes": sorted(cls.asks),
         "parameters": parameters,
     }
+
+
+def section(cls: type, heading: str) -> str:
+    """Return a section of a class's docstring.
+
+    Args:
+        cls: The class.
+        heading: Heading of the section, such as "Deviations".
+
+    Returns:
+        The section in reStructuredText, without its heading and indentation. Empty if there is no such section.
+
+    >>> section(selector_class("random"), "Deviations")
+    'none.'
+    """
+    text = inspect.cleandoc(cls.__doc__ or "")
+    # A section is either indented, or one paragraph that begins on the line of the heading.
+    found = re.search(rf"^{re.escape(heading)}:(?:\n((?:[ ].*\n?|\n)+)| (.+(?:\n.+)*))", text, re.MULTILINE)
+    return inspect.cleandoc("\n" + (found[1] or found[2])) if found else ""
+
+
+def parameter_texts(cls: type) -> dict[str, str]:
+    """Return the description of each parameter of a class, from the section Args of its docstring.
+
+    >>> parameter_texts(catalogue.CSUCB)["clients_per_round"]
+    "m, the paper's N."
+    """
+    # Indented lines continue an entry.
+    entries = re.findall(r"^(\w+): (.*(?:\n +.*)*)", section(cls, "Args"), re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def citations(name: str) -> tuple[str, ...]:
@@ -209,7 +244,7 @@ def _checked_class(found: Any, name: str) -> type[Selector]:
     return found
 
 
-def _references(text: str) -> str:
-    """Return the section "References" of a docstring on one line."""
-    _, heading, after = text.partition("\nReferences:\n")
-    return " ".join(after.split("\n\n")[0].split()) if heading else "-"
+def _items(text: str) -> list[str]:
+    """Return the items of a list in reStructuredText, or its only paragraph, in plain text."""
+    plain = re.sub(r":\w+:`~?([^`]+)`|``([^`]+)``", r"\1\2", text)
+    return [" ".join(item.split()) for item in re.split(r"^\* ", plain, flags=re.MULTILINE) if item.strip()]

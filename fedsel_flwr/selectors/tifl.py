@@ -20,6 +20,8 @@ ATTEMPTS = 5
 class TiFL(Selector):
     """Sorts the clients into tiers by their latency, draws a tier, and draws the round's clients from this tier.
 
+    A tier is drawn more often if the model is less accurate on the data of its clients.
+
     ============  ======================  ============================================================
     paper         here                    meaning
     ============  ======================  ============================================================
@@ -29,8 +31,14 @@ class TiFL(Selector):
     NewProbs      ``_weight``             the tiers' chances, not normalized
     A_t^r         ``_means``              the global model's accuracy on the data of tier t
     I             ``interval``            rounds between two changes of the chances
-    |C|           ``clients_per_round``   clients per round
+    ``|C|``       ``clients_per_round``   clients per round
     ============  ======================  ============================================================
+
+    When not to use:
+        * The latency of one client varies more from round to round than the clients differ. The tiers are then random
+          groups.
+        * The run is short. The first rounds, at least ceil(K / m), only profile the clients.
+        * The network is slow, because a probe of all clients is sent every ``interval`` rounds.
 
     Deviations:
         * Clients are profiled while they train in the first rounds. Available clients without a profile are selected
@@ -58,9 +66,10 @@ class TiFL(Selector):
 
     Args:
         clients_per_round: m.
-        tiers: T.
-        interval: I, in rounds.
-        credits: Credits of each tier: one number for all tiers, or one for each, the fastest first. None sets no limit.
+        tiers: T, the number of tiers, at least 1.
+        interval: I, the rounds between two changes of the tiers' chances, at least 1.
+        credits: Rounds for which each tier may be drawn, at least 1: one number for all tiers, or one for each, the
+            fastest first. None sets no limit.
         seed: Seed of the generator of tiers and clients.
 
     Raises:

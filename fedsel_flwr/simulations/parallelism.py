@@ -15,13 +15,24 @@ THREADED_OPERATIONS = 2e9
 """Arithmetic of one step of the whole round below which one thread is faster than several."""
 
 
-def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
+def check_jobs(scenario: Scenario, jobs: int | None, device: str, *, on_cluster: bool = False) -> int | None:
     """Return the checked number of parallel runs.
+
+    Args:
+        scenario: Scenario of the runs.
+        jobs: The number. If None, 1, or on a cluster as many as it has room for.
+        device: Device on which the vectorized engine trains.
+        on_cluster: Whether the runs are tasks on a Ray cluster, each with its own cores and GPUs.
+
+    Returns:
+        The number; None if the cluster decides.
 
     Raises:
         ParameterError: The number is below 1, or it is above 1 although the runs share Ray or a device.
     """
-    number = whole("jobs", jobs, 1)
+    if on_cluster:
+        return None if jobs is None else whole("jobs", jobs, 1)
+    number = 1 if jobs is None else whole("jobs", jobs, 1)
     if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
         shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
         raise ParameterError(

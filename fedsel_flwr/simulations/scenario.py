@@ -42,49 +42,56 @@ MAX_TEXT = 60
 
 
 class Clients(Table):
-    """Clocks and dropout of the clients.
-
-    If ``energy_score_low`` is below 1, each client's PCZFL score is drawn once from U[low, 1]. In each round a chosen
-    client crashes before training with ``crash_probability``. A client that trained does not answer with
-    ``failure_probability``.
-
-    If ``reference_multiplications`` is above 0, the time and energy of computing depend on the size of the model. The
-    devices' speed then holds for a model with this number of multiplications per example. Other models take
-    proportionally more or less time.
-    """
+    """Clocks and dropout of the clients."""
 
     energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
+    """Lowest energy score of PCZFL. Each client's score is drawn once, uniformly from this number to 1."""
     latency_mode: Literal["measured", "model"] = "model"
+    """Origin of the computing time: the system model, or the measured time of the training."""
     delay: Literal["virtual", "sleep"] = "virtual"
+    """Kind of delay: only counted, or also waited for in real time."""
     failure_probability: Probability = 0.0
+    """Probability that a client that trained does not answer, in each round."""
     crash_probability: Probability = 0.0
+    """Probability that a client crashes before it trains, in each round."""
     reference_multiplications: NotNegative = 0.0
+    """Multiplications of the model for which the devices' speed holds. Another model takes proportionally more or less
+    time and energy to compute. With 0, the size of the model has no influence."""
 
 
 class Scenario(Table):
-    """Everything that defines a simulation.
-
-    The target is reached when the mean of the last ``target_rounds`` measured accuracies is ``target_accuracy``. The
-    global model is evaluated every ``evaluation_every`` rounds. With ``per_class_accuracy``, the final model is also
-    evaluated on each client's examples of each class. ``simulated_s`` and ``joules`` are budgets that can end the run
-    before ``rounds`` are over; 0 means no budget.
-    """
+    """Everything that defines a simulation."""
 
     name: str
+    """Name of the scenario, by default the name of its file."""
     description: str = ""
+    """Description of the scenario in the list of scenarios."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1
+    """Seed of all random draws."""
     rounds: Count = 10
+    """Number of rounds."""
     num_clients: Annotated[int, Field(ge=1, le=10**7, strict=True)] = 10
+    """Number of clients."""
     clients_per_round: Count = 3
+    """Number of clients that are selected in a round."""
     target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
+    """Test accuracy to which times and joules are compared; for a regression, the R² to reach."""
     target_rounds: Count = 15
+    """Number of measured accuracies in a row whose mean must be ``target_accuracy``."""
     selector: str = "random"
+    """Selector, by its name or as a reference to your own class."""
     api: Literal["legacy", "message"] = "legacy"
+    """API of Flower that the Ray engine uses."""
     engine: Literal["ray", "vectorized"] = "ray"
+    """Engine: Flower on Ray, or the batched training of all clients of a round in one process."""
     evaluation_every: Count = 1
+    """Number of rounds from one evaluation of the global model to the next."""
     per_class_accuracy: Annotated[bool, Field(strict=True)] = False
+    """Whether the final model is also evaluated on each client's examples of each class."""
     simulated_s: NotNegative = 0.0
+    """Budget of simulated time that can end the run before ``rounds`` are over. With 0, there is no budget."""
     joules: NotNegative = 0.0
+    """Budget of energy that can end the run before ``rounds`` are over. With 0, there is no budget."""
     data: Data = Data()
     partition: Partition = Partition()
     model: Model = Model()

@@ -30,6 +30,8 @@ COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds",
 ``max_latency`` may be "auto" in a selector's table. If a selector chooses the size of its cohort, its table may also
 hold ``clients_per_round``, as a cap.
 """
+EXPLAINED = ". docs/scenario-reference.md explains every key"
+"""End of an error about an unknown key."""
 EXPECTED = {
     "model_type": "expected a table. Set its keys one by one",
     "dict_type": "expected a table. Set its keys one by one",
@@ -176,39 +178,52 @@ def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a table and of its inner tables."""
     for key, field in table.model_fields.items():
-        if (inner := _table(field)) is not None:
+        if (inner := inner_table(field)) is not None:
             yield from _keys(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 
 
-def _table(field: FieldInfo) -> type[BaseModel] | None:
+def inner_table(field: FieldInfo) -> type[BaseModel] | None:
     """Return the table that a key holds; None if the key holds a value."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
+def _similar(key: str) -> list[str]:
+    """Return the keys that a user of an unknown key probably means."""
+    known, own = list(_keys(Scenario)), key.rpartition(".")[2]
+    # Users most often mean the same key in another table.
+    if same := [one for one in known if one.rpartition(".")[2] == own]:
+        return same
+    if close := difflib.get_close_matches(key, known, n=1):
+        return close
+    nearest = difflib.get_close_matches(own, [one.rpartition(".")[2] for one in known], n=1, cutoff=0.7)
+    return [one for one in known if one.rpartition(".")[2] in nearest]
+
+
 def _explain(error: ValidationError) -> str:
     """Return the faults in one line: each key, its value and the allowed values."""
-    lines = []
+    lines, hint = [], ""
     for fault in error.errors():
         key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             parent = key.rpartition(".")[0]
             known = [k for k in _keys(Scenario) if k.rpartition(".")[0] == parent]
             if not parent:
-                known += [f"[{name}]" for name, field in Scenario.model_fields.items() if _table(field) is not None]
-            # People most often mean the same key in another table.
-            same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
-            same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
+                known += [
+                    f"[{name}]" for name, field in Scenario.model_fields.items() if inner_table(field) is not None
+                ]
+            same = _similar(key)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
             lines.append(f"unknown key {key!r}{meant}. The allowed keys are {', '.join(known)}")
+            hint = EXPLAINED
         elif key:
             expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
             lines.append(f"{key} = {fault['input']!r}: {expected}")
         else:
             lines.append(str(fault["msg"]).removeprefix("Value error, "))
-    return "; ".join(lines)
+    return "; ".join(lines) + hint
 
 
 def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
@@ -238,7 +253,9 @@ def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[s
                     "instead"
                 )
             if key not in allowed:
+                close = difflib.get_close_matches(key, allowed, n=1)
+                meant = f" (did you mean 'selectors.{name}.{close[0]}'?)" if close else ""
                 raise ParameterError(
-                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'. "
-                    f"The allowed keys are {', '.join(allowed) or 'none'}"
+                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'{meant}. "
+                    f"The allowed keys are {', '.join(allowed) or 'none'}{EXPLAINED}"
                 )

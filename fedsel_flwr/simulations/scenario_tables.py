@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import Field as OptionField
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training_settings import Augmentation, TrainingSettings
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.rounds.settings import Options
+from fedsel_flwr.selectors.registry import parameter_texts
 from fedsel_flwr.wireless import OFDMAChannel
 
 OptionTable = TypeVar("OptionTable", bound=BaseModel)
@@ -105,32 +106,50 @@ def name_or_reference(*names: str) -> AfterValidator:
 
 
 class Table(BaseModel):
-    """Table of a scenario: immutable, and without unknown keys."""
+    """Table of a scenario: immutable, and without unknown keys.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The text below a key is its meaning. It is the key's ``description`` in ``model_fields``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    described_by: ClassVar[tuple[type, ...]] = ()
+    """Classes whose section Args describes the keys of the same name that have no text here."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the missing descriptions from :attr:`described_by`."""
+        texts = {name: text for source in cls.described_by for name, text in parameter_texts(source).items()}
+        for name, field in cls.model_fields.items():
+            field.description = field.description or texts.get(name)
 
 
 class Data(Table):
-    """Data set: its name, its folder, and its validation and test shares.
-
-    The server's validation set is the share ``validation_fraction`` of the training examples. With ``validation_from``
-    = "test" it is this share of the test examples, the rest of them tests, and the clients have all training examples.
-    The data sets of torchvision need ``data_dir``. The keys ``synthetic_...`` describe synthetic data.
-    ``local_test_fraction`` is the share of each client's examples that become its local test set. If it is 0, a client
-    tests on its training examples.
-    """
+    """Data set: its name, its folder, its validation and test shares, and the synthetic data."""
 
     dataset: Annotated[
         str, name_or_reference("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")
     ] = "digits"
+    """Data set, by its name or as a reference to your own data."""
     data_dir: str = ""
+    """Folder of torchvision's data sets and of availability traces. If it is empty, the environment variable
+    ``FEDSEL_DATA`` counts."""
     validation_fraction: Fraction = 0.1
+    """Share of the training examples that becomes the server's validation set (see ``validation_from``)."""
     validation_from: Literal["train", "test"] = "train"
+    """Set from which the validation examples are taken. With "test", they are a share of the test examples, and the
+    clients have all training examples."""
     test_fraction: Fraction = 0.2
+    """Share of all examples that becomes the test set, for the digits and synthetic data. Other data sets have a test
+    set."""
     local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    """Share of each client's examples that becomes its local test set. If it is 0, a client tests on its training
+    examples."""
     synthetic_examples: Count = Synthetic.num_examples
+    """Number of examples of the synthetic data."""
     synthetic_features: Count = Synthetic.num_features
+    """Number of features of the synthetic data."""
     synthetic_noise: NotNegative = Synthetic.noise
+    """Standard deviation of the noise of the synthetic data."""
 
     def synthetic(self) -> Synthetic:
         """Return the synthetic data of these settings."""
@@ -140,56 +159,59 @@ class Data(Table):
 
 
 class Availability(Table):
-    """Availability: all clients always, each client with a probability, or a trace from the CSV file ``trace``.
-
-    ``trace`` is a path, relative to the working directory or to the data folder. If ``seconds_per_round`` is above 0,
-    it converts rounds into the trace's seconds, and the simulated clock is not used.
-    """
+    """Availability of the clients."""
 
     kind: Literal["always", "bernoulli", "trace"] = "always"
+    """Rule of availability: always, in each round with a probability, or by a trace."""
     probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
+    """Probability that a client is available in a round, for the kind "bernoulli"."""
     trace: str = ""
+    """CSV file of the kind "trace", as a path relative to the working directory or to the data folder."""
     seconds_per_round: NotNegative = 0.0
+    """Seconds of the trace for each round. If it is 0, the simulated clock counts."""
 
 
 class Partition(Table):
-    """Partition of the training examples.
+    """Partition of the training examples among the clients.
 
-    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold one number per client.
-    ``examples_per_client`` belongs to the kind "sampled", in which clients may share examples. The kind "dirichlet" is
-    Kim's client heterogeneity, and "dirichlet-classes" his class heterogeneity. The kind "dirichlet-sizes" is GPFL's
-    quadratic program. The kind "writers" gives each client all images of some writers. It is for the data set "mnist",
-    and needs the extended labels of QMNIST in the data folder.
+    The kind "dirichlet" is Kim's client heterogeneity, and "dirichlet-classes" his class heterogeneity. The kind
+    "dirichlet-sizes" is GPFL's quadratic program.
     """
 
     kind: Literal[
         "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled", "writers"
     ] = "iid"
+    """Kind of partition. The kind "writers" gives each client all images of some writers. It is for the data set
+    "mnist", and needs the extended labels of QMNIST in the data folder."""
     alpha: Positive = 0.5
+    """Concentration of the Dirichlet kinds. A smaller number makes the clients' classes differ more."""
     shards_per_client: Count = 2
+    """Number of shards of each client, for the kind "shards"."""
     sizes: Counts = ()
+    """Number of examples of each client, for the kind "sizes"."""
     classes_per_client: Counts = ()
+    """Number of classes of each client, for the kind "classes"."""
     examples_per_client: Count = 120
+    """Number of examples of each client, for the kind "sampled", in which clients may share examples."""
 
 
 class Model(Table):
     """Model that is trained."""
 
     name: Annotated[str, name_or_reference("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
+    """Model, by its name or as a reference to your own model."""
 
 
 class Training(Table):
-    """Local stochastic gradient descent.
+    """Local stochastic gradient descent."""
 
-    ``local_steps`` above 0 replaces ``local_epochs``. ``augmentation`` = "crop-flip" pads images by four pixels, crops
-    them at random, and mirrors half of them. ``halved_at`` lists rounds; the learning rate is halved at the start of
-    each of them.
-    """
+    described_by = (TrainingSettings,)
 
     learning_rate: Positive = 0.1
     batch_size: Count = 16
     local_epochs: Count = TrainingSettings.local_epochs
     local_steps: CountOrZero = 0
+    """Number of steps of each client in a round, in place of ``local_epochs``. With 0, ``local_epochs`` counts."""
     momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = TrainingSettings.momentum
     weight_decay: NotNegative = TrainingSettings.weight_decay
     proximal_mu: NotNegative = TrainingSettings.proximal_mu
@@ -202,16 +224,21 @@ class Training(Table):
 
 
 class System(Table):
-    """System model: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+    """System model: Xia's cell, or phones on Wi-Fi.
 
-    All keys except ``kind`` are for phones; ``payload_bytes`` = 0 means the size of the model. From the table
-    ``wireless``, phones use only ``max_latency_s`` and ``channels``. ``devices`` is a CSV file with your own devices
-    (:mod:`fedsel_flwr.simulations.worlds.devices`). The medians and the ``..._log_sd`` keys are then unused.
+    The tables ``wireless`` and ``device`` describe the cell. All keys of this table except ``kind`` are for phones.
+    From the table ``wireless``, phones use only ``max_latency_s`` and ``channels``.
     """
 
+    described_by = (PhoneModel,)
+
     kind: Literal["cell", "phones"] = "cell"
+    """Kind of system: the radio cell of Xia's paper, or phones on Wi-Fi."""
     devices: str = ""
+    """CSV file with your own devices. The medians and the ``..._log_sd`` keys are then unused. The format is in
+    :mod:`fedsel_flwr.simulations.worlds.devices`."""
     payload_bytes: NotNegative = 0.0
+    """Size of the model and of an update when they are sent. With 0, it is the size of the trained model."""
     seconds_per_example: Positive = PhoneModel.seconds_per_example
     compute_log_sd: NotNegative = PhoneModel.compute_log_sd
     compute_round_cv: NotNegative = PhoneModel.compute_round_cv
@@ -225,24 +252,28 @@ class System(Table):
 
 
 class Wireless(Table):
-    """Wireless channel of Xia et al., section V.
+    """Wireless channel of Xia et al., section V, and the clients' deadline."""
 
-    ``channels`` = 0 means as many channels as clients per round. A client that takes ``max_latency_s`` or longer has
-    failed. The default is Xia's 5 s in the cell. It is 60 s for phones, as in the strategies.
-    """
+    described_by = (SystemModel, OFDMAChannel)
 
     radius_km: Positive = SystemModel.radius_km
     min_distance_km: Positive = OFDMAChannel.min_distance_km
     bandwidth_hz: Positive = OFDMAChannel.bandwidth_hz
     access_point_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    """Power with which the access point sends."""
     client_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    """Power with which a client sends."""
     noise_power_dbm: Finite = OFDMAChannel.noise_power_dbm
     path_loss_at_1km_db: Finite = OFDMAChannel.path_loss_at_1km_db
     path_loss_slope_db: Positive = OFDMAChannel.path_loss_slope_db
     payload_down_bits: Positive = SystemModel.payload_down_bits
     payload_up_bits: Positive = SystemModel.payload_up_bits
     max_latency_s: Positive = SystemModel.max_latency_s
+    """Deadline of each client: a client that takes this long or longer has failed. The default is Xia's 5 s in the
+    cell, and 60 s for phones, as in the strategies."""
     channels: CountOrZero = 0
+    """Number of clients that transmit at the same time. A larger cohort transmits in waves. With 0, there are as many
+    channels as clients per round."""
 
     def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
         """Return the channel of a sender with this power."""
@@ -257,10 +288,9 @@ class Wireless(Table):
 
 
 class Device(Table):
-    """Processors of the clients.
+    """Processors of the clients in Xia's cell."""
 
-    ``samples_per_round`` is Xia's rho. It does not depend on the examples that the model trains on.
-    """
+    described_by = (SystemModel,)
 
     samples_per_round: Positive = SystemModel.samples_per_round
     computing_step: Positive = SystemModel.computing_step
@@ -278,10 +308,12 @@ def with_options(table: type[OptionTable]) -> type[OptionTable]:
     1.0
     """
     keys: dict[str, Any] = {}
+    texts = parameter_texts(Options)
     for option in fields(Options):
         if key := option.metadata.get("key"):
             default = option.metadata["unset"] if option.default is None else option.default
-            keys[key] = (Annotated[Any, AfterValidator(partial(_option_value, option, key))], default)
+            check = AfterValidator(partial(_option_value, option, key))
+            keys[key] = (Annotated[Any, check, Field(description=texts.get(option.name))], default)
     return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
 
 
@@ -298,15 +330,18 @@ def _option_value(option: OptionField[Any], key: str, value: Any) -> Any:
 class Aggregation(Table):
     """Aggregation: the base strategy, the filter of models, timeouts, and the options of the strategy.
 
-    ``filter`` = "loss" or "accuracy" applies FedCA's filter on the validation set. If it is empty, the selector's paper
-    decides. The other keys are options of the strategy; :class:`fedsel_flwr.rounds.settings.Options` declares and
-    explains them. The number 0 and an empty text stand for None.
+    Most keys are options of the strategy, which :class:`fedsel_flwr.rounds.settings.Options` declares and explains. The
+    number 0 and an empty text stand for None.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
+    """Score of FedCA's filter of models on the validation set. If it is empty, the selector's paper decides."""
     base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
+    """Flower strategy that averages the models."""
     server_learning_rate: Positive = 0.1
+    """Learning rate of the server, for the bases "fedadam", "fedyogi" and "fedavgm"."""
     round_timeout_s: Positive = 600.0
+    """Real time after which the Ray engine stops waiting for replies to a message."""
 
     def options(self) -> dict[str, Any]:
         """Return the strategy's options that this table sets, by their Python names."""

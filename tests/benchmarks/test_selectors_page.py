@@ -38,7 +38,7 @@ def modules() -> Iterator[Any]:
 
 RATIOS = {
     "bsfl": (0.7, 1.0), "oort": (0.6, 0.9), "fedcs": (0.3, 1.5), "sorted-groups": (0.6, 1.1), "divfl": (1.4, 1.2),
-    "fedcs-5": (0.3, 1.0),
+    "fedcs-5": (0.3, 1.0), "random-filtered": (0.8, 0.75), "bsfl-auto": (0.77, 1.0),
 }  # fmt: skip
 """Label -> true ratios of seconds and joules to random selection."""
 REACHED = {"genie": 0, "fedcs-5": 0, "lsh": 1}
@@ -64,7 +64,8 @@ def fabricated(modules: Any, label: str, seed: int, scenario: Any, fingerprint: 
         accuracy_last10=accuracy + 0.01 * rng.normal(), rounds_to_all=20.0,
         rounds_to_target=rounds if reached else math.inf,
         asked_per_round=asked, seconds_per_round=per_round if reached else math.nan,
-        joules_per_round=energy if reached else math.nan, worst_tenth=0.5, world="shards", fingerprint=fingerprint,
+        joules_per_round=energy if reached else math.nan, worst_tenth=0.5 + 0.05 * rng.normal(),
+        world="shards", fingerprint=fingerprint,
         rounds=300, probe_s=0.0, probe_j=0.0, available=100.0, median_plays=15.0, server_ms=1.0, run_s=36.0,
         curve_s=(1.0, 2.0), curve_j=(1.0, 2.0), curve_accuracy=(0.1, 0.2),
     )  # fmt: skip
@@ -75,7 +76,7 @@ def fabricate(modules: Any, path: Path, left_out: tuple[str, ...] = ()) -> None:
     lineup = modules.lineup
     scenario = lineup.load_scenario(lineup.world_file("shards"), {})
     entries = {one.label: one for one in lineup.frontier_entries(scenario, 10)}
-    entries |= {one.label: one for one in lineup.table_entries(scenario, 20)}
+    entries |= {one.label: one for one in [*lineup.table_entries(scenario, 20), *lineup.ablation_entries(10)]}
     rows = Rows(path, modules.runs.COLUMNS, modules.runs.KEY)
     for entry in entries.values():
         for seed in range(1, entry.seeds + 1):
@@ -122,11 +123,11 @@ def test_ratios_follow_from_the_rows(written: Path) -> None:
         half = stats.t.ppf(0.975, 19) * logs.std(ddof=1) / math.sqrt(20)
         mean, low, high = (math.exp(x) for x in (logs.mean(), logs.mean() - half, logs.mean() + half))
         found = cells_of(text, "### Time to 75 %", label)
-        assert found[6] == f"{mean:.2f} ({low:.2f} to {high:.2f})"
-        assert found[4] == f"{stats.gmean(seconds[label]):,.0f}"
-    words = {label: cells_of(text, "### Time to 75 %", label)[1] for label in ("bsfl", "divfl", "cs-ucb", "random")}
+        assert found[7] == f"{mean:.2f} ({low:.2f} to {high:.2f})"
+        assert found[5] == f"{stats.gmean(seconds[label]):,.0f}"
+    words = {label: cells_of(text, "### Time to 75 %", label)[2] for label in ("bsfl", "divfl", "cs-ucb", "random")}
     assert words == {"bsfl": "sooner", "divfl": "later", "cs-ucb": "no difference", "random": "reference"}
-    assert cells_of(text, "### Time to 75 %", "genie")[4:7] == ["0 of 20 seeds", "-", "-"]
+    assert cells_of(text, "### Time to 75 %", "genie")[5:8] == ["0 of 20 seeds", "-", "-"]
 
 
 def test_a_row_that_missed_the_target_says_so(written: Path) -> None:
@@ -138,14 +139,16 @@ def test_a_row_that_missed_the_target_says_so(written: Path) -> None:
     gap = 100 * np.mean(np.subtract(accuracy["fedcs-5"], accuracy["random"]))
     short = cells_of(text, "### Time to 75 %", "fedcs-5")
     assert re.fullmatch(
-        rf"missed the target on 20 of 20 seeds, accuracy {gap:.1f} \(-1\d\.\d to -1\d\.\d\) points", short[1]
+        r"missed the target on 20 of 20 seeds \(sooner on 0, later on 0, undecided on 20\), "
+        rf"accuracy {gap:.1f} \(-1\d\.\d to -1\d\.\d\) points",
+        short[2],
     )
     rare = cells_of(text, "### Time to 75 %", "lsh")
-    assert rare[1].startswith("later; missed the target on 19 of 20 seeds, accuracy ")
+    assert rare[2].startswith("later; missed the target on 19 of 20 seeds (sooner on 0, later on 1")
     # No mean over the single successful run.
-    assert rare[4] == "1 of 20 seeds"
+    assert rare[5] == "1 of 20 seeds"
     advice = text.split("## Which selector when")[1]
-    assert f"  - `fedcs-5`: {short[1]}." in advice
+    assert f"  - `fedcs-5`: {short[2]}." in advice
     assert "`fedcs-5`" not in next(line for line in advice.splitlines() if line.startswith("- **Not settled**"))
     # Seconds a round of the whole run exist for all selectors.
     shorter = next(line for line in advice.splitlines() if line.startswith("- **Shorter rounds**"))
@@ -155,7 +158,7 @@ def test_a_row_that_missed_the_target_says_so(written: Path) -> None:
 def test_the_window_limits_rows_with_few_rounds(written: Path) -> None:
     """The first window has 30 rounds: 40 rounds are below 45, and 100 rounds are not."""
     text, joules = ((written / name).read_text("utf-8") for name in ("selectors.md", "joules.md"))
-    assert cells_of(text, "### Time to 75 %", "bsfl")[5] == "100"
+    assert cells_of(text, "### Time to 75 %", "bsfl")[6] == "100"
     assert cells_of(text, "### More clients", "random-40")[4] == "100"
     assert cells_of(text, "### More clients", "random-80")[4] == "40, limited by the window"
     assert cells_of(joules, "## All rows", "random-80")[4] == "40, limited by the window"
@@ -166,10 +169,10 @@ def test_the_window_limits_rows_with_few_rounds(written: Path) -> None:
 def test_a_page_with_missing_runs_has_no_verdicts(written: Path, interim: Path) -> None:
     """A verdict before the last run would be an early look, which makes p too small."""
     whole, part = ((folder / "selectors.md").read_text("utf-8") for folder in (written, interim))
-    assert cells_of(whole, "### Time to 75 %", "bsfl")[1:3] == ["sooner", "< 0.001"]
-    assert cells_of(whole, "### Time to 75 %", "sorted-groups")[1:3] == ["reference", "< 0.001, not corrected"]
+    assert cells_of(whole, "### Time to 75 %", "bsfl")[2:4] == ["sooner", "< 0.001"]
+    assert cells_of(whole, "### Time to 75 %", "sorted-groups")[2:4] == ["reference", "< 0.001, not corrected"]
     assert "The tables compare the runs of 20 seeds." in whole
-    assert cells_of(part, "### Time to 75 %", "bsfl")[1:3] == ["interim, 20 of 20 seeds", "-"]
+    assert cells_of(part, "### Time to 75 %", "bsfl")[2:4] == ["interim, 20 of 20 seeds", "-"]
     assert "**Interim: `random` ran on 20 of 20 seeds.** Runs are missing." in part
     # The runs of the controls are complete.
     assert cells_of(part, "### More clients", "random-80")[1] == "sooner"
@@ -213,10 +216,118 @@ def test_shares_of_the_ceiling_are_those_of_the_fabricated_rows(written: Path) -
     text = (written / "selectors.md").read_text("utf-8")
     assert re.search(r"\*\*The ceiling is (39|40|41) %", text)
     for label, true in (("bsfl", 75), ("oort", 100), ("cs-ucb", 0), ("sorted-groups", 100)):
-        share, low, high = map(int, re.findall(r"-?\d+", cells_of(text, "### Time to 75 %", label)[9]))
+        share, low, high = map(int, re.findall(r"-?\d+", cells_of(text, "### Time to 75 %", label)[10]))
         assert low - 1 <= true <= high + 1
         assert abs(share - true) <= 4
-    assert cells_of(text, "### Time to 75 %", "fedcs")[9] == "-"
+    assert cells_of(text, "### Time to 75 %", "fedcs")[10] == "-"
+
+
+def test_rows_that_separate_two_causes(written: Path) -> None:
+    """The filter alone needs 0.8 times the seconds, FedCM 1 / 0.8 times those, and BSFL 0.7 / 0.77."""
+    text = (written / "selectors.md").read_text("utf-8")
+    part = text[text.index("### Rows that separate") :].split("\n### ")[0]
+    found = {tuple(re.findall(r"`([a-z-]+)`", line)): line.split("|") for line in part.splitlines() if "| `" in line}
+    wanted = {
+        ("random-filtered", "random"): (0.8, 0.75), ("bsfl-auto", "random"): (0.77, 1.0),
+        ("fedcm-ts", "random-filtered"): (1.25, 1.333), ("fedcm-ucb", "random-filtered"): (1.25, 1.333),
+        ("bsfl", "bsfl-auto"): (0.7 / 0.77, 1.0),
+    }  # fmt: skip
+    assert set(found) == set(wanted)
+    for pair, (time, joules) in wanted.items():
+        assert float(found[pair][4].split()[0]) == pytest.approx(time, abs=0.03)
+        assert float(found[pair][7].split()[0]) == pytest.approx(joules, abs=0.03)
+        assert found[pair][3].strip() == "10 seeds of 10"
+
+
+def test_the_column_reads_follows_from_the_selectors(modules: Any, written: Path) -> None:
+    text = (written / "selectors.md").read_text("utf-8")
+    known = {
+        "bsfl": "latency", "fedcm-ts": "server data", "fedcs-5": "latency", "random": "nothing",
+        "sorted-groups": "true latencies", "random-again": "nothing",
+    }  # fmt: skip
+    assert {label: cells_of(text, "### Time to 75 %", label)[1] for label in known} == known
+    for name in modules.lineup.names():
+        told, kind = modules.lineup.reads(name), modules.lineup.describe(name)
+        assert ("probe: " in told) == bool(kind["probes"])
+        assert ("latency" in told) == ("latency" in kind["reads"])
+
+
+def test_a_row_that_misses_the_target_shows_what_its_p_value_means(modules: Any) -> None:
+    """Oort misses the target once, and is sooner on the other seeds: p is small, and the word cannot be sooner."""
+    scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {})
+    rows = [fabricated(modules, label, seed, scenario, "") for label in ("oort", "random") for seed in range(1, 21)]
+    rows[0] = dataclasses.replace(rows[0], time_to_target_s=math.inf, energy_to_target_j=math.inf)
+    rows[0] = dataclasses.replace(rows[0], rounds_to_target=math.inf, seconds_per_round=math.nan)
+    world = modules.effects.World(scenario, "a", rows, contenders=("oort", "random"))
+    line = next(one for one in modules.sections.time_table(world).splitlines() if one.startswith("| `oort` |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[2].startswith("missed the target on 1 of 20 seeds (sooner on 19, later on 1, undecided on 0)")
+    assert cells[3] == "< 0.001, more often sooner"
+
+
+def test_without_equal_shares_there_is_no_ceiling(modules: Any) -> None:
+    """Absent clients: sorted groups ask fewer clients, or the same few clients again."""
+    scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {})
+    labels = ("random", "sorted-groups", "bsfl")
+    rows = [fabricated(modules, label, seed, scenario, "") for label in labels for seed in range(1, 6)]
+
+    def page(**changes: float) -> str:
+        own = [dataclasses.replace(row, **changes) if row.selector == "sorted-groups" else row for row in rows]
+        world = modules.effects.World(scenario, "a", own, contenders=("bsfl", "random"))
+        return str(modules.sections.section(world, "a.png") + modules.advice.advice([world]))
+
+    for some in (page(jain=0.3), page(asked_per_round=4.4)):
+        assert "**No ceiling at equal shares.**" in some
+        assert "orientation only" in some
+        assert "hare of the ceiling, %" not in some
+        assert "Share of the ceiling" not in some
+    assert re.search(r"\*\*The ceiling is (39|40|41) %", page())
+    assert "| share of the ceiling, % |" in page()
+
+
+def test_an_interim_world_compares_on_common_seeds_and_sorts_by_name(modules: Any) -> None:
+    """BSFL ran on seeds 1 and 2, random selection on 1 to 4: its second number is random on seeds 1 and 2."""
+    scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {})
+    ran = {"random": (1, 2, 3, 4), "oort": (1, 2, 3, 4), "bsfl": (1, 2), "sorted-groups": (3,)}
+    rows = [fabricated(modules, label, seed, scenario, "") for label, seeds in ran.items() for seed in seeds]
+    labels = ("random", "oort", "bsfl")
+    world = modules.effects.World(scenario, "a", rows, missing=["bsfl"] * 2, contenders=labels)
+    text = modules.sections.section(world, "a.png")
+    times = {(row.selector, row.seed): row for row in rows}
+    own, usual = (stats.gmean([times[label, seed].time_to_target_s for seed in (1, 2)]) for label in ("bsfl", "random"))
+    assert cells_of(text, "### Time to", "bsfl")[5] == f"{own:,.0f}; {usual:,.0f}"
+    assert cells_of(text, "### Time to", "bsfl")[2] == "interim, 2 of 4 seeds"
+    assert modules.sections.ordered(world) == ["bsfl", "oort", "random", "sorted-groups"]
+    both = [times[label, 3].simulated_s / 300 for label in ("random", "sorted-groups")]
+    assert "On average over 1 common seed, a round takes " in text
+    assert f"takes {both[0]:.3g} s with `random`, and {both[1]:.3g} s with `sorted-groups`" in text
+
+
+def test_lists_without_verdicts_are_corrected(modules: Any) -> None:
+    """20 selectors, one of which needs fewer joules by chance: p is 0.03 before the correction."""
+    effect = modules.effects.paired_effects
+
+    def one(name: str, logs: list[float]) -> Any:
+        values = {name: dict(enumerate(np.exp(logs))), "random": dict.fromkeys(range(len(logs)), 1.0)}
+        return effect(values, "random", "energy_to_target_j")[0]
+
+    rng = np.random.default_rng(3)
+    noise = rng.normal(size=20)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    effects = {f"s{i}": one(f"s{i}", list(noise)) for i in range(18)}
+    effects |= {"clear": one("clear", list(noise * 0.1 - 1)), "chance": one("chance", list(noise - 0.53))}
+    assert 0.02 < effects["chance"].p < 0.05
+    told = modules.advice._below(effects, list(effects))
+    assert told == "`clear`. Only before the correction: `chance`"
+
+
+def test_values_from_true_latencies_are_those_of_the_seeds_on_the_pages(modules: Any) -> None:
+    """The pages say from which seeds the deadline of FedCS and BSFL's least latency come."""
+    for world, seeds in (("shards", "1 to 5"), ("cnn", "1 to 5"), ("cell", "1 to 3"), ("trace", "1 and 2")):
+        told = modules.lineup.world_file(world).read_text("utf-8")
+        lines = [line for line in told.splitlines() if line.startswith(("min_latency =", "deadline ="))]
+        assert lines
+        assert all(line.endswith(f"on seeds {seeds}") for line in lines)
 
 
 def test_a_jackknife_by_hand(modules: Any) -> None:
@@ -271,13 +382,41 @@ def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> N
     means = next(line for line in text.splitlines() if line.startswith("- **Smallest means"))
     assert re.findall(r"`([a-z0-9-]+)`", means.split("Rows of random")[0])[:2] == ["fedcs", "oort"]
     assert "`random-80` needs 0.4" in text
+    # 2 to 16 times the clients: 2 ** 0.3 = 1.23 and 16 ** 0.3 = 2.30.
+    lead, both = text.split("## Why not just ask more phones?")[1].strip().splitlines()[:3:2]
+    assert lead.startswith("**With random selection, more phones save seconds and cost joules.** The rows ask 10 to 80")
+    told = re.findall(
+        r"(Without|With) a deadline, they need ([\d.]+) to ([\d.]+) times the seconds and ([\d.]+) to ([\d.]+) times",
+        lead,
+    )
+    assert [one[0] for one in told] == ["Without", "With"]
+    for _, fast, slow, low, high in told:
+        assert 0.42 < float(fast) < 0.45 < 0.78 < float(slow) < 0.84
+        assert 1.2 < float(low) < 1.27 < 2.25 < float(high) < 2.35
+    # Only Oort has 0.6 times the seconds and 0.9 times the joules; the others have ratios of 1 in one of the two.
+    number, rows_below = re.match(r"\*\*(\d+) of the (\d+) rows that reached", both).groups()
+    assert 1 <= int(number) < int(rows_below)
+    assert re.search(r"The fastest of them is `oort(-\d+)?`: 0\.\d\d \(0\.\d\d to 0\.\d\d\) times the seconds", both)
+    assert "chosen among all rows, and the intervals are not corrected" in both
     assert re.search(
         r"\*\*The fastest row of a selector\*\* is `fedcs`. Compared with `random-80-[469]0s`, it needs 0\.[67]", text
     )
     assert "**The fastest of this page's selectors with 5 clients** is `oort`." in text
     assert {"oort", "fedcs"} <= set(names)
     assert {"random", "bsfl", "random-80"}.isdisjoint(names)
-    assert cells_of(text, "## All rows", "bsfl")[10] == "`oort`"
+    assert cells_of(text, "## All rows", "bsfl")[12] == "`oort`"
+    assert cells_of(text, "## All rows", "fedcs-5")[12] == "-"
+    assert cells_of(text, "## All rows", "fedcs")[2] == "none; `fedcs` plans for 40"
+    assert cells_of(text, "## All rows", "random-20-60s")[2] == "60"
+    rows = {(row["selector"], row["seed"]): row for row in rows_of(written / "selectors-runs.csv")}
+    for column, figure in ((8, "accuracy_last10"), (9, "worst_tenth")):
+        gaps = np.array([
+            100 * (float(rows["oort", seed][figure]) - float(rows["random", seed][figure]))
+            for seed in map(str, range(1, 11))
+        ])  # fmt: skip
+        half = stats.t.ppf(0.975, 9) * gaps.std(ddof=1) / math.sqrt(10)
+        mean, low, high = (f"{one:+.1f}" for one in (gaps.mean(), gaps.mean() - half, gaps.mean() + half))
+        assert cells_of(text, "## All rows", "oort")[column] == f"{mean} ({low} to {high})"
     # 16 times the clients: 16 ** 0.3 = 2.30 in both directions.
     ratios = cells_of(text, "## All rows", "random-80")
     assert 0.42 < float(ratios[5].split()[0]) < 0.45
@@ -286,7 +425,7 @@ def test_the_frontier_names_the_rows_that_no_other_row_beats(written: Path) -> N
     assert (written / "selectors-shards.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["formats", "effects"])
+@pytest.mark.parametrize("name", ["formats", "effects", "lineup"])
 def test_examples_in_docstrings(modules: Any, name: str) -> None:
     module = getattr(modules, name)
     found = doctest.testmod(module, extraglobs={"math": math})
@@ -300,6 +439,43 @@ def test_the_stored_page_is_the_program_of_its_rows(name: str, tmp_path: Path) -
     (tmp_path / rows.name).write_bytes(rows.read_bytes())
     run("selectors", "--page-only", "--page", tmp_path / "selectors.md")
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
+
+
+def test_the_page_about_choosing_says_what_the_stored_page_has() -> None:
+    """Each claim of docs/selectors.md about world (a), read from the tables that the rows give."""
+    page = (RESULTS / "selectors.md").read_text("utf-8").split("\n## (b)")[0]
+    text = " ".join((RESULTS.parent / "selectors.md").read_text("utf-8").split())
+
+    def time(label: str, column: int = 2) -> str:
+        return cells_of(page, "### Time to 75 %", label)[column]
+
+    assert all(time(label).startswith("later") for label in ("power-of-choice", "cpow-d", "active-fl"))
+    assert time("rpow-d") == "not settled"
+    assert {label: "probe" in time(label, 1) for label in ("power-of-choice", "cpow-d", "active-fl", "rpow-d")} == {
+        "power-of-choice": True, "cpow-d": True, "active-fl": True, "rpow-d": False
+    }  # fmt: skip
+    missed, sooner = re.match(r"missed the target on (\d+) of 20 seeds \(sooner on (\d+)", time("oort")).groups()
+    assert missed == "1"
+    assert f"sooner than random selection on {sooner} of 20 seeds, but it missed the target on one" in text
+    assert re.match(r"missed the target on (\d+) of 20", time("pczfl"))[1] == "3"
+    assert "`pczfl` missed the target on 3 of 20 seeds" in text
+    joules = cells_of(page, "### Energy, accuracy", "tifl")[2].split()[0]
+    assert f"needed {joules} times the joules of random selection" in text
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]* \| sooner \| [^|]* \| ([\d.]+) \|", page, re.M)
+    equal = [label for label, asked in rows if float(asked) < 6]
+    assert equal == ["fedcor", "fedcm-ts", "fedcm-ucb", "bsfl", "cs-ucb", "tifl"]
+    assert f"Of the selectors that ask 5 phones a round, {len(equal)} reached the target sooner" in text
+    part = page[page.index("### Rows that separate") :]
+    ratios = dict(re.findall(r"^\| `([a-z-]+)` \| `random(?:-filtered)?` \| [^|]*\| ([\d.]+) ", part, re.M))
+    assert f"already needed {ratios['random-filtered']} times the time" in text
+    low, high = sorted((ratios["fedcm-ts"], ratios["fedcm-ucb"]))
+    assert f"needed {low} to {high} times the time of random selection with the filter" in text
+    times: dict[str, list[float]] = {}
+    for row in rows_of(RESULTS / "selectors-runs.csv"):
+        if row["world"] == "shards" and row["selector"] in ("bsfl", "cs-ucb"):
+            times.setdefault(row["selector"], []).append(float(row["time_to_target_s"]))
+    assert len(times["bsfl"]) == 20
+    assert stats.ttest_rel(np.log(times["bsfl"]), np.log(times["cs-ucb"])).pvalue > 0.05
 
 
 def test_a_fingerprint_does_not_depend_on_other_selectors_or_texts(modules: Any) -> None:
@@ -323,7 +499,7 @@ def test_other_data_are_refused(modules: Any, tmp_path: Path) -> None:
         (raw / name).write_bytes(b"other")
     scenario = modules.lineup.load_scenario(modules.lineup.world_file("shards"), {"data.data_dir": str(tmp_path)})
     with pytest.raises(ValueError, match=r"SHA-256 of t10k-images-idx3-ubyte, train-images-idx3-ubyte differs"):
-        modules.cells.Cell(scenario, "random").simulate()
+        modules.cells.Cell(scenario, "random").check_data()
 
 
 def test_every_value_set_by_hand_has_a_reason(modules: Any) -> None:

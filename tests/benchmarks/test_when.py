@@ -237,6 +237,39 @@ def test_the_page_names_the_values_that_no_fleet_has() -> None:
     assert f"No fleet has a spread between {low:.2f} and {high:.2f}." in text
 
 
+def test_the_page_tells_the_course_of_a_deployments_savings() -> None:
+    """Smallest and largest saving and Jain's index after 5, 15 and 50 plays, and how many fleets have a dip."""
+    text, found = page_of(20, 20), CELLS.Results(page_rows(20)[0])
+    fleets = [fleet for fleet in GRIDS.make_grid(False, 20).fleets if found.zone(fleet) == "above"]
+    savings = {n: [round(100 * found.saving(f, "bsfl auto", n).value) for f in fleets] for n in (5, 15, 50)}
+    jains = {n: [found.jain(f, "bsfl auto", n) for f in fleets] for n in savings}
+    for n, own in savings.items():
+        assert f"| {n} | {min(own)}…{max(own)} | {min(jains[n]):.2f}…{max(jains[n]):.2f} |\n" in text
+    exact = {n: [found.saving(f, "bsfl auto", n).value for f in fleets] for n in savings}
+    dips = [sum(b < a for a, b in zip(exact[n], exact[m], strict=True)) for n, m in ((5, 15), (15, 50))]
+    assert dips[0] > 0 == dips[1]
+    said = f"In {dips[0]} of these fleets, the saving is smaller after 15 plays than after 5 plays. In none of these"
+    assert said in " ".join(text.split())
+
+
+def test_the_page_tells_how_many_fleets_below_the_limits_have_no_spread() -> None:
+    text, found = " ".join(page_of(2, 2).split()), CELLS.Results(page_rows(2)[0])
+    below = [fleet for fleet in GRIDS.make_grid(False, 2).fleets if found.zone(fleet) == "below"]
+    equal = [fleet for fleet in below if fleet.spread == 0]
+    assert 0 < len(equal) < len(below)
+    assert f"Of the {len(below)} fleets below the limits, {len(equal)} have no spread at all" in text
+
+
+def test_a_world_with_absent_clients_has_no_ceiling() -> None:
+    """The page calls the saving of sorted groups no ceiling in world c, where their shares are not equal."""
+    runs = [row for row in rows_of(PAGE.with_name("selectors-runs.csv")) if row["selector"] == "sorted-groups"]
+    jains = {w: [float(r["jain"]) for r in runs if r["world"] == w] for w in ("shards", "cell", "trace")}
+    assert max(jains["trace"]) < 0.5 < 0.95 < min(jains["shards"] + jains["cell"])
+    known = page_of(2, 2).split("## Worlds that were measured before")[1]
+    marked = [line.split("|")[1].strip() for line in known.splitlines() if "no ceiling" in line and line[0] == "|"]
+    assert marked == ["c"]
+
+
 def test_the_page_names_savings_that_chance_explains() -> None:
     """With training in world b, the interval of BSFL contains 0; without training, it does not."""
     (said,) = [one for one in " ".join(page_of(2, 2).split()).split(". ") if "interval that contains 0" in one]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.progress import Progress
+from fedsel_flwr.report.progress import Progress, RunsProgress
 from tests.report.made import make_history
 
 
@@ -97,3 +97,59 @@ def test_on_a_terminal_the_display_is_live_and_each_run_leaves_one_line() -> Non
     assert left == [("0", "30"), ("1", "9")]
     assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")  # the cursor, hidden meanwhile, is shown again
     assert text.rindex("failed 4\n") > text.rindex("4 failed")  # nothing of the display is drawn after the last line
+
+
+# ---- runs on a cluster ---------------------------------------------------------------------------------------------
+
+
+def test_runs_on_a_cluster_are_about_ten_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedsel_flwr.report.progress.time.monotonic", lambda: now[0])
+    progress, out = plain()
+    with progress:
+        for finished in range(41):
+            progress.show_runs(RunsProgress(finished, 40, {"a": 2} if finished < 40 else {}, 50 * finished, 2000))
+            now[0] += 3.0
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 11  # one at the start, and one for each tenth
+    assert lines[0] == "cluster: 0 of 40 runs finished, 2 in progress on 1 node (a 2), 38 waiting"
+    assert lines[5].endswith("20 of 40 runs finished, 2 in progress on 1 node (a 2), 18 waiting, about 60 s left")
+    assert lines[-1] == "cluster: 40 of 40 runs finished, 0 in progress, 0 waiting"
+
+
+def test_a_node_that_is_lost_is_a_line_but_not_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedsel_flwr.report.progress.time.monotonic", lambda: now[0])
+    progress, out = plain()
+    with progress:
+        for nodes in ({}, {"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1}):
+            progress.show_runs(RunsProgress(0, 9, nodes))
+            now[0] += 6.0
+    assert [re.findall(r"\((.*)\)", line) for line in out.getvalue().splitlines()] == [[], ["a 1, b 1"], ["b 1"]]
+
+
+def test_many_nodes_are_not_all_named() -> None:
+    nodes = {f"n{k}": 3 for k in range(64)}
+    said = RunsProgress(1, 400, nodes).describe()
+    assert said.endswith(
+        "192 in progress on 64 nodes (n0 3, n1 3, n2 3, n3 3, n4 3, n5 3, n6 3, n7 3, 56 more), 207 waiting"
+    )
+
+
+def test_on_a_terminal_the_runs_have_a_bar_below_the_current_run() -> None:
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=True, force_interactive=True, width=160))
+    with progress:
+        progress.show_runs(RunsProgress(1, 3, {"a": 1, "b": 1}, 150, 300))
+        run(progress, "bsfl, seed 0", 5)
+        progress.show_runs(RunsProgress(2, 3, {"b": 1}, 250, 300))
+        assert progress._live is not None
+        bars = [(task.description, task.completed, task.total) for task in progress._live.tasks]
+        (figures,) = [task.fields["figures"] for task in progress._live.tasks[:1]]
+        progress._live.refresh()
+    assert bars == [
+        ("2 of 3 runs", 250, 300),
+        ("bsfl, seed 0", 5, 5),
+    ]
+    assert figures == "1 in progress, nodes: 1, 0 waiting"
+    assert "bsfl, seed 0: round 5/5" in out.getvalue()  # the line stays when the bars go

@@ -16,6 +16,7 @@ from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page import comparison_tables as tables
 from fedsel_flwr.report.page.comparison_tables import ALL, PageRun
 from fedsel_flwr.report.page.document import Chart, Code, Columns, Document, Grid, Menu, Section
+from fedsel_flwr.report.page.glossary import selector_summaries, words_of_comparison
 from fedsel_flwr.report.summary import RunSummary, aggregate
 from fedsel_flwr.report.tables import figure_cells, format_ratio
 from fedsel_flwr.report.verdict import Verdict
@@ -40,6 +41,7 @@ class ComparisonFacts:
         latex: The comparison as a LaTeX table.
         environment: Program -> versions with which the runs were made.
         differences: Part -> what differs between the runs.
+        max_latency_s: Seconds after which an update is late; NaN if it is unknown.
     """
 
     title: str
@@ -56,6 +58,14 @@ class ComparisonFacts:
     latex: str
     environment: Sequence[tuple[str, str]]
     differences: Sequence[tuple[str, str]]
+    max_latency_s: float = math.nan
+
+
+RATIOS = (
+    "Each ratio is the geometric mean of the paired ratios, one for each seed. It differs from the ratio of the means "
+    "in the table above. p: paired t-test of the logs of these ratios, after Holm's correction. If a run never reached "
+    "the target, it is the exact sign test."
+)
 
 
 def comparison_document(facts: ComparisonFacts) -> Document:
@@ -76,7 +86,7 @@ class _Builder:
 
     def document(self) -> Document:
         facts = self.facts
-        built = [self.verdict(), self.curves(), self.choices(), self.rounds(), self.record()]
+        built = [self.verdict(), self.curves(), self.choices(), self.rounds(), self.words(), self.record()]
         return Document(
             title=facts.title,
             lead=[facts.description] if facts.description else [],
@@ -93,7 +103,7 @@ class _Builder:
             Menu(name="seed", label="Seed", options=seeds),
             Menu(name="selector", label="Selections and failures of", options={name: name for name in self.selectors}),
         ]
-        if self.facts.verdict:
+        if "ratios" in self.tables:
             found.append(Menu(name="measure", label="Ratio of", options={k: v[0] for k, v in tables.MEASURES.items()}))
         return found
 
@@ -105,7 +115,7 @@ class _Builder:
         parts += facts.remarks
         parts.append(self.figures())
         if found:
-            parts.append(self.ratios(found))
+            parts += [self.ratios(found), RATIOS]
         if found and any(math.isfinite(one.time.low) for one in found.selectors):
             self.tables["ratios"] = tables.ratio_table(found, facts.summaries)
             words = {name: {charts.X_TITLE: title} for name, (title, _) in tables.MEASURES.items()}
@@ -115,15 +125,21 @@ class _Builder:
                 Chart(
                     name="ratios",
                     title=f"Ratios to {found.reference}",
-                    text="Mean with 95 % interval, and a point per seed. A star marks a time that differs after Holm's "
-                    "correction. Strong grey: within 5 %. Faint grey: the ratio that "
-                    f"{found.reference} would have to itself on other seeds, in 95 % of cases.",
+                    text="Diamond: geometric mean of the paired ratios, with its 95 % interval. Points: the ratio on "
+                    "each seed; the menu of seeds enlarges one. All values are those up to the target. A star marks a "
+                    "time that differs after Holm's correction. Strong grey: within 5 %. Faint grey "
+                    f"({found.reference} against itself): the ratio of {found.reference} to itself on other seeds, in "
+                    "95 % of cases. The intervals compare runs on the same seeds, so they are usually narrower. An "
+                    "interval may lie in the faint band and still differ from 1.",
                     table="ratios",
                     spec=charts.ratio_chart(
                         {n: s for n, s in self.styles.items() if n != found.reference}, found.reference
                     ),
                     menus={"measure": "measure"},
-                    words={"measure": words},
+                    words={
+                        "measure": words,
+                        "seed": {str(seed): {charts.CHOSEN: str(seed)} for seed in self.seeds},
+                    },
                 )
             )
         return Section(name="verdict", title="Verdict", parts=parts)
@@ -140,7 +156,8 @@ class _Builder:
 
     def ratios(self, found: Verdict) -> Grid:
         return Grid(
-            title=f"Ratios to {found.reference} with 95 % intervals: time = seconds per round x rounds",
+            title=f"Ratios to {found.reference} up to the target with 95 % intervals: "
+            "time = seconds per round x rounds",
             head=["selector", "time", "seconds per round", "rounds", "energy", "p (Holm)", "verdict"],
             rows=[
                 [
@@ -163,7 +180,7 @@ class _Builder:
                 name="accuracy",
                 title="Test accuracy",
                 text=f"Mean of {facts.target_rounds} measured rounds. With all seeds: mean and one standard deviation. "
-                "Dashed: the target. A curve has fewer points than the run has rounds.",
+                "Dashed: the target. Long curves are drawn with a part of their points; all figures use every round.",
                 table="accuracy",
                 spec=charts.accuracy_chart(self.styles, facts.target_accuracy, is_fraction=is_fraction),
                 menus={"axis": "axis", "seed": "seed"},
@@ -184,11 +201,27 @@ class _Builder:
                     shown="selector",
                 )
             )
+            parts.append(self.profile(found))
+            if any(effect.censored for effects in found.profile.values() for effect in effects):
+                parts.append(
+                    f"k of n (against m): k of n runs reach the target, and m runs of {found.reference} reach it."
+                )
+                parts += tables.unreached(found)
         return Section(name="curves", title="Curves", parts=parts)
+
+    def profile(self, found: Verdict) -> Grid:
+        return Grid(
+            title=f"Time ratio to {found.reference} by target, with 95 % intervals",
+            head=["selector", *(f"{100 * target:g} %" for target in found.profile)],
+            rows=[
+                [one.selector, *(format_ratio(effects[i]) for effects in found.profile.values())]
+                for i, one in enumerate(found.selectors)
+            ],
+        )
 
     def choices(self) -> Section:
         facts = self.facts
-        self.tables["selections"] = tables.selection_table(facts.runs, facts.num_clients)
+        self.tables["selections"], self.tables["tenths"] = tables.selection_table(facts.runs, facts.num_clients)
         self.tables["map"], with_map = tables.map_table(facts.runs, facts.num_clients)
         self.tables["fairness"] = tables.fairness_table(facts.summaries)
         own = {"seed": "seed", "selector": "selector"}
@@ -198,25 +231,37 @@ class _Builder:
                 name="map",
                 title="Who was selected",
                 text="Selections of groups of clients in groups of rounds; with all seeds, their mean. The clients are "
-                f"in the order of their mean latency.{limit}",
+                f"in the order of their mean latency. A group without a colour was not selected.{limit}",
                 table="map",
                 spec=charts.map_chart(),
                 menus=own,
             ),
             Chart(
+                name="tenths",
+                title="Selections by latency",
+                text="A point per tenth of the clients, in the order of their mean latency: how often one client was "
+                "selected in a run.",
+                table="tenths",
+                spec=charts.tenth_chart(self.styles),
+                menus={"seed": "seed"},
+                shown="selector",
+            ),
+            Chart(
                 name="selections",
-                title="Selections against latency",
-                text="A point per client. With all seeds: a point per tenth of the clients, in the order of their "
-                "latency.",
+                title="Selections of each client",
+                text="A point per client. With all seeds: the clients of all seeds. If there are very many clients, a "
+                "part of them.",
                 table="selections",
                 spec=charts.selection_chart(self.styles),
                 menus=own,
             ),
         ]
-        for figure, title, text in (
-            ("jain", "Fairness", "Jain's index of the selection counts: 1 if all clients have equal shares."),
-            ("worst_tenth", "The worst tenth", "Mean accuracy of the tenth of the clients with the lowest accuracy."),
-        ):
+        for figure, title, text, axis, form in (
+            ("jain", "Fairness", "Jain's index of the selection counts: 1 if all clients have equal shares.",
+             "Jain's index", ".3~f"),
+            ("worst_tenth", "The worst tenth", "Mean accuracy of the tenth of the clients with the lowest accuracy.",
+             "accuracy of the worst tenth", ".1~%"),
+        ):  # fmt: skip
             if any(math.isfinite(getattr(one, figure)) for one in facts.summaries):
                 name = figure.replace("_", "-")
                 self.tables[name] = _only(self.tables["fairness"], "figure", figure)
@@ -226,7 +271,7 @@ class _Builder:
                         title=title,
                         text=f"{text} With all seeds: mean and one standard deviation.",
                         table=name,
-                        spec=charts.fairness_chart(self.styles, title.lower()),
+                        spec=charts.fairness_chart(self.styles, axis, form),
                         menus={"seed": "seed"},
                         shown="selector",
                     )
@@ -238,16 +283,24 @@ class _Builder:
         facts = self.facts
         parts: list[str | Chart | Grid | Code] = []
         found = tables.part_table(facts.runs)
+        shown = [
+            part
+            for part in tables.PARTS
+            if any(own == part and seconds > 0 for own, seconds in zip(found["part"], found["seconds"], strict=True))
+        ]
         if any(math.isfinite(value) for value in found["seconds"]):
             self.tables["parts"] = found
             parts.append(
                 Chart(
                     name="parts",
                     title="Parts of a round",
-                    text="Mean seconds of the completed clients; waiting is the rest of the round, for the slowest "
-                    "client.",
+                    text="Means over all rounds of a run, also those after the target. The ratios of seconds per round "
+                    "are those up to the target, so the selectors may have another order there. Download, compute and "
+                    "upload: means over the clients with a usable update. Failures: the seconds after the slowest "
+                    "usable update, which only failed clients take. Waiting: the rest of the round, for the slowest "
+                    "usable update.",
                     table="parts",
-                    spec=charts.part_chart(self.selectors),
+                    spec=charts.part_chart(self.selectors, shown),
                     menus={"seed": "seed"},
                     shown="selector",
                 )
@@ -255,6 +308,7 @@ class _Builder:
         found = tables.failure_table(facts.runs)
         if found["reason"]:
             self.tables["failures"] = found
+            parts.append(self.reasons())
             parts.append(
                 Chart(
                     name="failures",
@@ -274,7 +328,8 @@ class _Builder:
                     name="regret",
                     title="Seconds lost",
                     text="Seconds lost per round so far, compared with the clients of the lowest mean latencies "
-                    "(Xia et al., theta). Selectors that select different numbers of clients cannot be compared here.",
+                    "(theta in the paper of Xia et al.). Selectors that select different numbers of clients cannot be "
+                    "compared here.",
                     table="regret",
                     spec=charts.regret_chart(self.styles),
                     menus={"seed": "seed"},
@@ -282,6 +337,26 @@ class _Builder:
                 )
             )
         return Section(name="rounds", title="Rounds", parts=parts)
+
+    def reasons(self) -> Grid:
+        counts = tables.failure_counts(self.facts.runs)
+        names = sorted(
+            {reason for own in counts.values() for reason in own},
+            key=lambda reason: (reason == "other", -sum(own.get(reason, 0) for own in counts.values())),
+        )
+        return Grid(
+            title="Failed clients of a run by reason, means over the seeds",
+            head=["selector", *names],
+            rows=[[selector, *(f"{own.get(reason, 0):.1f}" for reason in names)] for selector, own in counts.items()],
+        )
+
+    def words(self) -> Section:
+        facts = self.facts
+        meanings = words_of_comparison(facts.target_rounds, facts.max_latency_s)
+        parts: list[str | Chart | Grid | Code] = [Grid(head=["word", "meaning"], rows=[list(one) for one in meanings])]
+        if summaries := selector_summaries(self.selectors):
+            parts.append(Grid(title="Selectors", head=["selector", "summary"], rows=[list(one) for one in summaries]))
+        return Section(name="words", title="Words", parts=parts)
 
     def record(self) -> Section:
         facts = self.facts
@@ -292,6 +367,7 @@ class _Builder:
             rows = [list(one) for one in facts.differences]
             parts.append(Grid(title="What differs between the runs", head=["part", "values"], rows=rows))
         parts += [
+            "The commands repeat one run each, in the folder of the comparison.",
             Code(title="Commands that repeat a run", text="\n".join(facts.commands), closed=True),
             Code(title="LaTeX", text=facts.latex, closed=True),
             Code(title="Scenario", text=facts.scenario, closed=True),

@@ -26,7 +26,7 @@ from fedsel_flwr.report.panels import mean_curve
 from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
 from fedsel_flwr.report.verdict import LEVEL, SelectorVerdict, Verdict
 from fedsel_flwr.rounds.history import History, failure_reason
-from fedsel_flwr.rounds.records import RoundRecord
+from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
 ALL = "all"
 """Value of the column ``seed`` for means over the seeds."""
@@ -40,11 +40,11 @@ MAP_CELLS = (60, 50)
 """Largest number of rows and columns of a map."""
 MAP_ROWS = 60_000
 """Largest number of rows of the maps of single seeds. The first seeds get a map."""
-MOST_POINTS = 1_000
-"""Largest number of clients of a seed that are drawn as points."""
+MOST_POINTS = (1_000, 300)
+"""Largest number of clients that are drawn as points, with few runs and with many."""
 REASONS = 7
 """Largest number of reasons of failure; all others together are "other"."""
-PARTS = ("download", "compute", "upload", "waiting", "probes")
+PARTS = ("download", "compute", "upload", "waiting", "failures", "probes")
 """Parts of a round."""
 
 
@@ -75,8 +75,9 @@ class PageRun:
     def clients(self) -> dict[str, FloatArray]:
         """Columns of the selected clients of all rounds."""
         names = ("round", "client", "latency_s", "download_s", "compute_s", "upload_s", "completed", "spare")
-        rows = [[float(getattr(row, name)) for name in names] for row in self.history.clients]
-        return dict(zip(names, np.reshape(np.array(rows, dtype=np.float64), (-1, len(names))).T, strict=True))
+        rows = [[*(float(getattr(row, name)) for name in names), took_s(row)] for row in self.history.clients]
+        columns = np.reshape(np.array(rows, dtype=np.float64), (-1, len(names) + 1)).T
+        return dict(zip((*names, "took_s"), columns, strict=True))
 
     @cached_property
     def reasons(self) -> list[tuple[int, str]]:
@@ -109,6 +110,11 @@ MEASURES: dict[str, tuple[str, Callable[[SelectorVerdict], PairedEffect]]] = {
     "joules_per_round": ("joules per round", lambda one: one.joules_per_round),
 }
 """Ratios of the forest plot -> title, and the effect in a verdict."""
+
+
+def took_s(row: ClientRecord) -> float:
+    """Return the seconds from the round's start until the client was done, cold starts included."""
+    return row.first_s if row.latency_source == "first" and math.isfinite(row.first_s) else row.latency_s
 
 
 def by_selector(runs: Sequence[PageRun]) -> dict[str, list[PageRun]]:
@@ -157,7 +163,7 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
 
     The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
     """
-    table = _Rows("measure", "kind", "selector", "ratio", "low", "high", "p", "verdict", "note")
+    table = _Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
     figures = {"time": "time_to_target_s", "rounds": "rounds_to_target", "seconds_per_round": "seconds_per_round",
                "energy": "energy_to_target_j", "joules_per_round": "joules_per_round"}  # fmt: skip
     own = [one for one in summaries if one.selector == verdict.reference]
@@ -169,16 +175,34 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
             word = one.word if is_primary else ""
             p = one.p if is_primary else effect.p
             estimate = (effect.estimate, effect.low, effect.high)
-            table.add(measure, "mean", one.selector, *estimate, p, word, note or _mark(p, is_primary))
-            for value in effect.values:
-                table.add(measure, "seed", one.selector, value, math.nan, math.nan, math.nan, "", "")
+            table.add(measure, "mean", one.selector, "", *estimate, p, word, note or _mark(p, is_primary))
+            for seed, value in zip(effect.seeds, effect.values, strict=True):
+                table.add(measure, "seed", one.selector, str(seed), value, math.nan, math.nan, math.nan, "", "")
         low, high = reference_band([getattr(one, figures[measure]) for one in own])
-        table.add(measure, "band", verdict.reference, math.nan, low, high, math.nan, "", "")
+        table.add(measure, "band", verdict.reference, "", math.nan, low, high, math.nan, "", "")
     return table.columns
 
 
 def _mark(p: float, is_corrected: bool) -> str:
     return "*" if is_corrected and p <= LEVEL else ""
+
+
+def unreached(verdict: Verdict) -> list[str]:
+    """Return a sentence for each target that some runs never reached: on how many seeds each selector reached it."""
+    found = []
+    for target, effects in verdict.profile.items():
+        if not any(effect.censored for effect in effects):
+            continue
+        first = effects[0]
+        counts = [(effect.selector, effect.reached, effect.pairs) for effect in effects]
+        counts.append((verdict.reference, first.reference_reached, first.pairs))
+        never = [selector for selector, reached, _ in counts if not reached]
+        rest = [f"{selector} on {reached} of {pairs} seeds" for selector, reached, pairs in counts if reached]
+        text = [f"No run of {' or '.join(never)} reaches {100 * target:g} %."] if never else []
+        if rest:
+            text.append(f"{100 * target:g} % is reached by {', '.join(rest)}.")
+        found.append(" ".join(text))
+    return found
 
 
 def profile_table(verdict: Verdict) -> Columns:
@@ -221,30 +245,49 @@ def ranks(runs: Sequence[PageRun], num_clients: int) -> dict[int, FloatArray]:
     return found
 
 
-def selection_table(runs: Sequence[PageRun], num_clients: int) -> Columns:
+def selection_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, Columns]:
     """Return the number of selections against the mean latency.
 
-    A seed has a row per client, at most :data:`MOST_POINTS`. The means over the seeds have a row per tenth of the
-    clients, sorted by latency.
+    Returns:
+        A table with a row per client, at most :data:`MOST_POINTS`, in which the rows of :data:`ALL` are the clients of
+        all seeds. A table with a row per tenth of the clients, sorted by latency.
     """
     table = _Rows("seed", "selector", "client", "latency_s", "selections")
+    groups = _Rows("seed", "selector", "tenth", "latency_s", "selections_per_client")
+    most = MOST_POINTS[len(runs) > FEW_RUNS]
     latencies = ranks(runs, num_clients)
     for selector, own in by_selector(runs).items():
-        tenths = []
+        tenths, everyone = [], list[tuple[float, str, int]]()
         for run in own:
             counts = run.history.selection_counts(num_clients)[:num_clients]
             latency = latencies[run.seed]
             order = [int(k) for k in np.argsort(latency) if np.isfinite(latency[k])]
-            for i in thin(len(order), MOST_POINTS):
+            for i in thin(len(order), most):
                 client = order[i]
                 table.add(str(run.seed), selector, str(client), latency[client], int(counts[client]))
+            everyone += [(float(latency[k]), f"{k} of seed {run.seed}", int(counts[k])) for k in order]
             parts = [part for part in np.array_split(np.array(order, dtype=int), 10) if part.size]
             tenths.append([(latency[part].mean(), counts[part].mean()) for part in parts])
+            for place, (x, y) in enumerate(tenths[-1], start=1):
+                groups.add(str(run.seed), selector, place, x, y)
+        everyone.sort()
+        for i in thin(len(everyone), most):
+            x, label, count = everyone[i]
+            table.add(ALL, selector, label, x, count)
         common = min(map(len, tenths), default=0)
         for place in range(common):
             x, y = np.mean([one[place] for one in tenths], axis=0)
-            table.add(ALL, selector, f"tenth {place + 1}", x, y)
-    return table.columns
+            groups.add(ALL, selector, place + 1, x, y)
+    return table.columns, groups.columns
+
+
+def group_edges(size: int, most: int) -> np.ndarray[Any, Any]:
+    """Return the edges of at most ``most`` groups of equal length; only the last group may be shorter.
+
+    >>> group_edges(10, 4), group_edges(3, 4)
+    (array([ 0,  3,  6,  9, 10]), array([0, 1, 2, 3]))
+    """
+    return np.append(np.arange(0, size, max(1, math.ceil(size / most))), size)
 
 
 def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
@@ -256,11 +299,7 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     table = _Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
     latencies = ranks(runs, num_clients)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
-    # The edges of the groups, as whole numbers.
-    rows, columns = (
-        np.unique(np.round(np.linspace(0, size, min(size, most) + 1)).astype(int))
-        for size, most in zip((num_clients, last), MAP_CELLS, strict=True)
-    )
+    rows, columns = (group_edges(size, most) for size, most in zip((num_clients, last), MAP_CELLS, strict=True))
     with_map = 0
     seeds = list(latencies)
     maps: dict[tuple[str, int], FloatArray] = {}
@@ -292,10 +331,9 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
 def failure_table(runs: Sequence[PageRun]) -> Columns:
     """Return the failed clients per round, by reason, in groups of rounds."""
     table = _Rows("seed", "selector", "round", "round_end", "reason", "clients_per_round")
-    usual = Counter(reason for run in runs for _, reason in run.reasons).most_common(REASONS)
-    names = [reason for reason, _ in usual]
+    names = usual_reasons(runs)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
-    edges = np.unique(np.round(np.linspace(0, last, min(last, MAP_CELLS[1]) + 1)).astype(int))
+    edges = group_edges(last, MAP_CELLS[1])
     widths = np.diff(edges)
 
     def add(seed: str, selector: str, counts: Mapping[str, FloatArray]) -> None:
@@ -317,11 +355,27 @@ def failure_table(runs: Sequence[PageRun]) -> Columns:
     return table.columns
 
 
+def usual_reasons(runs: Sequence[PageRun]) -> list[str]:
+    """Return the :data:`REASONS` most frequent reasons of failure."""
+    return [reason for reason, _ in Counter(one for run in runs for _, one in run.reasons).most_common(REASONS)]
+
+
+def failure_counts(runs: Sequence[PageRun]) -> dict[str, dict[str, float]]:
+    """Return selector -> reason of failure -> mean number of failed clients in a run; all other reasons as "other"."""
+    names = usual_reasons(runs)
+    found: dict[str, dict[str, float]] = {}
+    for selector, own in by_selector(runs).items():
+        counts = Counter(reason if reason in names else "other" for run in own for _, reason in run.reasons)
+        found[selector] = {reason: count / len(own) for reason, count in counts.items()}
+    return found
+
+
 def part_table(runs: Sequence[PageRun]) -> Columns:
     """Return the parts of a mean round, in seconds.
 
-    Download, compute and upload are means over the completed clients. Waiting is the rest of the round: the seconds for
-    which a client waits for the slowest one. It is NaN if no client reports its parts.
+    Download, compute and upload are means over the completed clients. Failures are the seconds of
+    :func:`failure_seconds`. Waiting is the rest of the round: the seconds for which a client waits for the slowest one.
+    It is NaN if no client reports its parts.
     """
     table = _Rows("seed", "selector", "part", "seconds")
     for selector, own in by_selector(runs).items():
@@ -341,7 +395,26 @@ def round_parts(run: PageRun) -> dict[str, float]:
     total = float(np.mean([one.round_s for one in run.rounds])) if run.rounds else math.nan
     probes = float(np.mean([one.probe_s for one in run.rounds])) if run.rounds else math.nan
     means = [float(c[f"{part}_s"][done].mean()) if done.any() else math.nan for part in PARTS[:3]]
-    return dict(zip(PARTS, (*means, total - probes - sum(means), probes), strict=True))
+    failures = float(failure_seconds(run).mean()) if run.rounds else math.nan
+    return dict(zip(PARTS, (*means, total - probes - sum(means) - failures, failures, probes), strict=True))
+
+
+def failure_seconds(run: PageRun) -> FloatArray:
+    """Return the seconds of each round after its slowest usable update, in which it waited for failed clients.
+
+    Returns:
+        Seconds, shape (rounds,). If the clients of a round train in several waves, the seconds are those of its slowest
+        clients.
+    """
+    c = run.clients
+    numbers = [one.round for one in run.rounds]
+    durations = np.array([one.round_s - one.probe_s for one in run.rounds], dtype=np.float64)
+    place = np.searchsorted(numbers, c["round"])
+    longest = np.zeros((2, len(numbers)))
+    for own, rows in zip(longest, (c["completed"] > 0, (c["completed"] == 0) & (c["spare"] == 0)), strict=True):
+        np.fmax.at(own, place[rows], c["took_s"][rows])
+    # A round with over-selection or a deadline ends before a failed client's max_latency.
+    return np.asarray(np.maximum(np.minimum(longest[1], durations) - longest[0], 0.0))
 
 
 def regret_table(runs: Sequence[PageRun]) -> Columns:

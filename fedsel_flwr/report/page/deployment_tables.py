@@ -2,20 +2,6 @@
 
 The folder may belong to a running strategy. It is read without a lock. Only complete lines of the journal count, and a
 round is in the journal after its evaluation, at the latest when the next round ends.
-
-**The cost of waiting.** In round t let w_1 >= w_2 >= ... >= w_n be the seconds for which the server waited for each
-client, with n at least 2. If its slowest client had been faster, the round would have been shorter by
-
-    s_t = w_1 - w_2              (seconds beyond the second slowest client),
-    m_t = w_1 - median(w)        (seconds beyond the median client).
-
-The cost per round is the mean of s_t, or of m_t, over these rounds. The slowest client bears the cost. If several
-clients are equally slow, each of them counts as slowest and bears an equal part of m_t, and s_t is 0.
-
-Let D be the duration of the round without its probes. For a client, w is its latency, or its first time itself (source
-"first"), at most D. A failed client has the latency ``max_latency``, as in the duration of the round. Spares do not
-count, because the round did not wait for them. With over-selection, a round may end with its slowest usable update.
-Failed clients with a longer latency then do not count either.
 """
 
 from __future__ import annotations
@@ -35,10 +21,25 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
-from fedsel_flwr.report.page.comparison_tables import MAP_CELLS, PARTS, PageRun, round_parts
+from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, failure_seconds, group_edges, took_s
 from fedsel_flwr.report.page.document import Columns
+from fedsel_flwr.report.page.run_status import (
+    NewestCheckpoint,
+    RunSettings,
+    RunStatus,
+    newest_checkpoint,
+    run_status,
+)  # fmt: skip
+from fedsel_flwr.report.page.waiting_costs import (
+    PERCENTILE,
+    ClientFigures,
+    WaitingCost,
+    client_figures,
+    has_failed,
+    mean,
+    slowest_table,
+)  # fmt: skip
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
-from fedsel_flwr.rounds.checkpoints import NAME
 from fedsel_flwr.rounds.exporter import reason_label
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
@@ -49,78 +50,10 @@ TRANSFER, LATENCY = "transfer", "latency"
 """Parts of a round if the clients do not report all their times."""
 DEPLOYMENT_PARTS = (*PARTS[:3], TRANSFER, LATENCY, *PARTS[3:])
 """Parts of a round, in the order in which a bar stacks them."""
-UNMEASURED = ("first", "max_latency")
-"""Sources of a latency that is not the measured time."""
-PERCENTILE = 95
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientFigures:
-    """Figures of one client.
-
-    Attributes:
-        client_id: The client's id, as it is in the journal.
-        last_seen: Last round with a usable update from the client; None if there is none.
-        last_selected: Last round in which the client was selected.
-        problem_round: Round of ``problem``; None if there is no problem.
-        problem: Problem of the last failure; without a failure, the last problem of a usable update.
-        selections: Number of rounds in which the client was selected.
-        share: ``selections`` divided by the number of rounds.
-        failures: Number of rounds in which the client failed.
-        mean_s: Mean of the measured latencies of usable updates, seconds; NaN if there is none.
-        p95_s: Their 95th percentile (linear interpolation), seconds.
-        slowest: Number of rounds in which the client was the slowest.
-        beyond_second_s: Sum of s_t over these rounds, seconds.
-        beyond_median_s: Sum of its parts of m_t over these rounds, seconds.
-    """
-
-    client_id: str
-    last_seen: int | None
-    last_selected: int
-    problem_round: int | None
-    problem: str
-    selections: int
-    share: float
-    failures: int
-    mean_s: float
-    p95_s: float
-    slowest: int
-    beyond_second_s: float
-    beyond_median_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaitingCost:
-    """The cost of waiting for the slowest client.
-
-    Attributes:
-        rounds: Number of rounds that waited for two clients or more.
-        slowest_failed: Number of these rounds in which a failed client was the slowest.
-        beyond_second_s: Mean of s_t, seconds per round; NaN if there is no such round.
-        beyond_median_s: Mean of m_t, seconds per round; NaN if there is no such round.
-        share: Sum of m_t divided by the duration of all rounds.
-    """
-
-    rounds: int
-    slowest_failed: int
-    beyond_second_s: float
-    beyond_median_s: float
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewestCheckpoint:
-    """The newest checkpoint of a folder.
-
-    Attributes:
-        round: Its round.
-        written: Time of its last change, UTC.
-        age_s: Seconds from this time to the time of the report.
-    """
-
-    round: int
-    written: datetime
-    age_s: float
+FEWEST_ROUNDS = 8
+"""Smallest number of rounds whose quarters are compared."""
+GROUPS = 120
+"""Largest number of groups of rounds in a chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +68,12 @@ class Deployment:
         rounds: Number of rounds in the journal.
         seconds: Duration of all rounds, seconds on the strategy's clock.
         mean_s: Mean duration of a round, seconds.
+        median_s: Median duration of a round, seconds.
+        counted_s: Mean seconds of a round after its slowest usable update. Failed clients count with ``max_latency``,
+            so these seconds are not measured.
+        quarters_s: Mean duration of a round in the first and in the last quarter of the rounds, seconds; NaN with fewer
+            than :data:`FEWEST_ROUNDS` rounds.
+        quarters_measured_s: The same without the seconds of ``counted_s``.
         p95_s: 95th percentile of the duration of a round, seconds.
         selections: Number of selected clients, summed over the rounds.
         updates: Number of usable updates.
@@ -143,9 +82,15 @@ class Deployment:
         waiting: The cost of waiting for the slowest client.
         clients: Figures of each client that was ever selected, the costliest client first.
         checkpoint: The newest checkpoint; None if there is none.
+        settings: The run's settings in this checkpoint.
+        status: Whether the run is running or finished.
         accuracy: Table of the evaluated rounds: round, accuracy, loss.
         parts: Table of a mean round's parts, in seconds, in groups of rounds: round, round_end, part, seconds.
         failures: Table of the failed clients per round: round, round_end, reason, clients_per_round.
+        slowest: Table of the rounds that waited for two clients or more, the newest first. Its columns: round, round_s,
+            measured_s, client, outcome, beyond_median_s, problem. Several ids are separated by commas. The column
+            measured_s is round_s without the seconds of ``counted_s``.
+        max_latency_s: Seconds with which a failed client counts; NaN if they are unknown, or if they changed.
         advice: The advice of ``fedsel advise``; None if there is none.
         refusal: Reason for which there is no advice; empty if there is one.
     """
@@ -157,6 +102,10 @@ class Deployment:
     rounds: int
     seconds: float
     mean_s: float
+    median_s: float
+    counted_s: float
+    quarters_s: tuple[float, float]
+    quarters_measured_s: tuple[float, float]
     p95_s: float
     selections: int
     updates: int
@@ -165,16 +114,20 @@ class Deployment:
     waiting: WaitingCost
     clients: Sequence[ClientFigures]
     checkpoint: NewestCheckpoint | None
+    settings: RunSettings
+    status: RunStatus
     accuracy: Columns
     parts: Columns
     failures: Columns
+    slowest: Columns
+    max_latency_s: float
     advice: Advice | None
     refusal: str
 
     def facts(self) -> dict[str, Any]:
         """Return all values as plain types; None for a value that is unknown."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("accuracy", "parts", "failures"):
+        for name in ("accuracy", "parts", "failures", "slowest"):
             columns = found[name]
             found[name] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found |= {name: found[name].isoformat() for name in ("as_of", "read")}
@@ -182,6 +135,7 @@ class Deployment:
         found["waiting"] = asdict(self.waiting)
         if self.checkpoint:
             found["checkpoint"] = asdict(self.checkpoint) | {"written": self.checkpoint.written.isoformat()}
+        found["settings"], found["status"] = asdict(self.settings), asdict(self.status)
         found["advice"] = self.advice and self.advice.facts()
         return dict(plain_values(found))
 
@@ -253,127 +207,54 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
     cohorts = _cohorts(history)
     durations = np.array([one.round_s for one in rounds])
     waiting, clients = client_figures(rounds, cohorts)
-    failed = Counter(reason_label(row) for row in history.clients if _has_failed(row))
+    failed = Counter(reason_label(row) for row in history.clients if has_failed(row))
+    limits = {row.latency_s for row in history.clients if has_failed(row) and row.latency_source == "max_latency"}
     advice, refusal = _advice(folder)
+    counted = failure_seconds(PageRun("", 0, history))
+    checkpoint = newest_checkpoint(folder, now)
+    settings = checkpoint.settings if checkpoint else RunSettings()
+    median = float(np.median(durations))
     return Deployment(
         folder=str(folder), as_of=as_of, read=now, last_round=rounds[-1].round, rounds=len(rounds),
         seconds=float(durations.sum()), mean_s=float(durations.mean()),
+        median_s=median, counted_s=float(counted.mean()), quarters_s=_quarters(durations),
+        quarters_measured_s=_quarters(durations - counted),
         p95_s=float(np.percentile(durations, PERCENTILE)), selections=sum(one.num_selected for one in rounds),
         updates=sum(one.num_completed for one in rounds), spares=sum(one.num_spares for one in rounds),
         reasons=dict(failed.most_common()), waiting=waiting, clients=clients,
-        checkpoint=newest_checkpoint(folder, now), accuracy=_accuracy_table(rounds),
-        parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts), advice=advice, refusal=refusal,
+        checkpoint=checkpoint, settings=settings, accuracy=_accuracy_table(rounds),
+        status=run_status((now - as_of).total_seconds(), rounds[-1].round, median, checkpoint),
+        parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts),
+        slowest=slowest_table(rounds, cohorts, counted),
+        max_latency_s=limits.pop() if len(limits) == 1 else math.nan if limits else settings.max_latency_s,
+        advice=advice, refusal=refusal,
     )  # fmt: skip
-
-
-def client_figures(
-    rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]
-) -> tuple[WaitingCost, list[ClientFigures]]:
-    """Return what waiting cost, and the figures of each client, the costliest client first.
-
-    Args:
-        rounds: The rounds.
-        cohorts: Round -> its clients.
-    """
-    second, median = dict[int, float](), dict[int, float]()
-    slowest_of = defaultdict[str, list[tuple[float, float]]](list)
-    slowest_failed = 0
-    for one in rounds:
-        waited = waited_seconds(one, cohorts.get(one.round, ()))
-        if len(waited) < 2:
-            continue
-        seconds = np.sort([own for _, own in waited])[::-1]
-        second[one.round] = float(seconds[0] - seconds[1])
-        median[one.round] = float(seconds[0] - np.median(seconds))
-        slowest = [row for row, own in waited if own == seconds[0]]
-        slowest_failed += not all(row.completed for row in slowest)
-        for row in slowest:
-            slowest_of[row.client_id].append((second[one.round], median[one.round] / len(slowest)))
-    own_rows = defaultdict[str, list[ClientRecord]](list)
-    for one in rounds:
-        for row in cohorts.get(one.round, ()):
-            own_rows[row.client_id].append(row)
-    clients = [_figures(rows, slowest_of[client_id], len(rounds)) for client_id, rows in own_rows.items()]
-    total = sum(one.round_s for one in rounds)
-    waiting = WaitingCost(
-        rounds=len(second), slowest_failed=slowest_failed,
-        beyond_second_s=_mean(list(second.values())), beyond_median_s=_mean(list(median.values())),
-        share=sum(median.values()) / total if total > 0 else math.nan,
-    )  # fmt: skip
-    # The id is last, so that equal clients have the same order in every report.
-    clients.sort(key=lambda one: (-one.beyond_median_s, -one.beyond_second_s, -one.failures, one.client_id))
-    return waiting, clients
-
-
-def waited_seconds(round: RoundRecord, cohort: Sequence[ClientRecord]) -> list[tuple[ClientRecord, float]]:
-    """Return the clients for which a round waited, each with its seconds w."""
-    duration = round.round_s - round.probe_s
-    # Subtracting the probes may change the last digits.
-    limit = duration * (1 + 1e-9)
-    own = [(row, _took(row)) for row in cohort if not row.spare]
-    longest = max((seconds for row, seconds in own if row.completed), default=0.0)
-    ended_early = math.isclose(duration, longest, rel_tol=1e-9)
-    return [
-        (row, min(seconds, duration))
-        for row, seconds in own
-        if seconds >= 0 and (row.completed or seconds <= limit or not ended_early)
-    ]
-
-
-def _figures(rows: Sequence[ClientRecord], slowest: Sequence[tuple[float, float]], rounds: int) -> ClientFigures:
-    done = [row for row in rows if row.completed]
-    failed = [row for row in rows if _has_failed(row)]
-    # The last problem of a spare is that other clients were earlier, which is no fault.
-    faulty = [row for row in failed or done if row.problem]
-    latencies = [row.latency_s for row in done if row.latency_source not in UNMEASURED and row.latency_s > 0]
-    return ClientFigures(
-        client_id=rows[0].client_id,
-        last_seen=done[-1].round if done else None,
-        last_selected=rows[-1].round,
-        problem_round=faulty[-1].round if faulty else None,
-        problem=faulty[-1].problem if faulty else "",
-        selections=len(rows),
-        share=len(rows) / rounds,
-        failures=len(failed),
-        mean_s=_mean(latencies),
-        p95_s=float(np.percentile(latencies, PERCENTILE)) if latencies else math.nan,
-        slowest=len(slowest),
-        beyond_second_s=sum(own for own, _ in slowest),
-        beyond_median_s=sum(own for _, own in slowest),
-    )
 
 
 def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]) -> Columns:
     """Return the parts of a mean round, in seconds, in groups of rounds.
 
-    If the clients report download, compute and upload, the parts are those of
-    :func:`~fedsel_flwr.report.page.comparison_tables.round_parts`. If the clients report only ``compute_s``, the rest
-    of the latency that the server measured is the part "transfer". Otherwise the whole latency is one part. Waiting is
-    the rest of the round. Times that add up to more than the client's latency are left out.
+    The parts are those of :func:`~fedsel_flwr.report.page.comparison_tables.round_parts`, if the clients report
+    download, compute and upload. If the clients report only ``compute_s``, the rest of the latency that the server
+    measured is the part "transfer". Otherwise the whole latency is one part. Failures and waiting are the rest of the
+    round. Times that add up to more than the client's latency are left out.
     """
     columns: dict[str, list[Any]] = {"round": [], "round_end": [], "part": [], "seconds": []}
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
     for own in _groups(rounds):
         usable = [row for one in own for row in cohorts.get(one.round, ()) if row.completed and read.is_usable(row)]
-        if usable and read is _READERS[0]:
-            parts = round_parts(PageRun("", 0, History.from_records(own, usable)))
-        else:
-            # In a group without a usable update, the whole round is waiting.
-            parts = {name: _mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
-            probes = _mean([one.probe_s for one in own])
-            rest = _mean([one.round_s for one in own]) - probes - sum(parts.values())
-            parts |= {"waiting": rest, "probes": probes}
+        everyone = [row for one in own for row in cohorts.get(one.round, ())]
+        parts = {name: mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
+        probes = mean([one.probe_s for one in own])
+        failures = mean(failure_seconds(PageRun("", 0, History.from_records(own, everyone))))
+        rest = mean([one.round_s for one in own]) - probes - sum(parts.values()) - failures
+        parts |= {"waiting": rest, "failures": failures, "probes": probes}
         for part, seconds in parts.items():
             values = (own[0].round, own[-1].round + 1, part, seconds)
             for name, value in zip(columns, values, strict=True):
                 columns[name].append(value)
     return columns
-
-
-def _took(row: ClientRecord) -> float:
-    """Return the seconds from the round's start until the client was done, cold starts included."""
-    return row.first_s if row.latency_source == "first" and math.isfinite(row.first_s) else row.latency_s
 
 
 def _is_reported(row: ClientRecord) -> bool:
@@ -395,7 +276,7 @@ _READERS = (
         {"compute": attrgetter("compute_s"), TRANSFER: attrgetter("transfer_s")},
         lambda row: math.isfinite(row.transfer_s),
     ),
-    _Reader({LATENCY: _took}, lambda row: row.latency_source != "max_latency"),
+    _Reader({LATENCY: took_s}, lambda row: row.latency_source != "max_latency"),
 )
 """The first reader that can read the row of any client reads all rows."""
 
@@ -407,7 +288,7 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
     """
     columns: dict[str, list[Any]] = {"round": [], "round_end": [], "reason": [], "clients_per_round": []}
     for own in _groups(rounds):
-        failed = Counter(reason_label(row) for one in own for row in cohorts.get(one.round, ()) if _has_failed(row))
+        failed = Counter(reason_label(row) for one in own for row in cohorts.get(one.round, ()) if has_failed(row))
         for reason, count in sorted(failed.items()):
             values = (own[0].round, own[-1].round + 1, reason, count / len(own))
             for name, value in zip(columns, values, strict=True):
@@ -416,13 +297,9 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
 
 
 def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
-    """Return groups of consecutive rounds, of almost equal length."""
-    edges = np.unique(np.round(np.linspace(0, len(rounds), min(len(rounds), MAP_CELLS[1]) + 1)).astype(int)).tolist()
+    """Return groups of consecutive rounds, of equal length; only the last group may be shorter."""
+    edges = group_edges(len(rounds), GROUPS).tolist()
     return [rounds[low:high] for low, high in pairwise(edges)]
-
-
-def _has_failed(row: ClientRecord) -> bool:
-    return not row.completed and not row.spare
 
 
 def _accuracy_table(rounds: Sequence[RoundRecord]) -> Columns:
@@ -437,17 +314,12 @@ def _cohorts(history: History) -> dict[int, list[ClientRecord]]:
     return found
 
 
-def newest_checkpoint(folder: Path, now: datetime) -> NewestCheckpoint | None:
-    """Return the newest checkpoint of a folder; None if there is none."""
-    found = ((int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
-    for number, path in sorted(found, reverse=True):
-        try:
-            written = _utc(path.lstat().st_mtime)
-        except OSError:
-            # The running strategy removes old checkpoints.
-            continue
-        return NewestCheckpoint(round=number, written=written, age_s=max(0.0, (now - written).total_seconds()))
-    return None
+def _quarters(seconds: FloatArray) -> tuple[float, float]:
+    """Return the means of the first and of the last quarter."""
+    quarter = len(seconds) // 4
+    if len(seconds) < FEWEST_ROUNDS:
+        return math.nan, math.nan
+    return float(seconds[:quarter].mean()), float(seconds[-quarter:].mean())
 
 
 def _advice(folder: Path) -> tuple[Advice | None, str]:
@@ -459,7 +331,3 @@ def _advice(folder: Path) -> tuple[Advice | None, str]:
 
 def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
-
-
-def _mean(values: Sequence[float] | FloatArray) -> float:
-    return float(np.mean(values)) if len(values) else math.nan

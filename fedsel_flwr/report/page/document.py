@@ -15,6 +15,7 @@ import base64
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,25 @@ from fedsel_flwr.report.run_folder import atomic_write, load_optional
 PACKAGES = ("altair", "jinja2", "vl_convert")
 """Packages of the extra ``report``."""
 INSTALL = "pip install 'fedsel-flwr[report]'"
+LONG_CELL = 30
+"""Number of characters up to which a cell of a grid is one line."""
 DIGITS = 6
 """Significant digits of the numbers in a page."""
 POLICY = (
     "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
     "form-action 'none'",
 )  # fmt: skip
+HEADS = {
+    "round_end": "before round", "place_end": "before place", "latency_s": "mean latency (s)", "low": "lower end",
+    "high": "upper end", "selections_per_client": "times selected", "selections": "times selected",
+    "clients_per_round": "failed clients per round", "seconds": "seconds per round", "round_s": "duration (s)",
+    "measured_s": "measured (s)", "beyond_median_s": "beyond the median client (s)",
+    "beyond_second_s": "beyond the second slowest (s)", "mean_s": "mean (s)", "p95_s": "95 % of usable updates (s)",
+    "share": "share of the rounds", "last_seen": "last usable update", "last_reply": "last reply",
+    "last_selected": "last selected", "problem_round": "round of the problem", "slowest": "slowest in (rounds)",
+    "theta": "seconds lost per round", "reached": "seeds that reach it", "pairs": "seeds",
+}  # fmt: skip
+"""Column of a table -> its head on the page, if it is not the name. A CSV file has the names."""
 Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 """Table of a chart: column -> values."""
 
@@ -94,6 +108,11 @@ class Grid:
     title: str = ""
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def wraps(self) -> list[bool]:
+        """Whether each column has long texts, which start at the left and have several lines."""
+        return [any(len(row[i]) > LONG_CELL for row in self.rows) for i in range(len(self.head))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +176,11 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if not importlib.util.find_spec(name)]
 
 
-def write_page(document: Document, path: Path) -> Path:
+def write_page(document: Document | Mapping[str, Document], path: Path) -> Path:
     """Write a page.
 
     Args:
-        document: The page.
+        document: The page; or the name of each scenario -> its page, for one page with a menu of the scenarios.
         path: Path of the file, which is replaced if it exists.
 
     Returns:
@@ -176,11 +195,11 @@ def write_page(document: Document, path: Path) -> Path:
     return path
 
 
-def render(document: Document) -> str:
+def render(document: Document | Mapping[str, Document]) -> str:
     """Return a page as HTML.
 
     Args:
-        document: The page.
+        document: The page, or the pages of several scenarios, as for :func:`write_page`.
 
     Raises:
         RunError: A package of the extra ``report`` is not installed.
@@ -192,13 +211,14 @@ def render(document: Document) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
     )
     scripts = [vega_bundle(), _file("page.js")]
+    documents = {"": document} if isinstance(document, Document) else document
     return str(
         environment.from_string(_file("page.html")).render(
-            document=document,
+            documents=documents,
             policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
-            data=_json(_data(document)),
+            data=_json([{"scenario": name, **_data(one)} for name, one in documents.items()]),
             kind=lambda part: type(part).__name__,
         )
     )
@@ -207,17 +227,29 @@ def render(document: Document) -> str:
 def encode_column(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
     """Encode a column: numbers with :data:`DIGITS` significant digits, texts as numbers of a list of texts.
 
+    If many neighbours are equal, the numbers are runs: a number, how often it follows, the next number, and so on.
+
     >>> encode_column([0.123456789, math.nan, 3.0])
     [0.123457, None, 3]
     >>> encode_column(["b", "a", "b"])
     {'values': ['b', 'a'], 'codes': [0, 1, 0]}
+    >>> encode_column([math.nan] * 9), encode_column(["a"] * 6 + ["b"])
+    ({'runs': [None, 9]}, {'values': ['a', 'b'], 'runs': [0, 6, 1, 1]})
     """
     given = np.asarray(values)
     if given.dtype.kind in "US":
         texts = [str(value) for value in values]
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        return {"values": list(places), "codes": [places[text] for text in texts]}
-    return [_number(value) for value in given.tolist()]
+        codes = [places[text] for text in texts]
+        return {"values": list(places), **(_runs(codes) or {"codes": codes})}
+    numbers = [_number(value) for value in given.tolist()]
+    return _runs(numbers) or numbers
+
+
+def _runs(numbers: Sequence[float | None]) -> dict[str, list[Any]]:
+    """Return the runs of equal numbers; empty if they are longer than the numbers."""
+    runs = [part for value, own in itertools.groupby(numbers) for part in (value, sum(1 for _ in own))]
+    return {"runs": runs} if len(runs) < len(numbers) else {}
 
 
 def _number(value: float) -> float | int | None:
@@ -239,6 +271,7 @@ def _data(document: Document) -> dict[str, Any]:
         "menus": [{"name": one.name, "values": list(one.options)} for one in document.menus],
         "selectors": list(document.selectors),
         "charts": charts,
+        "heads": HEADS,
         "tables": {
             name: {column: encode_column(values) for column, values in table.items()}
             for name, table in document.tables.items()

@@ -1,20 +1,30 @@
 "use strict";
 // Draws the charts of a page, and follows its menus. The data are in the element "data" (document.py).
-const page = JSON.parse(document.getElementById("data").textContent);
-const form = document.getElementById("menus");
+const pages = JSON.parse(document.getElementById("data").textContent); // one for each scenario
+const content = document.getElementById("content");
+const bodies = [null, ...Array.from(document.querySelectorAll("body > template"), (one) => one.content)];
 const root = document.documentElement;
 const MOST_ROWS = 500; // of a table on the page; the CSV has all
-const state = { show: new Set(page.selectors), theme: "" };
+const PRINT_WIDTH = 690; // pixels of a chart on A4 and on Letter
+const state = { show: new Set(), theme: "" };
 const views = {};
-const tables = {};
+let tables = {};
+let page = pages[0];
+let form = document.getElementById("menus");
 let drawing = Promise.resolve();
 
 // ---- data ----
+function expanded({ runs }) {
+  return runs.flatMap((value, i) => (i % 2 ? [] : Array(runs[i + 1]).fill(value)));
+}
+
 function rowsOf(name) {
   if (!tables[name]) {
-    const columns = Object.entries(page.tables[name]).map(([key, column]) => [
-      key, Array.isArray(column) ? column : column.codes.map((code) => column.values[code]),
-    ]);
+    const columns = Object.entries(page.tables[name]).map(([key, column]) => {
+      if (Array.isArray(column)) return [key, column];
+      const numbers = column.codes ?? expanded(column);
+      return [key, column.values ? numbers.map((code) => column.values[code]) : numbers];
+    });
     const length = columns.length ? columns[0][1].length : 0;
     tables[name] = Array.from({ length }, (_, i) => Object.fromEntries(columns.map(([key, own]) => [key, own[i]])));
   }
@@ -30,8 +40,8 @@ function shownRows(chart) {
 }
 
 // ---- charts ----
-function specOf(chart, rows) {
-  let text = JSON.stringify(chart.spec);
+function specOf(chart, rows, legend = null) {
+  let text = JSON.stringify(chart.spec).replaceAll('"legend":null', `"legend":${JSON.stringify(legend)}`);
   for (const [menu, values] of Object.entries(chart.words))
     for (const [old, replacement] of Object.entries(values[state[menu]] ?? {}))
       text = text.replaceAll(JSON.stringify(old), JSON.stringify(replacement));
@@ -39,16 +49,39 @@ function specOf(chart, rows) {
   return { ...spec, datasets: { ...spec.datasets, rows: rows.map((row) => ({ ...row })) } };
 }
 
+function embed(place, spec) {
+  return vegaEmbed(place, spec, {
+    mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, // errors only: an empty chart is no problem
+  });
+}
+
+// What the menus have chosen for a chart, unless the title of an axis says it.
+function choiceOf(chart) {
+  const names = page.menus.map((one) => one.name).filter((name) => Object.values(chart.menus).includes(name));
+  return names.filter((name) => !(name in chart.words)).map(
+    (name) => `${name[0].toUpperCase()}${name.slice(1)}: ${form.elements[name].selectedOptions[0].text}.`,
+  ).join(" ");
+}
+
 async function draw(chart) {
   const figure = document.getElementById(`chart-${chart.name}`);
   const rows = shownRows(chart);
-  const result = await vegaEmbed(figure.querySelector(".chart"), specOf(chart, rows), {
-    mode: "vega-lite", renderer: "svg", actions: false, ast: true, logLevel: 1, // errors only: an empty chart is no problem
-  });
-  figure.querySelector(".chart svg").setAttribute("aria-hidden", "true"); // the element around it has the label
+  figure.querySelector(".choice").textContent = choiceOf(chart);
+  const place = figure.querySelector(".chart");
   views[chart.name]?.finalize();
-  views[chart.name] = result.view;
+  delete views[chart.name];
+  figure.querySelector("[data-save=svg]").disabled = !rows.length;
+  if (rows.length) {
+    views[chart.name] = (await embed(place, specOf(chart, rows))).view;
+    place.querySelector("svg").setAttribute("aria-hidden", "true"); // the element around it has the label
+  } else place.replaceChildren("There is nothing to show for this choice."); // without rows, a scale has no ends
   if (figure.querySelector("details").open) fillTable(chart, rows);
+}
+
+// Numbers with four significant digits; the CSV has more.
+function shortText(value) {
+  if (typeof value !== "number" || Number.isInteger(value)) return value ?? "";
+  return Math.abs(value) >= 1000 ? Math.round(value) : Number(value.toPrecision(4));
 }
 
 function fillTable(chart, rows) {
@@ -59,18 +92,23 @@ function fillTable(chart, rows) {
   for (const name of columns) {
     const cell = document.createElement("th");
     cell.scope = "col";
-    cell.textContent = name;
+    cell.textContent = page.heads[name] ?? name;
     head.append(cell);
   }
   const body = table.createTBody();
-  for (const row of rows.slice(0, MOST_ROWS)) {
+  // Of many rows, those of all selectors: every k-th row.
+  const step = chart.shown ? Math.ceil(rows.length / MOST_ROWS) : 1;
+  const shown = rows.filter((_, i) => i % step === 0).slice(0, MOST_ROWS);
+  for (const row of shown) {
     const line = body.insertRow();
-    for (const name of columns) line.insertCell().textContent = row[name] ?? "";
+    for (const name of columns) line.insertCell().textContent = shortText(row[name]);
   }
   place.replaceChildren(table);
   if (rows.length > MOST_ROWS) {
     const rest = document.createElement("p");
-    rest.textContent = `The first ${MOST_ROWS} of ${rows.length} rows. The CSV has all rows.`;
+    rest.textContent = step > 1
+      ? `${shown.length} of ${rows.length} rows, evenly spread. The CSV has all rows.`
+      : `The first ${MOST_ROWS} of ${rows.length} rows. The CSV has all rows.`;
     place.append(rest);
   }
 }
@@ -79,6 +117,7 @@ function fillTable(chart, rows) {
 function drawAll(charts) {
   drawing = drawing.then(async () => {
     for (const chart of charts) {
+      if (!page.charts.includes(chart)) continue; // the scenario has changed
       try {
         await draw(chart);
       } catch (error) {
@@ -86,7 +125,7 @@ function drawAll(charts) {
         console.error(error);
       }
     }
-    root.dataset.drawn = Object.keys(views).length;
+    root.dataset.drawn = "yes";
   });
   return drawing;
 }
@@ -94,6 +133,7 @@ function drawAll(charts) {
 // ---- menus and address ----
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
+  showScenario(pages.find((one) => one.scenario === given.get("scenario")) ?? pages[0]);
   for (const menu of page.menus) {
     const value = given.get(menu.name);
     state[menu.name] = menu.values.includes(value) ? value : menu.values[0];
@@ -103,8 +143,26 @@ function readAddress() {
   state.show = new Set(page.selectors.filter((name) => !hidden.includes(name)));
 }
 
+// Exchanges the content of the page for that of another scenario.
+function showScenario(wanted) {
+  state.scenario = wanted.scenario;
+  if (wanted === page) return;
+  for (const name of Object.keys(views)) {
+    views[name].finalize();
+    delete views[name];
+  }
+  tables = {};
+  bodies[pages.indexOf(page)] = document.createDocumentFragment();
+  bodies[pages.indexOf(page)].append(...content.childNodes);
+  content.append(bodies[pages.indexOf(wanted)]);
+  page = wanted;
+  form = document.getElementById("menus");
+  document.title = page.title;
+}
+
 function writeAddress() {
   const kept = new URLSearchParams();
+  if (state.scenario !== pages[0].scenario) kept.set("scenario", state.scenario);
   for (const menu of page.menus) if (state[menu.name] !== menu.values[0]) kept.set(menu.name, state[menu.name]);
   if (state.theme) kept.set("theme", state.theme);
   for (const name of page.selectors) if (!state.show.has(name)) kept.append("hide", name);
@@ -113,18 +171,24 @@ function writeAddress() {
 
 function showState() {
   root.dataset.theme = state.theme;
-  if (!form) return;
   form.elements.theme.value = state.theme;
+  if (form.elements.scenario) form.elements.scenario.value = state.scenario;
   for (const menu of page.menus) form.elements[menu.name].value = state[menu.name];
   for (const box of form.querySelectorAll("[name=show]")) box.checked = state.show.has(box.value);
 }
 
 function changed(event) {
   const { name, value, checked } = event.target;
+  if (!form.contains(event.target)) return;
   if (name === "show") state.show[checked ? "add" : "delete"](value);
   else state[name] = value;
-  showState();
   writeAddress();
+  if (name === "scenario") {
+    start(); // the other menus keep those values that the scenario has
+    form.elements.scenario.focus();
+    return;
+  }
+  showState();
   if (name === "theme") return;
   drawAll(page.charts.filter(
     (chart) => (name === "show" ? chart.shown : Object.values(chart.menus).includes(name) || name in chart.words),
@@ -149,7 +213,18 @@ function save(name, type, text) {
 
 async function saveChart(chart, kind) {
   if (kind === "csv") save(`${chart.name}.csv`, "text/csv", csvText(chart));
-  else save(`${chart.name}.svg`, "image/svg+xml", await views[chart.name].toSVG());
+  else save(`${chart.name}.svg`, "image/svg+xml", await svgText(chart));
+}
+
+// The menu of selectors is the page's legend, which a file does not have.
+async function svgText(chart) {
+  if (!chart.shown) return views[chart.name].toSVG();
+  const legend = { title: null, orient: "bottom", columns: 6, values: page.selectors.filter((name) => state.show.has(name)) };
+  const width = document.getElementById(`chart-${chart.name}`).clientWidth;
+  const result = await embed(document.createElement("div"), { ...specOf(chart, shownRows(chart), legend), width });
+  const text = await result.view.toSVG();
+  result.view.finalize();
+  return text;
 }
 
 async function copy(button) {
@@ -166,24 +241,38 @@ async function copy(button) {
   button.textContent = "Copied";
 }
 
+// The height of the menus, for the place of a heading after a click on its link.
+new ResizeObserver(() => root.style.setProperty("--bar", `${document.getElementById("menus").offsetHeight + 8}px`))
+  .observe(document.body);
+
 // ---- start ----
-for (const chart of page.charts) {
-  const figure = document.getElementById(`chart-${chart.name}`);
-  for (const button of figure.querySelectorAll("[data-save]"))
-    button.addEventListener("click", () => saveChart(chart, button.dataset.save));
-  figure.querySelector("details").addEventListener("toggle", () => fillTable(chart, shownRows(chart)));
+function chartOf(element) {
+  const figure = element.closest("figure");
+  return page.charts.find((one) => `chart-${one.name}` === figure?.id);
 }
-for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
-form?.addEventListener("change", changed);
-form?.addEventListener("submit", (event) => event.preventDefault());
-addEventListener("hashchange", () => {
-  if (document.getElementById(location.hash.slice(1))) return; // a link to a section
+
+function start() {
   readAddress();
   showState();
-  drawAll(page.charts);
+  return drawAll(page.charts);
+}
+
+content.addEventListener("click", (event) => {
+  if (event.target.dataset.save) saveChart(chartOf(event.target), event.target.dataset.save);
+  if ("copy" in event.target.dataset) copy(event.target);
 });
-readAddress();
-showState();
-drawAll(page.charts);
+content.addEventListener("toggle", (event) => {
+  const chart = chartOf(event.target);
+  if (chart) fillTable(chart, shownRows(chart));
+}, true); // this event does not bubble
+content.addEventListener("change", changed);
+content.addEventListener("submit", (event) => event.preventDefault());
+addEventListener("hashchange", () => {
+  if (document.getElementById(location.hash.slice(1))) return; // a link to a section
+  start();
+});
+addEventListener("beforeprint", () => Object.values(views).forEach((view) => view.width(PRINT_WIDTH).run()));
+addEventListener("afterprint", () => dispatchEvent(new Event("resize")));
+start();
 // For tests and for readers of the console.
 window.fedsel = { state, views, shownRows: (name) => shownRows(page.charts.find((one) => one.name === name)) };

@@ -39,7 +39,7 @@ def compare(
     start_run: StartRun | None = None,
     update: Update | None = None,
     device: str = "cpu",
-    jobs: int = 1,
+    jobs: int | None = None,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     client_cpus: float = 1,
@@ -78,14 +78,20 @@ def compare(
         update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
-            A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
+            A run is reported when it and all earlier runs have ended. If 1 or None, the runs follow one another in this
             process. If several threads share an operation, results can differ slightly with ``jobs``, through rounding.
+            With ``ray_address``, the largest number of runs on the cluster. If None, as many as it has room for.
         num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
-            are for runs on Ray. They raise an error if no run uses Ray.
-        num_gpus: GPUs for Ray.
+            are for runs on Ray. They raise an error if no run uses Ray. For vectorized runs on a cluster: cores, and
+            threads, of each run. If None, 1.
+        num_gpus: GPUs for Ray. For vectorized runs on a cluster: GPUs of each run. If None, 1 if ``device`` is a GPU,
+            otherwise 0.
         client_cpus: Cores per client.
         client_gpus: GPUs per client.
-        ray_address: The Ray cluster to join. If None, the environment variable RAY_ADDRESS.
+        ray_address: The Ray cluster to join. The runs of the vectorized engine are then tasks on the cluster
+            (:mod:`~fedsel_flwr.simulations.comparisons.cluster_runs`). With the same number of threads, a run has the
+            same result on every machine of one kind. If None, the environment variable RAY_ADDRESS for the engine
+            "ray", and this machine for the vectorized engine. "local" means this machine.
         quiet: Whether to print nothing on standard error. This option hides the progress, remarks on the runs, the logs
             of Flower and of this package, and the line "Starting Ray".
         model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
@@ -154,6 +160,9 @@ def compare(
     if quiet or start_run or update:
         return plan.run(target, start_run, update, resume=bool(resume), **options)
     with _PlanProgress(plan, resumes=bool(resume)) as progress:
+        options["watch"] = progress.show_runs
+        # A terminal can have only one live display, and "Starting Ray" would be another one.
+        options["quiet"] = plan.form.plays_on_cluster and progress.is_live
         comparison = plan.run(target, progress.start_run, progress.update, resume=bool(resume), **options)
     for line in comparison.remarks():
         progress.announce(line)
@@ -175,7 +184,8 @@ class _PlanProgress(Progress):
         super().__init__(PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
         self._plan, self._announces = plan, not resumes
         # The command line times a trial before the first run. Here a trial would run the caller's code one more time.
-        self._is_timed = not (resumes or on_ray or form.jobs > 1) and plan.trial_rounds > 1
+        alone = form.jobs == 1 and not form.plays_on_cluster
+        self._is_timed = alone and not (resumes or on_ray) and plan.trial_rounds > 1
         self._ends: list[float] = []
 
     def start_run(self, label: str, rounds: int) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.page.document import missing_packages
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
-from fedsel_flwr.report.run_folder import atomic_write, read_table, run_name
+from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
@@ -45,11 +45,13 @@ class Run:
         selector: The selector's label.
         scenario: Scenario that was run.
         result: History and model.
+        place: Folder of the run; None if it has none.
     """
 
     selector: str
     scenario: Scenario
     result: RunResult
+    place: Path | None = None
 
     @property
     def history(self) -> History:
@@ -207,13 +209,18 @@ class Comparison:
         """Read theta of each run of each selector; empty if a run has no such table."""
         lost: dict[str, list[Any]] = {}
         for run in self.runs:
-            # If a comparison has only one run, that run may be in the comparison's folder.
-            places = [folder / run_name(run.selector, run.scenario.seed) / REGRET, folder / REGRET]
-            path = next((path for path in places if path.exists()), None)
-            if path is None:
+            path = self.place(run, folder) / REGRET
+            if not path.exists():
                 return {}
             lost.setdefault(run.selector, []).append(read_table(path)["theta"])
         return lost
+
+    def place(self, run: Run, folder: Path) -> Path:
+        """Return the folder of a run of this comparison, which is in ``folder`` unless the run was read elsewhere."""
+        own = folder / run_name(run.selector, run.scenario.seed)
+        # If a comparison has only one run, that run may be in the comparison's folder.
+        places = [own, *([run.place] if run.place else []), folder]
+        return next((place for place in places if (place / SCENARIO).is_file()), own)
 
     @property
     def _plot_options(self) -> dict[str, Any]:
@@ -285,7 +292,7 @@ class Comparison:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
             # Last, because the page is large.
             if not missing_packages():
-                write_report_page(self, folder)
+                write_report_page({self.scenario.name: self}, folder)
         except OSError as error:
             raise RunError(
                 f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
@@ -315,17 +322,37 @@ class Comparison:
                 selector and seed. Also raised if runs differ in their scenario, a selector's code, the model, or the
                 data or partition of a seed. The error names the difference.
         """
-        found = [place for folder in folders for place in _run_folders(Path(folder))]
-        if not found:
-            raise ParameterError("folders must hold at least one folder of runs, got none. Give one")
-        loaded = [Run(*read_run(place)) for place in found]
-        _check_one_scenario(loaded, found)
-        check_poolable(
-            [
-                (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
-                for run, place in zip(loaded, found, strict=True)
-            ]
-        )
+        loaded = _load_runs(folders)
+        _check_one_scenario(loaded)
+        return cls._pool(loaded, reference)
+
+    @classmethod
+    def load_each(cls, *folders: str | Path, reference: str | None = None) -> dict[str, Comparison]:
+        """Read runs from folders and pool those of the same scenario.
+
+        Args:
+            folders: Folders of comparisons or of single runs.
+            reference: As for :meth:`load`.
+
+        Returns:
+            Name of the scenario -> comparison. If several scenarios have the same name, the keys also have the settings
+            in which they differ.
+
+        Raises:
+            ParameterError: As for :meth:`load`, but runs may differ in their scenario.
+        """
+        groups: dict[str, list[Run]] = {}
+        for run in _load_runs(folders):
+            groups.setdefault(repr(_fixed_settings(run.scenario)), []).append(run)
+        for runs in groups.values():
+            _check_one_scenario(runs)
+        labels = _scenario_labels([runs[0].scenario for runs in groups.values()])
+        return dict(zip(labels, [cls._pool(runs, reference) for runs in groups.values()], strict=True))
+
+    @classmethod
+    def _pool(cls, loaded: Sequence[Run], reference: str | None) -> Comparison:
+        """Pool runs of one scenario."""
+        check_poolable([(run.selector, run.scenario.seed, run.result.fingerprints, str(run.place)) for run in loaded])
         runs = [run for run in loaded if run.result.arrays]
         cut_off = [run for run in loaded if not run.result.arrays]
         comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
@@ -384,25 +411,46 @@ def _run_folders(folder: Path) -> list[Path]:
     return inside
 
 
-def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
+def _load_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """Read all runs in folders."""
+    found = [place for folder in folders for place in _run_folders(Path(folder))]
+    if not found:
+        raise ParameterError("folders must hold at least one folder of runs, got none. Give one")
+    return [Run(*read_run(place), place) for place in found]
+
+
+def _scenario_labels(scenarios: Sequence[Scenario]) -> list[str]:
+    """Return the names of scenarios, with the settings in which they differ if two names are equal."""
+    names = [scenario.name for scenario in scenarios]
+    if len(set(names)) == len(names):
+        return names
+    settings = [_fixed_settings(scenario) for scenario in scenarios]
+    keys = [key for key in settings[0] if any(own.get(key) != settings[0][key] for own in settings)]
+    return [
+        f"{name} {', '.join(f'{key}={own.get(key)}' for key in keys)}"
+        for name, own in zip(names, settings, strict=True)
+    ]
+
+
+def _check_one_scenario(runs: Sequence[Run]) -> None:
     """Refuse runs of different scenarios, and two runs of the same selector and seed."""
-    first = _fixed_settings(runs[0].scenario)
-    seen: dict[tuple[str, int], Path] = {}
-    for run, place in zip(runs, places, strict=True):
+    first, place = _fixed_settings(runs[0].scenario), runs[0].place
+    seen: dict[tuple[str, int], Path | None] = {}
+    for run in runs:
         other = _fixed_settings(run.scenario)
         for key in first:
             if first[key] != other[key]:
                 raise ParameterError(
-                    f"runs of one comparison share their scenario, but {key} is {first[key]!r} in {str(places[0])!r} "
-                    f"and {other[key]!r} in {str(place)!r}. Load them separately"
+                    f"runs of one comparison share their scenario, but {key} is {first[key]!r} in {str(place)!r} "
+                    f"and {other[key]!r} in {str(run.place)!r}. Load them separately"
                 )
         name = (run.selector, run.scenario.seed)
         if name in seen:
             raise ParameterError(
-                f"{run.selector!r} ran on seed {run.scenario.seed} in {str(seen[name])!r} and in {str(place)!r}. Leave "
-                "one of them out"
+                f"{run.selector!r} ran on seed {run.scenario.seed} in {str(seen[name])!r} and in {str(run.place)!r}. "
+                "Leave one of them out"
             )
-        seen[name] = place
+        seen[name] = run.place
 
 
 def _fixed_settings(scenario: Scenario) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.simulations.comparisons.cluster_runs import run_on_cluster
+from fedsel_flwr.simulations.comparisons.cluster_tasks import Watch
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
 from fedsel_flwr.simulations.comparisons.contenders import (
     Contender,
@@ -96,8 +99,8 @@ class Plan:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
         where, device = options.get("where", RayResources()), options.get("device", "cpu")
         rounds = whole("rounds_on_flower", options.get("rounds_on_flower", 0), 0)
-        check_engine(scenario, where, device, rounds)
-        jobs = check_jobs(scenario, options.get("jobs", 1), device)
+        on_cluster = _check_places(scenario, where, device, rounds)
+        jobs = check_jobs(scenario, options.get("jobs"), device, on_cluster=on_cluster)
         make_availability(scenario)
         contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
         _check_parameters(scenario, contenders)
@@ -142,7 +145,11 @@ class Plan:
                 names code and is not trusted, or if its checkpoints are elsewhere.
         """
         # A Ray cluster in the arguments replaces that of the plan, which then needs no trust.
-        form = read_plan(folder).model_copy(update=where)
+        found = read_plan(folder)
+        form = found.model_copy(update=where)
+        if "jobs" not in where and form.plays_on_cluster != found.plays_on_cluster:
+            # The number was for other machines.
+            form = form.model_copy(update={"jobs": None})
         if nameless := [one.label for one in form.selectors if one.name is None]:
             raise ParameterError(
                 f"selector {nameless[0]!r} in {str(folder)!r} was passed in Python. Resume it in Python, with "
@@ -169,7 +176,7 @@ class Plan:
         because the start of Ray alone would take longer.
         """
         form, counted = self.form, self.count_rounds()
-        if form.scenario.engine == "ray":
+        if form.scenario.engine == "ray" or form.plays_on_cluster:
             return counted
         first = self.contenders[0].scenario(form.scenario, form.seeds[0])
         trial, ends = first.model_copy(update={"rounds": self.trial_rounds}), []
@@ -192,13 +199,15 @@ class Plan:
         """Describe the number of runs and rounds, for example "30 runs of 300 rounds"."""
         runs = len(self.contenders) * len(self.form.seeds)
         counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
+        if self.form.plays_on_cluster:
+            return f"{counted} on the Ray cluster at {self.form.where.address}"
         return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
 
     def describe_time(self, ends: Sequence[float]) -> str:
         """Estimate the duration of all runs from the times at which rounds ended, for example "about 45 s"."""
         # The first round is not timed, because it also compiles code and reads the data.
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
-        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / self.form.jobs
+        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / (self.form.jobs or 1)
         return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
     def run(
@@ -209,9 +218,12 @@ class Plan:
         resume: bool = False,
         replay: bool = False,
         track: Tracking | None = None,
+        watch: Watch | None = None,
         **options: Any,
     ) -> Comparison:
         """Run the plan. Arguments, result and errors are those of ``compare``; options are passed to ``simulate``.
+
+        On a cluster, ``watch`` is called with the progress of all runs.
 
         All selectors run on the first seed, then on the next. Therefore the runs before an interruption can be
         compared, and the data of each seed are made only once.
@@ -244,7 +256,9 @@ class Plan:
             write_plan(folder, form.model_copy(update=named))
             options = {"resume": resume, "replay": replay, **form.checkpoints.model_dump(), **options}
         on_flower: History | None = None
-        on_ray = options | {name: getattr(form.where, name) for name in form.where.non_default}
+        # On a cluster, these two numbers are those of each vectorized run.
+        unused = ("num_cpus", "num_gpus") if form.plays_on_cluster else ()
+        on_ray = options | {name: getattr(form.where, name) for name in form.where.non_default if name not in unused}
         if rounds := min(form.rounds_on_flower, form.scenario.rounds):
             first, place = runs[0], folder and folder / f"{run_name(runs[0].contender.label, form.seeds[0])}-on-flower"
             on_round = report_progress(f"{self._title(first)}, with Flower on Ray", rounds, start_run, update)
@@ -252,15 +266,15 @@ class Plan:
                 first.scenario, rounds, first.selector(), on_round, folder=place, label=first.contender.label, **on_ray
             ).history
         play = self._play_sequentially
-        if form.jobs > 1 and not self._is_single:
-            play = self._play_in_parallel
+        if form.plays_on_cluster or ((form.jobs or 1) > 1 and not self._is_single):
+            play = partial(self._play_elsewhere, folder=folder, watch=watch)
             # Computed here, because a worker process gets pickled classes, often without their source.
             runs = [replace(job, place={**job.place, "code": job.code(brought)}) for job in runs]
         here = (on_ray if form.scenario.engine == "ray" else options | {"device": form.device}) | {"track": track}
         # The generator is closed even if a run fails, and then ends its worker processes.
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
-                run = Run(job.contender.label, brought.named_in(job.scenario), result)
+                run = Run(job.contender.label, brought.named_in(job.scenario), result, job.place["folder"])
                 if on_flower and not comparison.runs:
                     comparison.agreement = compare_choices(on_flower, result.history)
                 comparison.runs.append(run)
@@ -300,17 +314,51 @@ class Plan:
             # A copy is in memory. A history that reads a file keeps it open, and systems limit their number.
             yield replace(result, history=copy.copy(result.history))
 
-    def _play_in_parallel(
-        self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+    def _play_elsewhere(
+        self,
+        runs: Sequence[Job],
+        options: Mapping[str, Any],
+        start_run: StartRun | None,
+        update: Update | None,
+        *,
+        folder: Path | None,
+        watch: Watch | None,
     ) -> Generator[RunResult]:
-        """Do several runs at a time in worker processes; report each run when it and all earlier runs have ended."""
-        with contextlib.closing(run_in_parallel(runs, options, self.form.jobs)) as results:
+        """Do several runs at a time in other processes; report each run when it and all earlier runs have ended."""
+        form = self.form
+        if form.plays_on_cluster:
+            played = run_on_cluster(runs, options, form.where.of_runs(form.device), form.jobs, folder, watch)
+        else:
+            played = run_in_parallel(runs, options, form.jobs or 1)
+        with contextlib.closing(played) as results:
             for job in runs:
                 report_progress(self._title(job), job.scenario.rounds, start_run, update)
                 result = next(results)
                 if update:
                     report_last_round(result.history, update)
                 yield result
+
+
+def _check_places(scenario: Scenario, where: RayResources, device: str, rounds_on_flower: int) -> bool:
+    """Refuse machines and resources that the runs cannot use; return whether they are tasks on a Ray cluster."""
+    if scenario.engine != "vectorized" or where.ray_address is None:
+        check_engine(scenario, where, device, rounds_on_flower)
+        return False
+    if not where.names_cluster:
+        # "local" means this machine, where the vectorized engine runs without Ray.
+        here = where if rounds_on_flower else replace(where, ray_address=None)
+        check_engine(scenario, here, device, rounds_on_flower)
+        return False
+    # The device is on the nodes. This machine may have none.
+    check_engine(scenario, RayResources())
+    own = ("client_cpus", "client_gpus") if rounds_on_flower == 0 else ()
+    if unused := [name for name in own if name in where.non_default]:
+        raise ParameterError(
+            f"{unused[0]} is for clients of the engine 'ray'. Set the cores and GPUs of each vectorized run on the "
+            "cluster with num_cpus and num_gpus"
+        )
+    where.of_runs(device).check()
+    return True
 
 
 def _check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> None:

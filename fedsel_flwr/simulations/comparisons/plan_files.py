@@ -105,7 +105,7 @@ class PlanForm(Table):
         left_out: With "all" selectors, those that cannot run -> the reason.
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
-        jobs: Number of parallel runs.
+        jobs: Number of parallel runs. If None, as many as the Ray cluster has room for.
         checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
         fingerprints: Fingerprints of code and data when the plan was written
             (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
@@ -119,9 +119,14 @@ class PlanForm(Table):
     left_out: dict[Label, str] = Field(default_factory=dict)
     where: Where = RayResources()
     device: str = "cpu"
-    jobs: Count = 1
+    jobs: Count | None = 1
     checkpoints: CheckpointOptions = CheckpointOptions()
     fingerprints: dict[str, Any] | None = None
+
+    @property
+    def plays_on_cluster(self) -> bool:
+        """Whether the runs are tasks on a Ray cluster. Only an address in the plan decides, not RAY_ADDRESS."""
+        return self.scenario.engine == "vectorized" and self.where.names_cluster
 
     def referenced_code(self) -> dict[str, str]:
         """Find the keys that can run code: references, and a Ray cluster, which sends pickled objects.

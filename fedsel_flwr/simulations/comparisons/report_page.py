@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,9 @@ import tomli_w
 
 from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_document, shared_versions
 from fedsel_flwr.report.page.comparison_tables import PageRun
-from fedsel_flwr.report.page.document import write_page
-from fedsel_flwr.report.run_folder import SCENARIO, run_name
-from fedsel_flwr.simulations.comparisons.terminal import remark_lines
+from fedsel_flwr.report.page.document import missing_packages, write_page
+from fedsel_flwr.report.run_folder import SCENARIO
+from fedsel_flwr.simulations.comparisons.terminal import remark_lines, show_comparison
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
@@ -22,11 +25,41 @@ PAGE = "report.html"
 """Name of the page in a comparison's folder."""
 
 
-def write_report_page(comparison: Comparison, folder: Path) -> Path:
-    """Write the page of a comparison to its folder.
+def report_scenarios(comparisons: Mapping[str, Comparison], folder: Path | None, *, as_json: bool = False) -> None:
+    """Print comparisons of one or several scenarios, and write their pictures, summaries and page.
+
+    With several scenarios, each one has a folder in ``folder``, and the page in ``folder`` has a menu of the scenarios.
 
     Args:
-        comparison: The comparison, with at least one finished run.
+        comparisons: Scenario -> comparison.
+        folder: The folder; None writes nothing.
+        as_json: Whether to print the figures as JSON; with several scenarios, an object of them.
+
+    Raises:
+        ParameterError: A comparison has no finished run.
+    """
+    several = len(comparisons) > 1
+    for number, (name, one) in enumerate(comparisons.items(), start=1):
+        if folder or not one.runs:
+            place = folder or Path(".")
+            # If no run has finished, this raises the error with this message.
+            one.report(place / f"{one.scenario.name}-{number}" if several else place)
+        if not as_json:
+            if several:
+                print(f"scenario {name}" if number == 1 else f"\nscenario {name}")
+            show_comparison(one)
+    if several and folder and not missing_packages():
+        write_report_page(comparisons, folder)
+    if as_json:
+        figures = {name: one.figures() for name, one in comparisons.items()}
+        print(json.dumps(figures if several else next(iter(figures.values())), indent=2, allow_nan=False))
+
+
+def write_report_page(comparisons: Mapping[str, Comparison], folder: Path) -> Path:
+    """Write the page of comparisons to a folder.
+
+    Args:
+        comparisons: Scenario -> comparison, with at least one finished run. The page has a menu of the scenarios.
         folder: The folder.
 
     Returns:
@@ -35,7 +68,8 @@ def write_report_page(comparison: Comparison, folder: Path) -> Path:
     Raises:
         RunError: A package of the extra ``report`` is not installed.
     """
-    return write_page(comparison_document(page_facts(comparison, folder)), folder / PAGE)
+    documents = {name: comparison_document(page_facts(one, folder)) for name, one in comparisons.items()}
+    return write_page(documents, folder / PAGE)
 
 
 def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
@@ -64,12 +98,13 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         remarks=remark_lines(comparison),
         scenario=tomli_w.dumps(scenario.model_dump()),
         commands=[
-            f"fedsel run {shlex.quote(f'{run_name(run.selector, run.scenario.seed)}/{SCENARIO}')}"
+            f"fedsel run {shlex.quote(os.path.relpath(comparison.place(run, folder) / SCENARIO, folder))}"
             for run in comparison.runs
         ],
         latex=comparison.to_latex(),
         environment=shared_versions([run.result.versions for run in comparison.runs]),
         differences=_differences(comparison),
+        max_latency_s=scenario.wireless.max_latency_s,
     )
 
 

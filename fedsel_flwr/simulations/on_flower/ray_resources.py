@@ -65,6 +65,11 @@ class RayResources:
         return VARIABLE if self.ray_address is None else "ray_address"
 
     @property
+    def names_cluster(self) -> bool:
+        """Whether ``ray_address`` names a cluster. The environment variable does not count."""
+        return self.ray_address is not None and self.address is not None
+
+    @property
     def cpus(self) -> int:
         """Number of cores for Ray on this machine."""
         return self.num_cpus or os.cpu_count() or 1
@@ -106,6 +111,19 @@ class RayResources:
         # until the actor has started.
         share = self.gpus_per_client()
         return {"num_cpus": self.client_cpus, "num_gpus": share, "max_restarts": -1, "max_task_retries": 1}
+
+    def of_runs(self, device: str) -> RayResources:
+        """Return the resources of vectorized runs on a cluster, where each run takes the place of a client.
+
+        Args:
+            device: Device on which the runs train. A run on another device than "cpu" gets one GPU, unless
+                ``num_gpus`` is set.
+
+        >>> RayResources(num_cpus=4, ray_address="head:6379").of_runs("cuda").client_resources()["num_gpus"]
+        1.0
+        """
+        gpus = int(device != "cpu") if self.num_gpus is None else self.num_gpus
+        return RayResources(client_cpus=self.num_cpus or 1, client_gpus=gpus, ray_address=self.ray_address)
 
     def check(self) -> None:
         """Refuse resources that do not exist, before Ray starts.
@@ -151,22 +169,44 @@ class RayResources:
                 f"that do not fit. Use 1/n, such as {share:.4g}."
             )
 
-    def check_nodes(self, nodes: list[dict[str, float]]) -> None:
+    def check_nodes(self, nodes: list[dict[str, float]], what: str = "client") -> None:
         """Refuse a cluster without room for a client.
 
         Args:
             nodes: Resources of the machines, by Ray's names.
+            what: What takes the place of clients: "client" or "run".
 
         Raises:
             RunError: No machine has room for a client.
         """
         rooms = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in nodes]
         if not any(actors_that_fit(cpus, gpus, self) for cpus, gpus in rooms):
+            keys = "client_cpus or client_gpus" if what == "client" else "num_cpus or num_gpus"
             raise RunError(
-                f"no client fits on any machine of the cluster: a client takes {self.client_cpus:g} cores and "
-                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Lower client_cpus or "
-                "client_gpus."
+                f"no {what} fits on any machine of the cluster: a {what} takes {self.client_cpus:g} cores and "
+                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Lower {keys}."
             )
+
+
+def cluster_for_runs(address: str | None) -> RayResources | None:
+    """Return the cluster on which runs are tasks with one core each.
+
+    Args:
+        address: HOST:PORT of the cluster's head, or "auto". None and "local" mean this machine.
+
+    Returns:
+        The resources of each run; None for this machine.
+
+    Raises:
+        ParameterError: The address is not HOST:PORT.
+        RunError: No cluster replies at the address.
+    """
+    where = RayResources(ray_address=address)
+    if not where.names_cluster:
+        return None
+    where = where.of_runs("cpu")
+    where.check()
+    return where
 
 
 _DEFAULTS = {name: field.default for name, field in RayResources.__dataclass_fields__.items()}
@@ -201,7 +241,7 @@ def start_hint(source: str) -> str:
     Args:
         source: Name of the variable or argument that contains the address.
     """
-    return f"Start one with 'ray start --head' and set {source} to what it prints, or leave {source} unset"
+    return f"Start one with 'ray start --head' and set {source} to what it prints, or set {source} to local"
 
 
 def cluster_address(given: str | None = None) -> str | None:

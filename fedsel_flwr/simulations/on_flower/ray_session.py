@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,10 +56,18 @@ class RaySession:
     Args:
         resources: The resources of Ray, or the cluster to join.
         quiet: Whether to show nothing while Ray starts.
+        what: What the resources of each client are for: "client" or "run".
+        runtime_env: Ray's runtime environment of the processes on a cluster. If None, the search path for modules.
     """
 
-    def __init__(self, resources: RayResources, quiet: bool = False) -> None:
-        self.resources, self._quiet = resources, quiet
+    def __init__(
+        self,
+        resources: RayResources,
+        quiet: bool = False,
+        what: str = "client",
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.resources, self._quiet, self._what, self._runtime_env = resources, quiet, what, runtime_env
         self._over = threading.Event()
 
     @contextlib.contextmanager
@@ -84,7 +92,7 @@ class RaySession:
             with contextlib.nullcontext() if self._quiet else Console(stderr=True).status("Starting Ray"):
                 self._start(ray, what_is_left)
             if self.resources.address is not None:
-                self.resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
+                self.resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]], self._what)
             yield
         finally:
             if ray.is_initialized():
@@ -120,7 +128,7 @@ class RaySession:
         servers with the thread that started them, so this thread runs until the session is over.
         """
         try:
-            _init(ray, self.resources)
+            _init(ray, self.resources, self._runtime_env)
         except BaseException as error:
             started.set_exception(error)
             return
@@ -173,7 +181,7 @@ def _alive(process: psutil.Process) -> bool:
     return False
 
 
-def _init(ray: Any, resources: RayResources) -> None:
+def _init(ray: Any, resources: RayResources, runtime_env: Mapping[str, Any] | None) -> None:
     """Call ``ray.init``."""
     address = resources.address
     # The workers must find the user's modules, as they do if Flower starts Ray. A Ray started here inherits the
@@ -184,13 +192,25 @@ def _init(ray: Any, resources: RayResources) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is not None:
-        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
+        _log_messages()
+        environment = {"env_vars": {"PYTHONPATH": path}} if runtime_env is None else dict(runtime_env)
+        ray.init(address=address, runtime_env=environment, **options)
         return
     if resources.num_gpus is not None or resources.client_gpus:
         options["num_gpus"] = resources.gpus()
     with _environment("PYTHONPATH", path):
         # Without "local", Ray joins a cluster that runs on this machine, and then refuses a number of cores.
         ray.init(address="local", num_cpus=resources.cpus, include_dashboard=False, **options)
+
+
+def _log_messages() -> None:
+    """Send Ray's messages about the cluster to the log, such as the loss of a node."""
+    # With log_to_driver=False, Ray still prints them on standard output, which may hold JSON. There is no option.
+    worker: Any = sys.modules.get("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, ignore_prefix: logger.warning(
+            "Ray: %s", " ".join(str(line).partition("\n")[0] for line in data["lines"])
+        )
 
 
 def _ray() -> Any:

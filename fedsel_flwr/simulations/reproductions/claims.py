@@ -9,11 +9,9 @@ reproduced      The null is excluded in the claimed direction, and the size is t
                 the interval, or the estimate is within 20 % of it. If the paper gives no number, the direction is the
                 whole claim. A claim of equality holds if the interval is inside the margin.
 direction only  Only the direction holds.
-not seen        The interval excludes the claim. It is on the other side of the null. Or it is inside the margin of
-                equality, and holds the null, but not the paper's number; in a shortened run, this excludes nothing,
-                because a difference may still grow. A claim of equality is excluded if the interval is outside the
-                margin.
-not settled     The interval holds both.
+not seen        The interval excludes the claim, because it is on the other side of the null. A claim of equality is
+                excluded if the interval is outside the margin.
+not settled     The interval holds both, or the null is excluded only before Holm's correction.
 ==============  =======================================================================================================
 
 A figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
@@ -32,7 +30,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.report.paired import holm, student_interval, student_p
-from fedsel_flwr.simulations.reproductions.paper_figure import ArmName, Comparison, PaperFigure
+from fedsel_flwr.simulations.reproductions.paper_figure import EVERY, ArmName, Comparison, PaperFigure
 
 Word = Literal[
     "not run", "setting not given", "reproduced", "direction only", "not seen", "not settled", "illustration"
@@ -62,8 +60,9 @@ class Finding:
         right: Mean of the right arm, or the number.
         seeds: Number of seeds.
         word: The word.
-        seeds_needed: For "not settled", the number of seeds that would probably do; None if it is unknown or above
-            :data:`MAX_SEEDS`.
+        seeds_needed: For "not settled", the number of seeds that would probably do; infinity if it is above
+            :data:`MAX_SEEDS`, NaN if it is unknown.
+        is_small: Whether the whole interval of a ratio is inside the margin of equality.
     """
 
     comparison: Comparison
@@ -75,7 +74,15 @@ class Finding:
     right: float
     seeds: int
     word: Word = "not settled"
-    seeds_needed: int | None = None
+    seeds_needed: float = math.nan
+    is_small: bool = False
+
+    @property
+    def is_contrary(self) -> bool:
+        """Whether the estimate is on the other side of the null than the claim; False for a claim of equality."""
+        null = 1.0 if self.comparison.is_ratio else 0.0
+        relation = self.comparison.check.relation
+        return self.estimate >= null if relation == "below" else relation == "above" and self.estimate <= null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +93,14 @@ class FigureVerdict:
         word: The verdict.
         findings: Results of all comparisons.
         readings: Reading -> its word, if there is more than one.
+        seeds_needed: For "not settled", the number of seeds that would probably do; infinity if it is above
+            :data:`MAX_SEEDS`, NaN if it is unknown.
     """
 
     word: Word
     findings: tuple[Finding, ...] = ()
     readings: Mapping[str, Word] | None = None
+    seeds_needed: float = math.nan
 
 
 def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
@@ -106,24 +116,38 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
     if figure.illustration:
         return FigureVerdict(word="illustration")
     raw = [_measure(one, values) for one in figure.comparisons()]
-    findings: list[Finding] = []
-    words: dict[str, Word] = {}
-    for reading in figure.readings:
-        own = [pair for pair in raw if pair[0].comparison.check.reading in ("", reading)]
-        corrected = holm([finding.p for finding, _ in own if finding.comparison.check.relation != "equal"])
-        remaining, count = iter(corrected), len(corrected)
-        judged = []
-        for finding, effects in own:
-            p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
-            # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
-            factor = p / finding.p if finding.p > 0 and p < 1 else count
-            judged.append(_with_word(replace(finding, p=p), effects, figure.shortened != "", factor))
-        words[reading] = min((one.word for one in judged), key=WORST_FIRST.index)
-        findings += [one for one in judged if one.comparison.check.reading == reading or reading == figure.readings[0]]
+    # One correction for all readings, because all of them are looked at.
+    corrected = holm([finding.p for finding, _ in raw if finding.comparison.check.relation != "equal"])
+    remaining, count = iter(corrected), len(corrected)
+    findings = []
+    for finding, effects in raw:
+        p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
+        # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
+        factor = p / finding.p if finding.p > 0 and p < 1 else count
+        findings.append(_with_word(replace(finding, p=p), effects, figure.shortened != "", factor))
+    own = {
+        reading: [one for one in findings if one.comparison.check.reading in (EVERY, reading)]
+        for reading in figure.readings
+    }
+    words = {reading: min((one.word for one in found), key=WORST_FIRST.index) for reading, found in own.items()}
+    several, word = words if len(words) > 1 else None, next(iter(words.values()))
     if len(set(words.values())) > 1:
-        return FigureVerdict(word="setting not given", findings=tuple(findings), readings=words)
-    several = words if len(words) > 1 else None
-    return FigureVerdict(word=next(iter(words.values())), findings=tuple(findings), readings=several)
+        word = "setting not given"
+    needed = [_seeds_of_figure([one for one in found if one.word == "not settled"]) for found in own.values()]
+    seeds = float(np.max(needed)) if word == "not settled" else math.nan
+    # Each reading is a block of the table. Checks of all readings come first.
+    order = (EVERY, *figure.readings)
+    findings.sort(key=lambda one: order.index(one.comparison.check.reading))
+    return FigureVerdict(word=word, findings=tuple(findings), readings=several, seeds_needed=seeds)
+
+
+def _seeds_of_figure(open_checks: Sequence[Finding]) -> float:
+    """Return the number of seeds that would settle a figure whose other checks are settled; NaN if it is unknown.
+
+    One check that turns into "not seen" is enough. If no estimate is contrary to the claim, every check is needed.
+    """
+    contrary = [one.seeds_needed for one in open_checks if one.is_contrary]
+    return float(np.min(contrary) if contrary else np.max([one.seeds_needed for one in open_checks], initial=0.0))
 
 
 def _values(arm: ArmName, outcome: str, values: Lookup) -> dict[int, float]:
@@ -167,33 +191,37 @@ def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, FloatArra
 
 def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool, factor: float) -> Finding:
     """Return the finding with its word, and with the seeds that would settle it."""
-    word = _word(finding, is_shortened)
+    word = _word(finding)
     if is_shortened and word == "reproduced":
         word = "direction only"
-    needed = _seeds_needed(finding, effects, factor) if word == "not settled" else None
-    return replace(finding, word=word, seeds_needed=needed)
+    needed = _seeds_needed(finding, effects, factor) if word == "not settled" else math.nan
+    within = _margin(finding)
+    small = finding.comparison.is_ratio and within[0] <= finding.low and finding.high <= within[1]
+    return replace(finding, word=word, seeds_needed=needed, is_small=small)
 
 
-def _word(finding: Finding, is_shortened: bool) -> Word:
-    check, is_ratio = finding.comparison.check, finding.comparison.is_ratio
+def _margin(finding: Finding) -> tuple[float, float]:
+    """Return the ends of the margin of equality."""
+    margin = finding.comparison.check.margin
+    return (1 / (1 + margin), 1 + margin) if finding.comparison.is_ratio else (-margin, margin)
+
+
+def _word(finding: Finding) -> Word:
+    check = finding.comparison.check
     if math.isnan(finding.low):
         return "not settled"
-    null = 1.0 if is_ratio else 0.0
-    within = (1 / (1 + check.margin), 1 + check.margin) if is_ratio else (-check.margin, check.margin)
-    inside = within[0] <= finding.low and finding.high <= within[1]
     if check.relation == "equal":
-        outside = finding.high < within[0] or finding.low > within[1]
+        low, high = _margin(finding)
+        inside, outside = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
         return "reproduced" if inside else "not seen" if outside else "not settled"
-    claimed, against = finding.high < null, finding.low > null
+    null = 1.0 if finding.comparison.is_ratio else 0.0
+    # An end at the null excludes the claim, because the claim is a strict inequality.
+    claimed, against = finding.high < null, finding.low >= null
     if check.relation == "above":
-        claimed, against = against, claimed
+        claimed, against = finding.low > null, finding.high <= null
     if claimed and finding.p <= LEVEL:
         return "reproduced" if _has_paper_size(finding) else "direction only"
-    paper = finding.comparison.paper
-    # In a shortened run, a difference that is small so far may still grow.
-    holds_claim = claimed or is_shortened or (paper is not None and finding.low <= paper <= finding.high)
-    # The margin of a difference has the unit of the outcome, so that only a ratio can be too small to matter.
-    return "not seen" if against or (inside and is_ratio and not holds_claim) else "not settled"
+    return "not seen" if against else "not settled"
 
 
 def _has_paper_size(finding: Finding) -> bool:
@@ -205,23 +233,30 @@ def _has_paper_size(finding: Finding) -> bool:
     return near or finding.low <= paper <= finding.high
 
 
-def _seeds_needed(finding: Finding, effects: FloatArray, factor: float) -> int | None:
-    """Return the number of seeds at which the same mean and spread would settle the check."""
+def _seeds_needed(finding: Finding, effects: FloatArray, factor: float) -> float:
+    """Return the number of seeds at which the same mean and spread would settle the check.
+
+    Args:
+        finding: The finding.
+        effects: Effect of each seed.
+        factor: Factor of Holm's correction. It counts only in the claimed direction, because an interval without
+            correction excludes a claim.
+    """
     if len(effects) < 3 or not np.isfinite(effects).all():
-        return None
+        return math.nan
     from scipy.stats import t
 
     check, size, deviation = finding.comparison.check, abs(float(effects.mean())), float(effects.std(ddof=1))
-    seeds = np.arange(len(effects) + 1, MAX_SEEDS + 1)
     if deviation == 0:
-        return None
+        return math.inf
+    seeds = np.arange(len(effects) + 1, MAX_SEEDS + 1)
     error = deviation / np.sqrt(seeds)
     if check.relation == "equal":
         margin = math.log(1 + check.margin) if finding.comparison.is_ratio else check.margin
         settled = seeds[np.abs(size - margin) >= t.ppf(0.975, seeds - 1) * error]
     else:
-        settled = seeds[factor * 2 * t.sf(size / error, seeds - 1) <= LEVEL]
-    return int(settled[0]) if settled.size else None
+        settled = seeds[(1 if finding.is_contrary else factor) * 2 * t.sf(size / error, seeds - 1) <= LEVEL]
+    return float(settled[0]) if settled.size else math.inf
 
 
 def describe_words(words: Sequence[Word]) -> str:

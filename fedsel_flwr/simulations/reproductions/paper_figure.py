@@ -153,16 +153,31 @@ class Picture(Table):
 
     With ``curve``, each arm is a line over the rounds, and each cell a panel. ``curves`` replaces ``curve`` by several
     curves, each with its own panels. ``bound`` is a curve that is added as a dashed line. ``scale`` is the scale of
-    the vertical axis of curves. With ``outcome``, each arm has a point with an interval in each cell.
+    the vertical axis of curves, and ``start`` their first round. With ``outcome``, each arm has a point with an
+    interval in each cell. ``outcomes`` replaces ``outcome`` by several outcomes, each with its own panel. ``levels``
+    are horizontal lines: name -> value.
     """
 
     curve: str = ""
     curves: tuple[str, ...] = ()
     bound: str = ""
     scale: Literal["linear", "log", "symlog"] = "linear"
+    start: CountOrZero = 0
     outcome: str = ""
+    outcomes: tuple[str, ...] = ()
+    levels: dict[str, float] = Field(default_factory=dict)
     cells: tuple[str, ...] = ()
     over: str = "round"
+
+    @property
+    def drawn_curves(self) -> tuple[str, ...]:
+        """The curves; none if the picture shows outcomes."""
+        return self.curves or ((self.curve,) if self.curve else ())
+
+    @property
+    def drawn_outcomes(self) -> tuple[str, ...]:
+        """The outcomes; none if the picture shows curves."""
+        return self.outcomes or ((self.outcome,) if self.outcome else ())
 
 
 class PaperFigure(Table):
@@ -177,6 +192,7 @@ class PaperFigure(Table):
             scenario. "solvers" searches for the best set of BSFL.
         minutes: Estimated minutes of one core for all runs.
         seeds: Number of seeds, from 1.
+        cell_seeds: Cell -> number of its seeds, for cells of questions that need fewer.
         scenario: Name of the scenario.
         set: Dotted key of the scenario -> value.
         arms: The arms.
@@ -192,6 +208,7 @@ class PaperFigure(Table):
             only".
         data: Remark if the data are not the paper's.
         note: Settings that the paper does not give, deviations, and reasons for differences.
+        checked: Errors of ours that we looked for before the verdict "not seen": code, deviations, settings.
     """
 
     name: str
@@ -201,6 +218,7 @@ class PaperFigure(Table):
     runner: Runner = "training"
     minutes: Positive = 1.0
     seeds: Count = 20
+    cell_seeds: dict[str, Count] = Field(default_factory=dict)
     scenario: str = ""
     set: dict[str, Any] = Field(default_factory=dict)
     arms: dict[str, Arm] = Field(default_factory=dict)
@@ -215,16 +233,20 @@ class PaperFigure(Table):
     shortened: str = ""
     data: str = ""
     note: str = ""
+    checked: str = ""
 
     @model_validator(mode="after")
     def _refers_to_its_own_parts(self) -> PaperFigure:
         asked = {cell for question in self.questions for cell in question.cells}
         named = {cell for check in self.checks for cell in check.cells} | asked | set(self.picture.cells)
+        named |= self.cell_seeds.keys()
         if unknown := sorted(named - self.cells.keys()):
             raise ValueError(f"there is no cell {', '.join(map(repr, unknown))}. The cells are {', '.join(self.cells)}")
         for comparison in self.comparisons():
             for arm in comparison.arms:
                 arm.check(self)
+                if arm.cell in self.cell_seeds:
+                    raise ValueError(f"cell {arm.cell!r} takes part in a check. Leave it out of cell_seeds")
                 if (outcome := comparison.check.outcome).startswith(ROUNDS_TO):
                     ArmName((outcome.removeprefix(ROUNDS_TO),), arm.cell).check(self)
         return self
@@ -291,6 +313,8 @@ class PaperFigure(Table):
         """Yield cell, arm and seed of every run."""
         for seed in range(1, (seeds or self.seeds) + 1):
             for cell in self.cells:
+                if seed > self.cell_seeds.get(cell, seed):
+                    continue
                 for name, arm in self.arms.items():
                     if not arm.only or cell in arm.only:
                         yield cell, name, seed

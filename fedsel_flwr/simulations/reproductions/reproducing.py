@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
 from fedsel_flwr.simulations.reproductions.paper_figure import (
     REGRET,
@@ -213,9 +214,10 @@ def reproduce(
     names: Sequence[str],
     folder: str | Path,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     seeds: int | None = None,
     data_dir: str = "",
+    ray_address: str | None = None,
     announce: Announce = print,
 ) -> dict[str, FigureVerdict]:
     """Simulate the missing runs of figures, and write the pages of their papers.
@@ -223,23 +225,29 @@ def reproduce(
     Args:
         names: Names of figures.
         folder: Folder of the CSV files, pages and pictures; created if needed.
-        jobs: Number of processes.
+        jobs: Number of processes. If None, 1, or on a cluster as many runs as it has room for.
         seeds: Number of seeds. If None, the number of each figure.
         data_dir: Folder of the data sets. If empty, $FEDSEL_DATA.
+        ray_address: HOST:PORT of the Ray cluster that executes the runs, each with one core. If None or "local", this
+            machine.
         announce: Function that receives each line of the progress.
 
     Returns:
         Name -> verdict.
 
     Raises:
-        ParameterError: A figure does not exist, or its data are missing.
+        ParameterError: A figure does not exist, its data are missing, or an argument cannot be used.
+        RunError: No Ray cluster replies at the address.
     """
     from fedsel_flwr.simulations.reproductions.result_pages import write_pages
 
+    where = cluster_for_runs(ray_address)
+    if jobs is not None:
+        whole("jobs", jobs, 1)
     target, figures = Path(folder), {name: load_figure(name) for name in names}
     for figure in figures.values():
         if figure.has_runs:
-            _play_missing(figure, target, jobs, seeds, data_dir, announce)
+            _play_missing(figure, target, jobs, seeds, data_dir, announce, where)
     write_pages(target, {figure.paper for figure in figures.values()})
     found = {}
     for name, figure in figures.items():
@@ -256,7 +264,13 @@ def results_of(figure: PaperFigure, folder: Path, seeds: int | None = None) -> R
 
 
 def _play_missing(
-    figure: PaperFigure, folder: Path, jobs: int, seeds: int | None, data_dir: str, announce: Announce
+    figure: PaperFigure,
+    folder: Path,
+    jobs: int | None,
+    seeds: int | None,
+    data_dir: str,
+    announce: Announce,
+    where: RayResources | None,
 ) -> None:
     """Simulate the runs of a figure that have no row, and add a row when a run has finished."""
     rows, cells = open_rows(folder, figure), cells_of(figure, seeds, data_dir)
@@ -268,7 +282,7 @@ def _play_missing(
     # Runs of the same seed and cell share the data of their scenario.
     missing.sort(key=lambda cell: (cell.scenario.seed, cell.cell))
     done = len(unique) - len(missing)
-    for row in _in_processes(missing, jobs):
+    for row in _on_cluster(missing, where, jobs) if where else _in_processes(missing, jobs or 1):
         rows.add(row)
         done += 1
         announce(f"{figure.name}: {row['selector']}, seed {row['seed']} took {row['cpu_s']:.0f} s "
@@ -284,6 +298,22 @@ def _in_processes(cells: Sequence[Cell], jobs: int) -> Iterator[dict[str, Any]]:
     from fedsel_flwr.simulations.comparisons.parallel_runs import map_in_parallel
 
     yield from map_in_parallel(Cell.simulate, cells, jobs)
+
+
+def _on_cluster(cells: Sequence[Cell], where: RayResources, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all runs, from the nodes of a Ray cluster."""
+    from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
+
+    # Other runners read no data.
+    scenarios = [cell.scenario for cell in cells if cell.figure.runner == "training"]
+    names = [f"{cell.figure.name}, {cell.arm}, seed {cell.scenario.seed}" for cell in cells]
+    with ClusterTasks(_simulate_on_node, cells, where, jobs, names=names, scenarios=scenarios) as tasks:
+        for _, row in tasks:
+            yield row
+
+
+def _simulate_on_node(cell: Cell, _shared: None, _report: Callable[[int], None]) -> dict[str, Any]:
+    return cell.simulate()
 
 
 def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) -> None:
@@ -303,7 +333,7 @@ def smoke(names: Sequence[str], data_dir: str = "", announce: Announce = print) 
     for name in names:
         figure = load_figure(name)
         if not figure.arms:
-            announce(f"{name}: illustration, nothing to run")
+            announce(f"{name}: {'illustration' if figure.illustration else 'left out'}, nothing to run")
             continue
         start, replaced = time.monotonic(), False
         unique = {cell.fingerprint: cell for cell in cells_of(figure, 1, data_dir)}
@@ -333,7 +363,8 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
             keys |= {"partition.kind": "iid", "partition.classes_per_client": ()}
     if cell.figure.runner == "training":
         keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
-        keys |= {"evaluation_every": 1}
+        # Each evaluation of a convolutional network takes as long as several rounds.
+        keys |= {"evaluation_every": SMOKE_ROUNDS // 2}
     if cell.figure.runner == "solvers":
         keys["selectors.bsfl.solver_steps"] = 20
     for key in ("aggregation.warmup_rounds", "selectors.pczfl.warmup_rounds"):
@@ -381,7 +412,7 @@ def list_figures() -> Iterator[str]:
         word, minutes = known.get("verdict", "not run"), known.get("minutes", figure.minutes)
         if figure.illustration:
             word = "illustration"
-        yield f"{name:<{width}}  {word:<17}  {minutes:>4.0f} min  {figure.claim}"
+        yield f"{name:<{width}}  {word:<17}  {minutes:>5g} min  {figure.claim}"
 
 
 def _selector_text(scenario: Scenario) -> str:

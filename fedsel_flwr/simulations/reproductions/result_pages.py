@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, Finding, describe_words
+from fedsel_flwr.simulations.reproductions.claims import MAX_SEEDS, FigureVerdict, Finding, Word, describe_words
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
 
 COUNTS = "README.md"
 """Name of the page that counts the verdicts."""
+CIFAR = "cifar-10"
+"""Name of the data set whose figures take longest."""
 BEGIN, END = "<!-- reproduce: begin -->", "<!-- reproduce: end -->"
 """Marks of the part of the page :data:`COUNTS` that the command writes."""
 RELATIONS = {"below": "<", "above": ">", "equal": "="}
@@ -61,6 +63,8 @@ def record_verdicts(folder: Path, path: Path) -> None:
 def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
     """Return what the package records about a figure: verdict, number of seeds, and minutes of one core."""
     minutes = figure.minutes if results.missing or not results.cpu_s else results.cpu_s / 60
+    if not figure.arms and not figure.left_out:
+        minutes = 0.0
     return {
         "verdict": verdict_of(figure, results).word,
         "seeds": figure.seeds,
@@ -113,6 +117,9 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         if text:
             yield ""
             yield text
+    if figure.checked:
+        yield ""
+        yield f"*Checked before this verdict.* {figure.checked.strip()}"
     if figure.shortened:
         yield ""
         yield f'{figure.shortened} The verdict is therefore at most "direction only".'
@@ -131,6 +138,9 @@ def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, fold
         yield (
             "Verdict of each reading: " + "; ".join(f"{name}: {word}" for name, word in verdict.readings.items()) + "."
         )
+    if verdict.word == "not settled" and not math.isnan(verdict.seeds_needed):
+        yield ""
+        yield f"To settle this verdict, a new run would probably need {_seeds_text(verdict.seeds_needed)}."
     if verdict.findings:
         yield ""
         yield from _findings_table(verdict.findings)
@@ -156,17 +166,29 @@ def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
         check, comparison = one.comparison.check, one.comparison
         arms = f"{comparison.left} {RELATIONS[check.relation]} {comparison.right}"
         reading = f" ({check.reading})" if check.reading else ""
-        word: str = one.word
-        if one.word == "not settled":
-            word += f" (a new run would need about {one.seeds_needed} seeds)" if one.seeds_needed else ""
         ends = f"{_number(one.estimate)} ({_number(one.low)} to {_number(one.high)})"
         sign = "x " if comparison.is_ratio else "difference "
         paper = "" if comparison.paper is None else _number(comparison.paper)
         p = "" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
         yield (
             f"| {check.says}{reading}: {arms} | `{check.outcome}` | {_number(one.left)} | {_number(one.right)} | "
-            f"{sign}{ends} | {paper} | {p} | {word} |"
+            f"{sign}{ends} | {paper} | {p} | {_verdict_text(one)} |"
         )
+
+
+def _verdict_text(finding: Finding) -> str:
+    """Return the word of a check; for "not settled" with the seeds that would do."""
+    if finding.word != "not settled":
+        return finding.word
+    small = f"; the interval is within {finding.comparison.check.margin * 100:.0f} %" if finding.is_small else ""
+    if math.isnan(finding.seeds_needed):
+        return f"{finding.word} (too few seeds to estimate how many would do{small})"
+    return f"{finding.word} (a new run would need {_seeds_text(finding.seeds_needed)}{small})"
+
+
+def _seeds_text(seeds: float) -> str:
+    """Return a number of seeds, for example "about 9 seeds"."""
+    return f"about {seeds:.0f} seeds" if math.isfinite(seeds) else f"more than {MAX_SEEDS:,} seeds"
 
 
 def _outcomes_table(
@@ -217,17 +239,36 @@ def _write_counts(folder: Path) -> None:
 
 
 def counts_table(folder: Path) -> str:
-    """Return the table that counts the verdicts of each paper."""
-    lines = ["", "| paper | verdicts |", "| --- | --- |"]
-    everything = []
+    """Return the table that counts the verdicts of each paper and its core-hours, and a sentence about the sum."""
+    lines = ["", "| paper | verdicts | core-hours |", "| --- | --- | --- |"]
+    everything: list[Word] = []
+    total, cifar = dict[str, float](), dict[str, float]()
     for paper, title in PAPERS.items():
-        figures = [one for one in map(load_figure, figure_names()) if one.paper == paper]
-        words = [verdict_of(one, results_of(one, folder)).word for one in figures]
+        words, seconds = list[Word](), dict[str, float]()
+        for one in (one for one in map(load_figure, figure_names()) if one.paper == paper):
+            results = results_of(one, folder)
+            words.append(verdict_of(one, results).word)
+            # Figures share runs, and each run counts once.
+            seconds |= results.seconds
+            cifar |= results.seconds if one.has_runs and _data_set(one) == CIFAR else {}
         everything += words
+        total |= seconds
         link = f"[{title}]({paper}.md)" if (folder / f"{paper}.md").exists() else title
-        lines.append(f"| {link} | {describe_words(words) or 'none'} |")
-    lines.append(f"| all | {describe_words(everything)} |")
-    return "\n".join(lines) + "\n\n"
+        lines.append(f"| {link} | {describe_words(words) or 'none'} | {sum(seconds.values()) / 3600:.2f} |")
+    hours, rest = (sum(runs.values()) / 3600 for runs in (total, cifar))
+    lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
+    sentence = (
+        "A core-hour is an hour of one core. "
+        f"The finished runs of `fedsel reproduce all` took {hours:.1f} of them, "
+        f"and {hours - rest:.1f} without the figures on CIFAR-10."
+    )
+    return "\n".join([*lines, "", sentence]) + "\n\n"
+
+
+def _data_set(figure: PaperFigure) -> str:
+    """Return the name of a figure's data set. All cells of a figure have the same one."""
+    cell, arm, seed = next(figure.runs(1))
+    return figure.scenario_of(arm, cell, seed).data.dataset
 
 
 def _anchor(figure: PaperFigure) -> str:

@@ -24,6 +24,7 @@ from fedsel_flwr.simulations.worlds.image_files import (
     read_digits,
     read_image_set,
 )
+from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -125,7 +126,9 @@ def load_dataset(
     labels: Labels
     test_labels: Labels
     if images is not None:
-        (inputs, labels), (test_inputs, test_labels) = read_image_set(name, find_data_folder(data_dir))
+        (inputs, labels), (test_inputs, test_labels) = SENT_INPUTS.read(
+            name, lambda: read_image_set(name, find_data_folder(data_dir))
+        )
         rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))
     else:
         inputs, labels = test_inputs, test_labels = synthetic.draw(seed) if regression else read_digits()

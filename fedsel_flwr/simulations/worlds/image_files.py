@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.worlds.sent_inputs import sent_file
 
 logger = logging.getLogger("fedsel_flwr")
 Examples = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
@@ -146,6 +147,9 @@ def find_file(path: str, *, key: str, data_dir: str | os.PathLike[str] | None) -
     Raises:
         ParameterError: There is no such file, it is a folder, or the named data folder does not exist.
     """
+    # First, because a node may have another file at the same path.
+    if (sent := sent_file(path)).is_file():
+        return sent
     named = Path(path).expanduser()
     if named.is_dir():
         raise ParameterError(f"{key} {path!r} is a folder. Give the path of a CSV file.")

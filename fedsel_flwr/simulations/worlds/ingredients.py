@@ -25,10 +25,13 @@ from fedsel_flwr.simulations.worlds.given_partitions import read_writers
 from fedsel_flwr.simulations.worlds.image_files import find_data_folder
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
+from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
 
 Partitions = Sequence[IntArray]
 """Client -> rows of the training set."""
 MakeModel = Callable[..., nn.Module]
+WRITERS = "writers"
+"""Name of the writers of MNIST among the inputs that a process sends to another one."""
 _DATA_KEYS = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
 """Scenario keys that determine data and partition, and keys that every scenario must have."""
 
@@ -245,6 +248,10 @@ def _load_data_reference(name: str) -> OwnData | SeededData:
 
     The function may have the parameter ``seed``.
     """
+    return SENT_INPUTS.read(name, lambda: _import_data(name))
+
+
+def _import_data(name: str) -> OwnData | SeededData:
     found = load_reference(name, "data set")
     if not callable(found):
         return as_own_data(found)
@@ -286,15 +293,19 @@ def _writers_of(scenario: Scenario, dataset: Dataset) -> IntArray:
             f"partition.kind = 'writers' needs data.dataset = 'mnist', got {dataset.name!r}, whose writers are "
             "unknown. Choose 'mnist', or another kind of partition."
         )
-    folder = find_data_folder(scenario.data.data_dir or None)
-    digits, writers = read_writers(folder)
+    digits, writers = SENT_INPUTS.read(WRITERS, lambda: find_writers(scenario))
     rows = dataset.file_rows
     if rows.max() >= len(digits) or (digits[rows] != dataset.train.labels).any():
         raise ParameterError(
-            f"the digits in QMNIST/raw in the data folder {folder} are not the labels in MNIST/raw, so the writers of "
-            "the images are unknown. Replace the files of both data sets by the originals."
+            "the digits in QMNIST/raw in the data folder are not the labels in MNIST/raw, so the writers of the images "
+            "are unknown. Replace the files of both data sets by the originals."
         )
     return writers[rows]
+
+
+def find_writers(scenario: Scenario) -> tuple[IntArray, IntArray]:
+    """Read the digit and the writer of each training image of MNIST from the data folder of a scenario."""
+    return read_writers(find_data_folder(scenario.data.data_dir or None))
 
 
 def _partition_labels(scenario: Scenario, dataset: Dataset) -> IntArray:

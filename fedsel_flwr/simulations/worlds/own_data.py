@@ -241,7 +241,8 @@ def as_split(part: Part, name: str) -> Split:
         )
     if labels.dtype.kind != "f" and labels.min() < 0:
         raise ParameterError(f"{name}: classes must be 0 … C - 1, got {labels.min()}")
-    inputs = inputs.astype(np.float32)
+    # In the usual order of memory, because another order would round differently, and other processes lose it.
+    inputs = inputs.astype(np.float32, order="C")
     if not np.isfinite(inputs).all() or not np.isfinite(labels).all():
         raise ParameterError(f"{name} must hold finite numbers, got NaN or infinity")
     return Split(inputs, labels.astype(np.float32) if labels.dtype.kind == "f" else labels.astype(np.int64))

@@ -178,7 +178,15 @@ class Resuming:
         names = [str(i) for i in range(len(model))] if names is None else list(names)
         fingerprint = self.fingerprint
         self._checkpoints.write(
-            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, fingerprint=fingerprint)
+            Checkpoint(
+                round=number,
+                model=list(model),
+                names=names,
+                state=state,
+                base=base,
+                fingerprint=fingerprint,
+                total_rounds=self.last_round,
+            )
         )
         self._written, self._held = number, None
 

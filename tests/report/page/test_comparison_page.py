@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsel_flwr.report.page.comparison_page import comparison_document
+from fedsel_flwr.report.page.document import write_page
+from fedsel_flwr.report.paired import paired_effects
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import compare, load_scenario
 from tests.browser import Browser, browser
+from tests.report.page.made_facts import made_facts
 
 __all__ = ["browser"]
 SELECTORS = ["bsfl", "oort", "random"]
 SEEDS = [1, 2, 3]
 ROUNDS = 24
+LARGE = """
+Array.from(document.querySelectorAll("#chart-ratios .mark-symbol.role-mark > path")).map((one) => one.__data__)
+  .filter((item) => item.datum.kind === "seed" && item.size > 100).map(({ datum }) => [datum.selector, datum.seed])
+"""
+"""Selector and seed of the enlarged points."""
 WINDOW = 5
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-9}
 
@@ -47,7 +59,7 @@ def test_the_page_draws_everything_without_a_fault(browser: Browser, folder: Pat
         assert opened.faults == []
         assert opened.page.inner_text("#problem") == ""
         charts = opened.page.locator("figure").count()
-        assert charts == opened.page.locator(".chart svg").count() == 10
+        assert charts == opened.page.locator(".chart svg").count() == 11
         text = opened.page.inner_text("body")
         for line in json.loads((folder / "verdict.json").read_text())["sentence"].splitlines():
             assert line.removeprefix("- ") in text
@@ -93,13 +105,26 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
                 assert mean[name] == pytest.approx(one["time"][key], rel=1e-5)
             assert (mean["p"], mean["verdict"]) == (pytest.approx(one["p"], rel=1e-5), one["word"])
             assert mean["note"] == ("*" if one["p"] <= 0.05 else "")
-            seeds = [row["ratio"] for row in of(rows, kind="seed", selector=one["selector"])]
+            own = of(rows, kind="seed", selector=one["selector"])
+            assert [row["seed"] for row in own] == [str(seed) for seed in runs.index]
+            seeds = [row["ratio"] for row in own]
             np.testing.assert_allclose(seeds, runs[one["selector"]] / runs["random"], **CLOSE)
         (band,) = of(rows, kind="band")
         # t with 2 (3 - 1) degrees of freedom
         width = 2.7764451 * np.log(runs["random"]).std() * math.sqrt(2 / 3)
         np.testing.assert_allclose([band["low"], band["high"]], np.exp([-width, width]), **CLOSE)
         assert opened.marks("ratios", "symbol") == 2 * (len(SEEDS) + 1)
+        # The band has its name, and the menu of seeds enlarges the points of its seed.
+        assert "random against itself" in opened.page.locator("#chart-ratios .chart text").all_text_contents()
+        assert opened.page.evaluate(LARGE) == []
+        opened.choose("seed", "2")
+        assert opened.page.evaluate(LARGE) == [["bsfl", "2"], ["oort", "2"]]
+        # The tooltip of a point names the seed.
+        opened.page.hover("#chart-ratios .mark-symbol.role-mark >> nth=0 >> path >> nth=1")
+        opened.page.wait_for_selector("#vg-tooltip-element.visible")
+        rows_of_tooltip = opened.page.locator("#vg-tooltip-element tr").all_inner_texts()
+        assert "seed" in [line.split()[0].strip(":") for line in rows_of_tooltip]
+        opened.choose("seed", "all")
         opened.choose("measure", "seconds_per_round")
         (mean,) = of(opened.rows("ratios"), kind="mean", selector="oort")
         (own,) = [one for one in found["selectors"] if one["selector"] == "oort"]
@@ -110,6 +135,75 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
             for effect in effects:
                 expected = effect["estimate"]
                 assert targets[float(target), effect["selector"]] == (expected and pytest.approx(expected, rel=1e-5))
+        # The same ratios as texts, also of the targets that some runs do not reach.
+        cells = opened.page.locator("[aria-label^='Time ratio to random by target'] td").all_inner_texts()
+        shown = iter(cells)
+        for selector in ("bsfl", "oort"):
+            for effects in found["profile"].values():
+                (own,) = [one for one in effects if one["selector"] == selector]
+                text = next(shown)
+                if min(own["reached"], own["reference_reached"]) < own["pairs"]:
+                    assert text == f"{own['reached']} of {own['pairs']} (against {own['reference_reached']})"
+                else:
+                    assert text == f"{own['estimate']:.2f} ({own['low']:.2f}-{own['high']:.2f})"
+        assert len(cells) == 2 * len(found["profile"])
+
+
+def test_words_say_the_range_the_test_and_what_was_never_reached(browser: Browser, folder: Path) -> None:
+    profile = json.loads((folder / "verdict.json").read_text())["profile"]
+    with browser.open(folder / "report.html") as opened:
+        text = opened.page.inner_text("body")
+        assert "geometric mean of the paired ratios" in opened.page.inner_text("section#verdict")
+        assert "paired t-test of the logs" in opened.page.inner_text("section#verdict")
+        # The two charts of seconds per round say which rounds they cover.
+        assert "All values are those up to the target" in opened.page.inner_text("#chart-ratios figcaption")
+        assert "all rounds of a run, also those after the target" in opened.page.inner_text("#chart-parts figcaption")
+        assert ("is reached by" in text) == any(
+            min(one["reached"], one["reference_reached"]) < one["pairs"] for own in profile.values() for one in own
+        )
+        words = opened.page.locator("section#words tr").all_inner_texts()
+        meanings = dict(line.split("\t") for line in words)
+        assert "max_latency (0.25 s)" in meanings["late"]
+        assert f"mean of {WINDOW} measured rounds" in meanings["target"]
+        assert {"failed", "Jain's index", "ceiling"} <= meanings.keys()
+        for selector in SELECTORS:
+            summary = str(selector_class(selector).__doc__).strip().splitlines()[0]
+            assert meanings[selector] == " ".join(summary.replace("`", "").split()) or meanings[selector] == summary
+
+
+def test_a_target_that_was_never_reached_is_said_in_words() -> None:
+    facts = made_facts(["random", "a", "b"], 2, 30)
+    assert facts.verdict is not None
+    never = {1: math.inf, 2: math.inf}
+    times = {
+        0.7: {"random": {1: 7.0, 2: 8.0}, "a": {1: 5.0, 2: 6.0}, "b": {1: 5.0, 2: 9.0}},
+        0.8: {"random": {1: 9.0, 2: 9.5}, "a": never, "b": {1: 9.0, 2: math.inf}},
+        0.9: {"random": never, "a": never, "b": never},
+    }
+    profile = {target: paired_effects(own, "random", "time_to_target_s") for target, own in times.items()}
+    page = comparison_document(replace(facts, verdict=replace(facts.verdict, profile=profile)))
+    (curves,) = [section for section in page.sections if section.name == "curves"]
+    assert [part for part in curves.parts if isinstance(part, str) and "%" in part] == [
+        "No run of a reaches 80 %. 80 % is reached by b on 1 of 2 seeds, random on 2 of 2 seeds.",
+        "No run of a or b or random reaches 90 %.",
+    ]
+
+
+def test_a_table_has_rows_of_all_selectors_and_short_numbers(browser: Browser, tmp_path: Path) -> None:
+    selectors = [f"selector-{i}" for i in range(8)]
+    path = write_page({"": comparison_document(made_facts(selectors, 2, 150))}, tmp_path / "report.html")
+    with browser.open(path) as opened:
+        opened.page.click("#chart-accuracy summary")
+        opened.page.wait_for_selector("#chart-accuracy td")
+        lines = [line.split("\t") for line in opened.page.locator("#chart-accuracy tbody tr").all_inner_texts()]
+        head = opened.page.locator("#chart-accuracy thead th").all_inner_texts()
+        every = len(opened.rows("accuracy"))
+        assert every >= 8 * 150
+        assert len(lines) == math.ceil(every / math.ceil(every / 500))
+        assert {line[head.index("selector")] for line in lines} == set(selectors)
+        assert f"{len(lines)} of {every} rows" in opened.page.inner_text("#chart-accuracy details")
+        assert "lower end" in head
+        assert max(len(line[head.index("accuracy")]) for line in lines) <= len("0.1234")
 
 
 def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> None:
@@ -124,6 +218,15 @@ def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> Non
         for row in points:
             assert row["latency_s"] == pytest.approx(latency[int(row["client"])], rel=1e-5)
         assert opened.marks("selections", "symbol") == len(latency)
+        tenths = opened.rows("tenths")
+        for selector in SELECTORS:
+            times = clients[selector]["client"].value_counts().reindex(latency.index, fill_value=0)
+            ranked = latency.sort_values().index
+            # Ten or fewer clients: each one is a tenth.
+            own = of(tenths, selector=selector)
+            np.testing.assert_allclose([row["latency_s"] for row in own], latency[ranked], **CLOSE)
+            np.testing.assert_allclose([row["selections_per_client"] for row in own], times[ranked], **CLOSE)
+        assert opened.marks("tenths", "line") == len(SELECTORS)
         order = {client: place for place, client in enumerate(latency.sort_values().index)}
         cells = opened.rows("map")
         assert sum(row["selections"] for row in cells) == len(clients["oort"])
@@ -138,6 +241,28 @@ def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> Non
         assert opened.marks("map", "rect") == len(cells)
 
 
+def test_a_tooltip_of_the_map_names_whole_groups(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=3") as opened:
+        opened.page.hover("#chart-map .mark-rect.role-mark > path >> nth=0")
+        opened.page.wait_for_selector("#vg-tooltip-element.visible")
+        lines = opened.page.locator("#vg-tooltip-element tr").all_inner_texts()
+        shown = {line.split("\t")[0].rstrip(":"): line.split("\t")[1].strip() for line in lines}
+        (row,) = [
+            row
+            for row in opened.rows("map")
+            if (str(row["place"] + 1), str(row["round"])) == (shown["from the client in place"], shown["first round"])
+        ]
+        # The last round and the last client belong to the group.
+        assert shown["last round"] == str(row["round_end"] - 1)
+        assert shown["to the client in place"] == str(row["place_end"])
+        assert shown["selections"] == f"{row['selections']:.3g}"
+        # The page explains its own columns; the file keeps their names.
+        opened.page.click("#chart-map summary")
+        opened.page.wait_for_selector("#chart-map td")
+        head = opened.page.locator("#chart-map thead th").all_inner_texts()
+        assert head == ["seed", "selector", "place", "before place", "round", "before round", "times selected"]
+
+
 def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
     runs = pd.read_csv(folder / "runs.csv")
     with browser.open(folder / "report.html", "#selector=random") as opened:
@@ -148,6 +273,16 @@ def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
             assert opened.marks(chart, "symbol") == len(SELECTORS)
         failed = pd.concat(table(folder, "random", seed, "clients") for seed in SEEDS)
         failed = failed[~failed["completed"] & ~failed["spare"]]
+        reasons = opened.page.locator("[aria-label^='Failed clients of a run'] tr")
+        head, *lines = [reasons.nth(i).locator("th, td").all_inner_texts() for i in range(reasons.count())]
+        for selector, *cells in lines:
+            every = pd.concat(table(folder, selector, seed, "clients") for seed in SEEDS)
+            kinds = (
+                every[~every["completed"] & ~every["spare"]]["problem"].str.split("; ").str[-1].str.split(":").str[0]
+            )
+            assert dict(zip(head[1:], cells, strict=True)) == {
+                reason: f"{(kinds == reason).sum() / len(SEEDS):.1f}" for reason in head[1:]
+            }
         rows = opened.rows("failures")
         for reason, own in failed["problem"].str.split("; ").str[-1].str.split(":").str[0].value_counts().items():
             per_round = sum(
@@ -164,8 +299,17 @@ def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
                 done = done[done["completed"]]
                 own = [done[f"{part}_s"].mean() for part in ("download", "compute", "upload")]
                 probes = rounds["probe_s"].mean()
-                means.append([*own, rounds["round_s"].mean() - probes - sum(own), probes])
-            found = [parts[selector, part] for part in ("download", "compute", "upload", "waiting", "probes")]
+                all_clients = table(folder, selector, seed, "clients")
+                lost = (rounds["round_s"] - rounds["probe_s"]).to_numpy() - [
+                    done[done["round"] == number]["latency_s"].max() if (done["round"] == number).any() else 0.0
+                    for number in rounds["round"]
+                ]
+                failures = all_clients[~all_clients["completed"]].groupby("round").size()
+                # Only a round with a failed client lasts longer than its slowest usable update.
+                assert (lost[~rounds["round"].isin(failures.index)] < 1e-9).all()
+                means.append([*own, rounds["round_s"].mean() - probes - sum(own) - lost.mean(), lost.mean(), probes])
+            named = ("download", "compute", "upload", "waiting", "failures", "probes")
+            found = [parts[selector, part] for part in named]
             np.testing.assert_allclose(found, np.mean(means, axis=0), **CLOSE)
             theta = np.mean([table(folder, selector, seed, "regret")["theta"] for seed in SEEDS], axis=0)
             own = [row["theta"] for row in of(opened.rows("regret"), selector=selector)]
@@ -199,6 +343,60 @@ def test_menus_hide_select_and_remember(browser: Browser, folder: Path) -> None:
         assert opened.faults == []
 
 
+def test_a_menu_exchanges_the_scenario(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsel_flwr.cli import main
+
+    place = tmp_path_factory.mktemp("two")
+    for number in (3, 5):
+        changes = {"rounds": 8, "engine": "vectorized", "target_rounds": 2, "clients_per_round": number}
+        compare(load_scenario("smoke", changes), ["bsfl", "random"], seeds=[4, 5], folder=place / f"of-{number}")
+    # A selector and a seed that only the second scenario has.
+    compare(load_scenario("smoke", changes), ["oort"], seeds=[4, 5, 6], folder=place / "more")
+    folders, out = [str(place / name) for name in ("of-3", "of-5", "more")], place / "out"
+    assert main(["report", *folders, "--out", str(out)]) == 0
+    names = ["smoke clients_per_round=3", "smoke clients_per_round=5"]
+    printed = capsys.readouterr().out
+    assert [f"scenario {name}\n" in printed for name in names] == [True, True]
+    assert {path.name for path in out.iterdir()} == {"smoke-1", "smoke-2", "report.html"}
+    with browser.open(out / "report.html", "#seed=5&axis=rounds") as opened:
+        page = opened.page
+        assert page.locator("select[name=scenario] option").all_inner_texts() == names
+        assert {row["selector"] for row in opened.rows("jain")} == {"bsfl", "random"}
+        opened.choose("scenario", names[1])
+        assert {row["selector"] for row in opened.rows("jain")} == {"bsfl", "oort", "random"}
+        # The other menus keep their values, and there is one element of each name.
+        assert page.input_value("select[name=seed]") == "5"
+        assert page.locator("#chart-jain").count() == page.locator("h1").count() == 1
+        rounds = pd.read_parquet(place / "more" / "oort-seed5" / "rounds.parquet")
+        own = of(opened.rows("accuracy"), selector="oort")
+        np.testing.assert_allclose([row["x"] for row in own], rounds["round"], **CLOSE)
+        np.testing.assert_allclose(
+            [row["accuracy"] for row in own], rounds["accuracy"].rolling(2, min_periods=1).mean(), **CLOSE
+        )
+        opened.choose("seed", "6")
+        with page.expect_download() as download:
+            page.click("#chart-jain [data-save=csv]")
+        assert set(pd.read_csv(download.value.path())["seed"]) == {6}
+        address = page.evaluate("location.hash")
+        opened.choose("scenario", names[0])
+        # Seed 6 is not in the first scenario.
+        assert page.input_value("select[name=seed]") == "all"
+        page.click("#chart-jain summary")
+        page.wait_for_selector("#chart-jain td")
+        assert opened.faults == []
+    with browser.open(out / "report.html", address) as opened:
+        assert opened.page.input_value("select[name=scenario]") == names[1]
+        assert {row["seed"] for row in opened.rows("jain")} == {"6"}
+        # Pooled runs keep their regret, and their commands name where they are.
+        assert len(opened.rows("regret")) == 8
+        commands = opened.page.locator("pre", has_text="fedsel run").text_content().splitlines()
+        assert all((out / line.removeprefix("fedsel run ")).is_file() for line in commands)
+        assert len(commands) == 2 * 2 + 3
+        assert opened.faults == []
+
+
 def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: Path) -> None:
     with browser.open(folder / "report.html", "#seed=1") as opened:
         for kind in ("csv", "svg"):
@@ -210,14 +408,44 @@ def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: 
         shown = pd.DataFrame(opened.rows("jain"))[list(found.columns)].astype(found.dtypes)
         pd.testing.assert_frame_equal(found, shown)
         assert (tmp_path / "jain.svg").read_text().startswith("<svg")
+        # A file of curves has a legend, of the selectors that are shown.
+        opened.page.uncheck("input[value=oort]")
+        with opened.page.expect_download() as download:
+            opened.page.click("#chart-accuracy [data-save=svg]")
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", Path(download.value.path()).read_text())
+        assert {"bsfl", "random"} <= set(texts)
+        assert "oort" not in texts
+        opened.page.check("input[value=oort]")
         opened.page.click("#chart-jain summary")
         opened.page.wait_for_selector("#chart-jain td")
         cells = opened.page.locator("#chart-jain td").all_inner_texts()
-        assert cells == [str(value) if pd.notna(value) else "" for value in found.to_numpy().ravel()]
+        # The page rounds, the file does not.
+        assert cells == [
+            "" if pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else value
+            for value in found.to_numpy().ravel()
+        ]
         opened.page.click("details:has-text('LaTeX') > summary")
         opened.page.click("details:has-text('LaTeX') [data-copy]")
         copied = opened.page.evaluate("getSelection().toString()")
         assert copied.strip() == (folder / "comparison.tex").read_text().strip()
+
+
+def test_a_print_has_the_legend_the_choices_and_charts_of_its_width(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html", "#seed=2&selector=oort&hide=bsfl") as opened:
+        page = opened.page
+        assert page.inner_text("#chart-map .choice") == "Seed: 2. Selector: oort."
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.wait_for_function("document.querySelector('#chart-jain svg').getAttribute('width') < 800")
+        shown = page.locator("#menus label").filter(visible=True).all_inner_texts()
+        assert [text.strip() for text in shown] == ["oort", "random"]
+        assert not page.locator("#chart-jain details").is_visible()
+        assert page.locator("#chart-map .choice").is_visible()
+        sizes = page.locator(".chart").evaluate_all("all => all.map((one) => one.clientHeight)")
+        drawn = page.locator(".chart > svg, .chart svg.marks").evaluate_all(
+            "all => all.map((one) => +one.getAttribute('height'))"
+        )
+        assert all(place - own < 30 for place, own in zip(sizes, drawn, strict=True)), (sizes, drawn)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])

@@ -36,6 +36,19 @@ HOSTILE = [
 ]
 
 
+ENDS = """
+name => Array.from(document.querySelectorAll(`#chart-${name} .mark-rect.role-mark > path`)).map((one) => {
+  const item = one.__data__, x = window.fedsel.views[name].scale("x");
+  return [item.datum.round, x.invert(item.x), x.invert(item.x + item.width)];
+})
+"""
+"""The round of each bar, and the values at its ends."""
+PALE = """
+Array.from(new Set(Array.from(document.querySelectorAll("#chart-durations .mark-rect.role-mark > path"))
+  .filter((one) => +one.getAttribute("fill-opacity") < 1).map((one) => one.__data__.datum.part)))
+"""
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment_tables, "advise", refuse)
@@ -112,13 +125,23 @@ def test_the_command_prints_text_and_writes_only_the_page(
     text = " ".join(out.split())
     # The pairs (0, 1) to (4, 5) differ by 1 s, the pair (5, 0) by 5 s; the median is in the middle. 5 / 32 is 16 %.
     assert f"costs {10 / 12:.2f} s per round beyond the median client (16 % of all seconds), and {10 / 6:.2f} s" in text
-    assert "site-5 8 12.0 24.0 7.00 7.00 0 33 % 24" in text
+    assert "site-5 8 12.0 24.0 7.00 7.00 0 of 8 33 % 24 (0 ago) 24 (0 ago)" in text
     assert "newest checkpoint none in this folder" in text
     assert "fedsel advise: " in text
     found = read_deployment(folder)
     assert found.advice is not None
     assert " ".join(found.advice.sentence.split()) in text
-    assert [name in text for name in ("seconds per round", "rounds of 5.33 s on average")] == [True, True]
+    # Rounds of 3, 4, 5, 6, 7 and 7 s, four times.
+    assert "24 rounds: median 5.50 s, mean 5.33 s, 95 % take at most 7.00 s; 128.0 s in total" in text
+    assert "mean round: 5.33 s in the first quarter of the rounds, 5.33 s in the last" in text
+    # The advice is a prediction, and stands below what is in use.
+    assert "Now in use: unknown selector (there is no checkpoint), 2.0 clients per round, max_latency unknown." in text
+    model = (
+        f"A model of 9 clients was fitted to {found.advice.measured} measured latencies. It selects 2 clients in each"
+    )
+    assert text.index("The following is a prediction, no measurement. " + model) < text.index(
+        " ".join(found.advice.sentence.split())
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -228,7 +251,70 @@ def test_the_charts_have_the_values_of_the_journal(browser: Browser, tmp_path: P
         table = opened.page.locator("section#waiting > .table tbody tr")
         assert table.count() == 5
         assert table.nth(0).inner_text().split()[:2] == ["site-4", "9"]
-        assert opened.marks("clients", "rect") == 5
+        assert opened.marks("clients", "rect") == sum(row["beyond_median_s"] > 0 for row in clients.values())
+        slowest = {row["round"]: row for row in opened.rows("slowest")}
+        for line in lines:
+            one = slowest[line["round"]["round"]]
+            most = max(line["clients"], key=lambda row: row["latency_s"])
+            assert (one["client"], one["round_s"]) == (most["client_id"], line["round"]["round_s"])
+            assert one["outcome"] == ("usable update" if most["completed"] else "failed")
+            assert one["problem"] == most["problem"]
+            assert parts[line["round"]["round"]]["failures"] == pytest.approx(
+                0 if most["completed"] else 60 - max(row["latency_s"] for row in line["clients"] if row["completed"])
+            )
+        assert opened.marks("slowest", "symbol") == 9
+        # A bar has its round in its middle.
+        for chart in ("durations", "failures"):
+            edges = opened.page.evaluate(ENDS, chart)
+            assert len(edges) >= 1
+            assert all(left < number < right for number, left, right in edges)
+            assert [number - left for number, left, _ in edges] == pytest.approx([r - n for n, _, r in edges], abs=0.01)
+        # The line at max_latency has a name, and the highest point is below the upper edge.
+        for chart in ("durations", "slowest"):
+            assert "max_latency" in opened.page.locator(f"#chart-{chart} .chart text").all_text_contents()
+        assert opened.page.evaluate("window.fedsel.views.slowest.scale('y').domain()[1]") > 60
+        # Numbers of clients are whole.
+        axes = opened.page.locator("#chart-failures .role-axis")
+        labels = [axes.nth(i).locator(".role-axis-label text").all_text_contents() for i in range(axes.count())]
+        assert ["0", "1"] in labels
+        # Only the seconds that nobody measured are pale.
+        pale = opened.page.evaluate(PALE)
+        assert pale == ["failures"]
+        assert slowest[5]["measured_s"] == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_page_says_what_is_measured_and_what_is_counted(browser: Browser, tmp_path: Path) -> None:
+    rows = [client("a", 2.0), client("b", 4.0), failed("c", "arrays: not finite at 0")]
+    given = [(60.0 if k == 7 else 4.0, rows if k == 7 else rows[:2]) for k in range(8)]
+    with browser.open(page_of(write(tmp_path / "run", entries(*given)))) as opened:
+        cells = opened.page.locator("section#figures tbody tr").all_inner_texts()
+        shown = {line.split("\t")[0]: line.split("\t")[1] for line in cells}
+        assert shown["measured"].startswith(
+            "4.00 s of the mean 11.0 s are measured, up to the slowest usable update. 7.00 s"
+        )
+        assert shown["trend"].endswith("4.00 s in the first quarter of the rounds, 32.0 s in the last "
+                                       "(only measured: 4.00 s and 4.00 s)")  # fmt: skip
+        assert shown["rounds"].startswith("8 rounds: median 4.00 s, mean 11.0 s")
+        assert shown["status"].startswith("8 rounds. The last round ended ")
+        (row,) = [line for line in opened.page.locator("section#waiting > .table tbody tr").all_inner_texts()
+                  if line.startswith("c\t")]  # fmt: skip
+        assert row.split("\t")[6:] == [
+            "1 of 1", "12 %", "never", "8 (0 ago)", "1 model", "round 8: model, arrays: not finite at 0"
+        ]  # fmt: skip
+        caption = opened.page.inner_text("#chart-failures figcaption")
+        assert "model: the arrays cannot be used" in caption
+        # A link to a section shows its heading below the menus, which stick to the top.
+        opened.page.set_viewport_size({"width": 1200, "height": 400})
+        for link in opened.page.locator("nav a").all()[1:]:
+            opened.page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+            link.click()
+            name = link.get_attribute("href")
+            opened.page.wait_for_timeout(50)
+            top, bar = opened.page.evaluate(
+                "name => [document.querySelector(name + ' h2').getBoundingClientRect().top,"
+                "         document.getElementById('menus').getBoundingClientRect().bottom]", name)  # fmt: skip
+            assert bar <= top
 
 
 @pytest.mark.usefixtures("quick")
@@ -259,6 +345,7 @@ def test_of_many_clients_the_costliest_200_are_in_the_table_and_all_in_the_csv(
         assert opened.page.locator("section#waiting > .table tbody tr").count() == 200
         assert "The 200 costliest of 300 clients" in opened.page.inner_text("section#waiting")
         assert opened.marks("clients", "rect") == 20
+        assert "All 300" not in opened.page.inner_text("section#waiting")
         with opened.page.expect_download() as saved:
             opened.page.click("#chart-clients [data-save=csv]")
         lines = Path(saved.value.path()).read_text().splitlines()

@@ -15,15 +15,19 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.page import deployment_tables
-from fedsel_flwr.report.page.comparison_tables import MAP_CELLS
+from fedsel_flwr.report.page.comparison_tables import PageRun, failure_seconds
 from fedsel_flwr.report.page.deployment_tables import (
-    client_figures,
+    GROUPS,
     deployment_folder,
     failure_groups,
-    newest_checkpoint,
     part_groups,
     read_deployment,
 )
+from fedsel_flwr.report.page.deployment_texts import settings_text, status_sentence
+from fedsel_flwr.report.page.run_status import RunSettings, RunStatus, newest_checkpoint
+from fedsel_flwr.report.page.waiting_costs import client_figures
+from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
 from tests.report.page.deployments import client, entries, failed, refuse, write
 
@@ -117,6 +121,9 @@ def test_the_figures_of_a_client_as_worked_by_hand() -> None:
     assert (a.selections, a.share, a.failures) == (5, 1.0, 1)
     # 10 s and 20 s are measured: the 95th percentile is 10 + 0.95 * 10.
     assert (a.mean_s, a.p95_s) == (15.0, 19.5)
+    # The exception is a reply. The spare's silence is none.
+    assert (a.last_reply, a.reasons, a.problem_reason) == (4, {"exception": 1}, "exception")
+    assert (b.last_reply, b.reasons) == (5, {"timeout": 1})
     assert (b.last_seen, b.share, b.problem, b.mean_s) == (5, 0.6, "no answer", 3.0)
     assert b.p95_s == pytest.approx(1 + 0.95 * 4)
 
@@ -125,6 +132,17 @@ def test_without_a_failure_the_last_problem_of_an_update_is_shown() -> None:
     _, clients, _ = figures(entries((3.0, [client("a", 3, problem="energy: -1 cannot be used"), failed("b")])))
     assert (clients["a"].problem_round, clients["a"].problem) == (1, "energy: -1 cannot be used")
     assert (clients["b"].last_seen, math.isnan(clients["b"].mean_s)) == (None, True)
+
+
+def test_the_last_reply_is_no_usable_update_and_silence_is_no_reply() -> None:
+    late, silent = "late: 70 s is not below max_latency = 60 s", "no answer within 30 s"
+    given = entries((60.0, [client("a", 3), failed("b", silent)]), (60.0, [failed("a", late), failed("b", silent)]),
+                    (60.0, [failed("a", "lost: a reply"), failed("b", silent)]))  # fmt: skip
+    _, clients, _ = figures(given)
+    assert (clients["a"].last_seen, clients["a"].last_reply) == (1, 2)
+    assert (clients["b"].last_seen, clients["b"].last_reply) == (None, None)
+    assert clients["a"].reasons == {"late": 1, "dropout": 1}
+    assert (clients["a"].problem_reason, clients["b"].reasons) == ("dropout", {"timeout": 3})
 
 
 # ---- parts of a round ------------------------------------------------------------------------------------------------
@@ -142,22 +160,24 @@ def test_parts_that_clients_report() -> None:
     lies = {"download_s": 1e6, "compute_s": 1.0, "upload_s": 1.0}
     rows = [client("a", 6, **times), client("b", 8, **times | {"compute_s": 6.0}), client("c", 9, **lies), failed("d")]
     found = parts(entries((12.0, rows), probe_s=2.0))
-    # The round without its probes lasts 10 s; the mean of a and b is 1 + 5 + 1.
-    assert found == {"download": 1, "compute": 5, "upload": 1, "waiting": 3, "probes": 2}
+    # The round without its probes lasts 10 s, and d alone is waited for from 9 s on; the mean of a and b is 1 + 5 + 1.
+    assert found == {"download": 1, "compute": 5, "upload": 1, "waiting": 2, "failures": 1, "probes": 2}
 
 
 def test_parts_if_the_clients_report_only_their_training() -> None:
     rows = [client("a", 6, compute_s=4.0), client("b", 8, compute_s=5.0), client("c", 9)]
-    assert parts(entries((9.0, rows))) == {"compute": 4.5, "transfer": 2.5, "waiting": 2, "probes": 0}
+    assert parts(entries((9.0, rows))) == {
+        "compute": 4.5, "transfer": 2.5, "waiting": 2, "failures": 0, "probes": 0,
+    }  # fmt: skip
 
 
 def test_parts_if_the_clients_report_nothing() -> None:
     rows = [client("a", 2), client("b", 4), client("c", 1, latency_source="first", first_s=9.0), failed("d")]
-    assert parts(entries((60.0, rows))) == {"latency": 5, "waiting": 55, "probes": 0}
+    assert parts(entries((60.0, rows))) == {"latency": 5, "waiting": 4, "failures": 51, "probes": 0}
 
 
 def test_groups_of_rounds() -> None:
-    most = MAP_CELLS[1]
+    most = GROUPS
     given = entries(*[(60.0, [failed("a")])] * 30, *[(4.0, [client("a", 4)])] * (2 * most - 30))
     columns = part_groups([one.round for one in given], {one.round.round: one.clients for one in given})
     starts = list(dict.fromkeys(columns["round"]))
@@ -167,10 +187,9 @@ def test_groups_of_rounds() -> None:
                                                              strict=True)}  # fmt: skip
     failures = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
     assert (failures["round"], set(failures["clients_per_round"])) == (list(range(1, 31, 2)), {1})
-    # Without a usable update, the whole round is waiting.
-    assert (seconds[1, "latency"], seconds[1, "waiting"], seconds[31, "latency"], seconds[31, "waiting"]) == (
-        0, 60, 4, 0
-    )  # fmt: skip
+    # Without a usable update, the whole round is waiting for failed clients.
+    found = [[seconds[number, part] for part in ("latency", "waiting", "failures")] for number in (1, 31)]
+    assert found == [[0, 0, 60], [4, 0, 0]]
 
 
 def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> None:
@@ -185,6 +204,18 @@ def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> N
         "round": [1, 1, 1, 2], "round_end": [2, 2, 2, 3], "reason": ["exception", "other", "timeout", "dropout"],
         "clients_per_round": [1, 1, 2, 1],
     }  # fmt: skip
+
+
+def test_failures_end_with_the_round_and_spares_cost_nothing() -> None:
+    spare = failed("c", "late: enough others", spare=True)
+    given = entries(
+        (10.0, [client("a", 5), failed("b", "late: after the deadline")]),
+        (4.0, [client("a", 4), failed("b"), spare]),
+        (4.0, [client("a", 4), spare]),
+        (20.0, [client("a", 3, latency_source="first", first_s=20.0), failed("b", latency_s=12.0)]),
+    )
+    history = History.from_records([one.round for one in given], [row for one in given for row in one.clients])
+    assert failure_seconds(PageRun("a", 1, history)).tolist() == [5, 0, 0, 0]
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -209,8 +240,13 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert found.p95_s == pytest.approx(20 + 0.7 * 40)
     assert (found.selections, found.updates, found.spares) == (18, 13, 1)
     assert found.reasons == {"exception": 3, "late": 1}
+    # Sorted, the fourth is 9. Only failed clients took 60 - 6 seconds of round 3, and 10 - 5 of round 5.
+    assert (found.median_s, found.counted_s) == (9.0, pytest.approx((54 + 5) / 7))
     assert found.checkpoint is not None
     assert (found.checkpoint.round, found.checkpoint.age_s) == (7, 90)
+    # These checkpoints are empty, so the settings are unknown. Their times are 410 s and one round apart.
+    assert (found.settings, found.checkpoint.round_s) == (RunSettings(), 410)
+    assert found.status == RunStatus(word="running", since_s=30, usual_s=410)
     assert found.accuracy == {"round": [], "accuracy": [], "loss": []}
     assert sorted(zip(found.failures["round"], found.failures["reason"], strict=True)) == [
         (3, "exception"), (4, "exception"), (5, "late")
@@ -221,7 +257,82 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert facts["clients"][0]["client_id"] == "b"
     assert facts["waiting"]["beyond_second_s"] == 5.0
     assert facts["checkpoint"]["written"] == "2026-11-24T11:58:30+00:00"
+    # Round 7 has one client alone. In round 3 both failed clients were the slowest.
+    assert found.max_latency_s == 60
+    assert [one["round"] for one in facts["slowest"]] == [6, 5, 4, 3, 2, 1]
+    assert facts["slowest"][3] == {
+        "round": 3, "round_s": 60.0, "measured_s": 6.0, "client": "b, c", "outcome": "failed", "beyond_median_s": 27.0,
+        "problem": "exception: ValueError; exception: ValueError",
+    }  # fmt: skip
+    assert (facts["slowest"][5]["client"], facts["slowest"][5]["outcome"]) == ("c", "usable update")
     assert {"round": 3, "round_end": 4, "reason": "exception", "clients_per_round": 2.0} in facts["failures"]
+
+
+def test_the_first_and_the_last_quarter_with_and_without_counted_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    usual = [(float(k), [client("a", k)]) for k in range(1, 7)]
+    given = entries(*usual, (60.0, [client("a", 7), failed("b")]), (8.0, [client("a", 8)]))
+    found = read_deployment(write(tmp_path / "run", given), NOW)
+    assert (found.quarters_s, found.quarters_measured_s) == ((1.5, 34.0), (1.5, 7.5))
+    shorter = read_deployment(write(tmp_path / "shorter", given[:7]), NOW)
+    assert all(map(math.isnan, shorter.quarters_s))
+
+
+MADE_FOR = {"selector": "cs-ucb", "selector.clients_per_round": "6", "max_latency": "45.0", "clock": "'server'"}
+
+
+@pytest.mark.parametrize(
+    ("clock", "total", "since", "word", "usual"),
+    [
+        ("'server'", 7, 5_000.0, "finished", 9),
+        ("'server'", 8, 26.0, "running", 9),
+        ("'server'", 8, 28.0, "no new round", 9),
+        # The virtual clock's seconds are not real ones: two rounds took 400 s.
+        ("'virtual'", None, 590.0, "running", 200),
+        ("'virtual'", None, 610.0, "no new round", 200),
+    ],
+)
+def test_running_finished_or_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str, total: int | None, since: float, word: str, usual: int
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    folder = write(tmp_path / "run", entries(*ROUNDS))
+    os.utime(folder / "journal.jsonl", (NOW.timestamp() - since,) * 2)
+    for number, seconds in ((5, 500), (7, 100)):
+        made_for = MADE_FOR | {"clock": clock}
+        one = Checkpoint(
+            round=number, model=[np.zeros(2)], names=["w"], state={}, fingerprint=made_for, total_rounds=total
+        )
+        write_checkpoint(folder, one)
+        path = folder / f"round-{number:06d}.safetensors"
+        os.utime(path, (NOW.timestamp() - seconds,) * 2)
+        assert read_checkpoint(path).total_rounds == total
+    found = read_deployment(folder, NOW)
+    assert found.settings == RunSettings(
+        selector="cs-ucb", clients_per_round=6, max_latency_s=45, clock=clock.strip("'"), total_rounds=total
+    )
+    assert found.status == RunStatus(word=word, since_s=since, usual_s=usual)  # type: ignore[arg-type]
+    sentence = status_sentence(found)
+    assert sentence.startswith(word)
+    assert (f"7 of {total} rounds" in sentence) == (total is not None)
+    assert settings_text(found).startswith("cs-ucb, 6 clients per round, max_latency 60 s, durations ")
+
+
+def test_without_a_clock_of_its_own_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    folder = write(tmp_path / "run", entries(*ROUNDS))
+    assert read_deployment(folder, NOW).status.word == "unknown"
+    assert "unknown" in status_sentence(read_deployment(folder, NOW))
+    for content in (b"", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]", b"\x04" + b"\0" * 7 + b'{"a"'):
+        (folder / "round-000007.safetensors").write_bytes(content)
+        assert read_deployment(folder, NOW).settings == RunSettings()
+    (folder / "round-000007.safetensors").unlink()
+    (folder / "round-000007.safetensors").symlink_to(folder / "journal.jsonl")
+    assert read_deployment(folder, NOW).settings == RunSettings()
 
 
 def test_a_folder_without_a_checkpoint_or_a_finished_round(tmp_path: Path) -> None:

@@ -142,7 +142,10 @@ def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(
         ({"clients_per_round": [2, 3]}, "run one comparison for each value"),
         ({"training.learning_rate": [0.1]}, "got 'training.learning_rate'. All rows of a comparison share"),
         ({"selectors.oort.alpha": [1]}, "which are bsfl, random, got 'selectors.oort.alpha'"),
-        ({"selectors.bsfl.alfa": [1]}, "unknown key 'selectors.bsfl.alfa'. The allowed keys are alpha"),
+        (
+            {"selectors.bsfl.alfa": [1]},
+            "unknown key 'selectors.bsfl.alfa' (did you mean 'selectors.bsfl.alpha'?). The allowed keys are alpha",
+        ),
         ({"selectors.bsfl.seed": [1]}, "the key 'selectors.bsfl.seed' is set by the scenario"),
         ({"selectors.bsfl.alpha": [-1]}, "alpha"),
         ({"selectors.bsfl.alpha": []}, "must be a list of at least one value, got []"),

@@ -81,7 +81,10 @@ def test_what_there_is_no_room_for_is_said_before_anything_starts(
 @pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address"])
 def test_what_only_ray_can_follow_is_refused_without_it(name: str) -> None:
     value: Any = "local" if name == "ray_address" else 2
-    for start in (partial(simulate, SMOKE, engine="vectorized"), partial(compare, SMOKE, ["bsfl"])):
+    starts: list[Any] = [partial(simulate, SMOKE, engine="vectorized")]
+    if name != "ray_address":  # a comparison may be on a cluster, or on this machine
+        starts.append(partial(compare, SMOKE, ["bsfl"]))
+    for start in starts:
         with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
             start(**{name: value})
 

@@ -64,13 +64,39 @@ def test_the_other_side_is_not_seen() -> None:
     assert verdict(figure(check(relation='"above"')), new=HALF, old=ONE).word == "not seen"
 
 
-def test_an_effect_inside_the_margin_is_not_seen_and_a_wide_interval_is_not_settled() -> None:
+def test_an_interval_that_holds_claim_and_null_is_not_settled_however_narrow_it_is() -> None:
     near = [1.001, 1.002, 0.999, 1.0, 0.998]
-    assert verdict(figure(check()), new=near, old=ONE).word == "not seen"
+    (one,) = verdict(figure(check()), new=near, old=ONE).findings
+    # The mean log ratio is 0, so that no number of seeds settles it.
+    assert (one.word, one.is_small, one.seeds_needed) == ("not settled", True, math.inf)
     (one,) = verdict(figure(check()), new=[0.5, 1.5, 0.7, 1.2, 0.8], old=ONE).findings
-    assert one.word == "not settled"
-    assert one.seeds_needed is not None
-    assert one.seeds_needed > 5
+    assert (one.word, one.is_small) == ("not settled", False)
+    assert 5 < one.seeds_needed < 1000
+
+
+def test_equal_values_on_all_seeds_exclude_a_difference() -> None:
+    (one,) = verdict(figure(check()), new=ONE, old=ONE).findings
+    assert (one.low, one.high, one.word) == (1.0, 1.0, "not seen")
+
+
+def test_the_seeds_of_a_figure_settle_its_verdict() -> None:
+    """One check that turns into "not seen" is enough; otherwise every check has to be settled."""
+    toward, against = [0.6, 1.1, 0.8, 0.9, 0.7], [1.7, 0.9, 1.3, 1.1, 1.4]
+    more = check(left='"third"')
+    both = verdict(figure(check() + more), new=toward, third=[0.6, 1.5, 0.8, 1.1, 0.7], old=ONE)
+    assert both.word == "not settled"
+    assert both.seeds_needed == max(one.seeds_needed for one in both.findings)
+    mixed = verdict(figure(check() + more), new=toward, third=against, old=ONE)
+    assert [one.is_contrary for one in mixed.findings] == [False, True]
+    assert mixed.seeds_needed == mixed.findings[1].seeds_needed
+
+
+def test_holm_does_not_count_for_a_check_that_is_contrary_to_the_claim() -> None:
+    """The interval without correction excludes a claim, so that further checks do not raise the number of seeds."""
+    against = [1.7, 0.9, 1.3, 1.1, 1.4]
+    alone = verdict(figure(check()), new=against, old=ONE).findings[0]
+    several = verdict(figure(check() + 4 * check(left='"third"')), new=against, third=[0.9] * 4 + [1.2], old=ONE)
+    assert several.findings[0].seeds_needed == alone.seeds_needed
 
 
 @pytest.mark.parametrize(
@@ -87,10 +113,8 @@ def test_a_shortened_figure_is_at_most_direction_only() -> None:
     assert verdict(figure(check(), 'shortened = "Few rounds."\n'), new=HALF, old=ONE).word == "direction only"
 
 
-def test_in_a_shortened_figure_a_small_difference_excludes_nothing() -> None:
+def test_a_shortened_figure_can_exclude_a_claim() -> None:
     short = 'shortened = "Few rounds."\n'
-    near = [1.001, 1.002, 0.999, 1.0, 0.998]
-    assert verdict(figure(check(), short), new=near, old=ONE).word == "not settled"
     assert verdict(figure(check(relation='"above"'), short), new=HALF, old=ONE).word == "not seen"
 
 
@@ -106,13 +130,12 @@ def test_the_seeds_that_would_do_are_enough() -> None:
     """With the same values again and again, the spread stays, and the suggested number of seeds settles the check."""
     weak = [0.5, 1.5, 0.7, 1.2, 0.8, 0.75]
     (one,) = verdict(figure(check()), new=weak, old=[1.0] * 6).findings
-    assert one.seeds_needed is not None
-    enough = -(-one.seeds_needed // 6) + 1
+    enough = math.ceil(one.seeds_needed / 6) + 1
     assert verdict(figure(check()), new=weak * enough, old=[1.0] * 6 * enough).word == "reproduced"
     near = [0.9, 1.15, 1.0, 1.02, 1.1, 0.85]
     (one,) = verdict(figure(check(relation='"equal"')), new=near, old=[1.0] * 6).findings
-    assert (one.word, one.seeds_needed is not None) == ("not settled", True)
-    enough = -(-(one.seeds_needed or 0) // 6) + 1
+    assert one.word == "not settled"
+    enough = math.ceil(one.seeds_needed / 6) + 1
     assert verdict(figure(check(relation='"equal"')), new=near * enough, old=[1.0] * 6 * enough).word == "reproduced"
 
 
@@ -124,6 +147,13 @@ def test_holm_counts_all_checks_of_a_figure() -> None:
     several = verdict(figure(check() + check(left='"third"')), new=weak, old=ONE, third=weak)
     assert several.findings[0].p == pytest.approx(2 * alone.findings[0].p)
     assert several.word == "not settled"
+
+
+def test_holm_counts_the_checks_of_all_readings() -> None:
+    weak = [0.60, 0.95, 0.75, 0.70, 0.90]
+    two = verdict(figure(check(reading='"means"') + check(reading='"realized"')), new=weak, old=ONE)
+    assert [one.p for one in two.findings] == pytest.approx([2 * 0.035, 2 * 0.035], abs=0.002)
+    assert (two.word, two.readings) == ("not settled", {"means": "not settled", "realized": "not settled"})
 
 
 CELLS = '[cells."N = 2"]\n[cells."N = 4"]\n'

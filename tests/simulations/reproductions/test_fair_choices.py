@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.reproductions import figure_pictures
 from fedsel_flwr.simulations.reproductions.choice_runs import _fairness, draw_rounds, run_choices
-from fedsel_flwr.simulations.reproductions.paper_figure import Regret, figure_names, load_figure, read_figure
+from fedsel_flwr.simulations.reproductions.paper_figure import Picture, Regret, figure_names, load_figure, read_figure
 from fedsel_flwr.simulations.reproductions.reproducing import _selector_text, cells_of, open_rows, reproduce, results_of
 from fedsel_flwr.simulations.reproductions.result_pages import paper_page
 from fedsel_flwr.theory import fair_optimum
@@ -130,6 +131,32 @@ def test_a_picture_has_a_panel_for_each_curve(tmp_path: Path, monkeypatch: pytes
     labels = regret.get_legend_handles_labels()[1]
     assert labels == ["cs-ucb-q", "bound of cs-ucb-q", "random"]
     assert regret.get_yscale() == "symlog"
+
+
+def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the shares 0 and 1 of two seeds, Student's interval is -5.9 to 6.9, and the bar ends at 0 and 1."""
+    figure = read_figure(TEXT, "xia-fig-9")
+    picture = Picture(outcomes=("best_above", "regret"), levels={"chance": 0.5})
+    figure = figure.model_copy(update={"picture": picture, "seeds": 2})
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
+                  "cpu_s": 1.0, "outcomes": json.dumps({"regret": 1.0, "best_above": cell.scenario.seed - 1}),
+                  "curves": "{}"})  # fmt: skip
+    drawn: list[Any] = []
+    new = figure_pictures._new_figure
+    monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
+    figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path)
+    share, regret = drawn[0].axes
+    assert (share.get_ylabel(), regret.get_ylabel()) == (
+        "share of instances\nbest state, equal steps",
+        "regret of means",
+    )
+    assert share.get_legend_handles_labels()[1] == ["chance", "cs-ucb-q", "random"]
+    (bar,) = share.collections[0].get_segments()
+    assert [y for _, y in bar] == [0.0, 1.0]
 
 
 def test_runs_with_different_fingerprints_have_different_descriptions() -> None:

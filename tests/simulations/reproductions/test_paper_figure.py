@@ -54,6 +54,12 @@ def test_the_runs_leave_out_cells_in_which_an_arm_does_not_run() -> None:
     assert len(list(read_figure(TEXT, "xia-fig-9").runs(1))) == 3
 
 
+def test_a_cell_of_a_question_can_have_fewer_seeds() -> None:
+    runs = list(read_figure(TEXT.replace("seeds = 2", "seeds = 2\ncell_seeds = {two = 1}"), "xia-fig-9").runs())
+    assert {seed for cell, _, seed in runs if cell == "two"} == {1}
+    assert {seed for cell, _, seed in runs if cell == "three"} == {1, 2}
+
+
 def test_a_check_that_names_its_cells_is_one_comparison() -> None:
     (one,) = read_figure(TEXT, "xia-fig-9").comparisons()
     assert (str(one.left), str(one.right)) == ("random, three", "bsfl slow, three")
@@ -66,6 +72,8 @@ def test_a_check_that_names_its_cells_is_one_comparison() -> None:
         ("bsfl slow @ three", "bsfl slow @ two", "arm 'bsfl slow' does not run in cell 'two'"),
         ('right = "bsfl slow @ three"', "", "a check needs left and right"),
         ('outcome = "regret"', 'outcome = "regret"\npaper = [1.0, 2.0, 3.0]', "paper must have 2 numbers"),
+        ("seeds = 2", "seeds = 2\ncell_seeds = {three = 1}", "cell 'three' takes part in a check"),
+        ("seeds = 2", "seeds = 2\ncell_seeds = {four = 1}", "there is no cell 'four'"),
         ("seeds = 2", "seed = 2", "seed: Extra inputs"),
         ("seeds = 2", "seeds = ", "is not valid TOML"),
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsel_flwr.cli import main
@@ -20,7 +22,13 @@ from fedsel_flwr.simulations.reproductions.reproducing import (
     packaged_verdicts,
     results_of,
 )
-from fedsel_flwr.simulations.reproductions.result_pages import counts_table, mean_text, paper_page, verdict_facts
+from fedsel_flwr.simulations.reproductions.result_pages import (
+    counts_table,
+    mean_text,
+    paper_page,
+    verdict_facts,
+    write_pages,
+)
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 NAME = "xia-fig-1a"
@@ -81,6 +89,32 @@ def test_processes_give_the_same_rows(played: Path, tmp_path: Path) -> None:
     for row in (*again, *before):
         row.pop("cpu_s")
     assert again == before
+
+
+@pytest.mark.parametrize("name", ["xia-fig-1c", "bsfl-fig-4", "bsfl-fig-5-right"])
+def test_a_second_run_gives_the_recorded_row(name: str) -> None:
+    """One run of each runner. Recorded rows may lack outcomes that were added later."""
+    cell = cells_of(load_figure(name), 1)[0]
+    (recorded,) = open_rows(RESULTS, cell.figure).select([cell.fingerprint])
+    row = cell.simulate()
+    assert (row["run"], row["selector"], str(row["seed"])) == (recorded["run"], recorded["selector"], recorded["seed"])
+    for column in ("outcomes", "curves"):
+        before, again = json.loads(recorded[column]), json.loads(row[column])
+        assert before.keys() <= again.keys()
+        for key in before.keys() - {"solver_ms", "run_s", "run_s_200"}:
+            np.testing.assert_allclose(again[key], before[key], rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+def test_a_picture_that_needs_runs_of_another_arm_waits_for_them(tmp_path: Path) -> None:
+    """The rounds to FedAvg's accuracy are unknown without FedAvg. The page is written without this picture."""
+    figure = load_figure("kim-table-5")
+    cell = next(one for one in cells_of(figure, 1) if one.arm == "fedpdp")
+    row = dict.fromkeys(("run", "selector"), "x") | {"seed": 1, "cpu_s": 1.0, "fingerprint": cell.fingerprint}
+    outcomes, curves = {"accuracy_last10": 0.5}, {"at": [1, 2], "record_at": [1, 2], "record": [0.4, 0.6]}
+    open_rows(tmp_path, figure).add(row | {"outcomes": json.dumps(outcomes), "curves": json.dumps(curves)})
+    write_pages(tmp_path, {"kim"})
+    assert "## Table 5: not run" in (tmp_path / "kim.md").read_text("utf-8")
+    assert not (tmp_path / "kim-table-5.png").exists()
 
 
 def test_a_missing_run_is_no_verdict(played: Path, tmp_path: Path) -> None:
@@ -178,14 +212,20 @@ def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
     assert packaged_verdicts()[name] == verdict_facts(figure, results_of(figure, RESULTS))
 
 
+@pytest.mark.parametrize("name", figure_names())
+def test_errors_of_ours_are_looked_for_before_a_claim_is_not_seen(name: str) -> None:
+    figure = load_figure(name)
+    assert bool(figure.checked) == (packaged_verdicts()[name]["verdict"] == "not seen")
+    for part in ("Our code:", "Setting:") if figure.checked and "The checks are those of" not in figure.checked else ():
+        assert part in figure.checked or part.lower() in figure.checked
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [([0.5], "0.500"), ([2.0, 2.0], "2.00"), ([1.0, 2.0, 3.0], "2.00 (1.00 to 3.00)"), ([], "none"),
      ([1.0, math.inf], "finite on 1 of 2 seeds")],
 )  # fmt: skip
 def test_means_are_printed_with_their_range(values: list[float], text: str) -> None:
-    import numpy as np
-
     assert mean_text(np.array(values)) == text
 
 

@@ -58,10 +58,10 @@ NONE = [-0.02, -0.01, 0.0, 0.01, 0.02]
         (ABOVE, 0, "", "reproduced"),
         # Holm's factor is 6, and 6 x 0.011 is above 0.05. But the interval does not exclude the claim.
         (ABOVE, 5, "", "not settled"),
-        (NONE, 0, "", "not seen"),
-        # The paper's ratio 1.01 is inside the interval 0.981 to 1.020, and 1.1 is not.
+        # The interval holds the claim, however narrow it is. The paper's ratio does not matter for this.
+        (NONE, 0, "", "not settled"),
         (NONE, 0, "paper = 1.01", "not settled"),
-        (NONE, 0, "paper = 1.1", "not seen"),
+        (NONE, 0, "paper = 1.1", "not settled"),
         ([-log for log in ABOVE], 0, "paper = 1.01", "not seen"),
     ],
 )

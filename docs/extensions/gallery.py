@@ -1,0 +1,390 @@
+"""The selectors' gallery: a page for each selector, written when a build begins, and their first page.
+
+Everything on a page comes from the selector's class, from a file that :mod:`gallery_facts` reads, or from the run that
+:mod:`small_world` plays. The pages lie in ``docs/gallery``, which git ignores.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import choice_picture
+import gallery_facts as facts
+import selector_docstrings as docstrings
+import small_world
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+
+from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.selectors.registry import citations, selector_class
+
+HERE = Path(__file__).parent
+FOLDER = "gallery"
+PUBLIC = "fedsel_flwr.selectors"
+"""The module from which users import selectors; the API reference shows them there."""
+FAILURES = "When clients fail"
+"""Heading of the section that a page has only if the docstring says something about failures."""
+SECTIONS = (
+    "Choices over time",
+    "Options",
+    "Equations",
+    "What it reads, and what leaves the client",
+    FAILURES,
+    "Secure aggregation and differential privacy",
+    "Cost of a choice",
+    "When not to use it",
+    "Deviations from the paper",
+    "Results",
+    "Citation",
+)
+"""Headings of a page, in order."""
+logger = logging.getLogger(__name__)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Write the gallery before Sphinx looks for pages."""
+    app.connect("config-inited", add_style)
+    app.connect("builder-inited", write_pages)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def add_style(app: Sphinx, config: Any) -> None:
+    """Add the colours of the pictures."""
+    config.html_static_path = [*config.html_static_path, str(HERE / "gallery.css")]
+    app.add_css_file("gallery.css")
+
+
+def write_pages(app: Sphinx) -> None:
+    """Play the small world with every selector, and write the pages that changed.
+
+    Raises:
+        ExtensionError: A fact is missing, or a selector cannot play.
+    """
+    folder, cache = Path(app.srcdir) / FOLDER, Path(app.outdir).parent / "small-world"
+    names = facts.ours()
+    pages: dict[str, str] = {}
+    runs: dict[str, small_world.Played] = {}
+    for name in names:
+        try:
+            runs[name] = small_world.played(name, cache)
+            pages[name] = page(name, runs[name])
+        except (docstrings.MissingFact, FedSelError) as error:
+            raise ExtensionError(f"gallery: no page for the selector {name!r}: {error}") from error
+    pages["index"] = first_page(runs)
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.rst"):
+        if old.stem not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        file = folder / f"{name}.rst"
+        if not file.exists() or file.read_text("utf-8") != text:
+            file.write_text(text, "utf-8")
+    logger.info("gallery: %d selectors", len(names))
+
+
+def page(name: str, run: small_world.Played) -> str:
+    """Return the page of a selector, in reStructuredText.
+
+    Raises:
+        MissingFact: A section would be empty.
+    """
+    cls = selector_class(name)
+    bodies = (
+        _choices(name, run),
+        _options(name),
+        _equations(cls),
+        _reading(name),
+        docstring_text(docstrings.failures(cls)),
+        _privacy(name),
+        _cost(name),
+        _sentence_case(docstring_text(docstrings.required_section(cls, "When not to use"))),
+        _sentence_case(docstring_text(docstrings.required_section(cls, "Deviations"))),
+        _results(name),
+        _citation(name),
+    )
+    parts = [
+        f".. py:currentmodule:: {PUBLIC}",
+        f".. _selector-{name}:",
+        _heading(name, "="),
+        docstring_text(docstrings.idea(cls)),
+        _code(f"fedsel compare digits --selectors {name}{',random' if name != 'random' else ',round-robin'}", "sh"),
+        _summary(name),
+    ]
+    for heading, body in zip(SECTIONS, bodies, strict=True):
+        if not body.strip() and heading == FAILURES:
+            continue
+        if not body.strip():
+            raise docstrings.MissingFact(f'the section "{heading}" is empty')
+        parts += [_heading(heading, "-"), body]
+    return "\n\n".join(parts) + "\n"
+
+
+def first_page(runs: dict[str, small_world.Played]) -> str:
+    """Return the first page of the gallery: thumbnails, a table, and the small world."""
+    grid = "".join(
+        f'<li><a href="{name}.html">{choice_picture.thumbnail(run)}<span>{escape(name)}</span></a></li>'
+        for name, run in runs.items()
+    )
+    rows = []
+    for name in runs:
+        reads = facts.Reads.of(selector_class(name))
+        known = facts.cost(name)
+        cost = known.seconds.get(1_000_000) if known and known.measured == name else None
+        rows.append([
+            f":doc:`{name}`",
+            ", ".join(f"``{column.name}``" for column in reads.columns) or "nothing",
+            facts.secure_aggregation(reads)[0],
+            facts.differential_privacy(reads)[0],
+            refused(name, 1_000_000) if cost is None else f"{1000 * cost:,.0f}",
+        ])  # fmt: skip
+    world = small_world.scenario("random")
+    text = [
+        _heading("Selectors' gallery", "="),
+        "Each selector played the same small world. Blue cells show the rounds in which a phone was chosen, and the "
+        "fastest phone is in the first row. Orange cells show chosen phones that missed the deadline.",
+        _raw(f'<ul class="gallery-grid">{grid}</ul>'),
+        _heading("Compare the selectors", "-"),
+        '"Reads" lists the columns from which a selector learns. The page of a selector explains the words on secure '
+        "aggregation and differential privacy. The cost is the server's time for one choice among a million clients, "
+        f"with {facts.COHORT} clients a round. Some selectors refuse so many clients. An empty cell means that this "
+        "was not measured. :doc:`/secure-aggregation` has a list of the selectors that work under secure aggregation.",
+        _table(["selector", "reads", "secure aggregation", "differential privacy", "cost, ms"], rows, "16 40 16 16 12"),
+        ".. _small-world:",
+        _heading("The small world", "-"),
+        f"The pictures come from one run for each selector: {world.num_clients} phones, {world.clients_per_round} a "
+        f"round, {world.rounds} rounds and the seed {world.seed}. All selectors meet the same phones, data and delays. "
+        "One seed of one small world shows how a selector chooses. It does not show which selector is better; for this "
+        "question, see :doc:`/results/selectors`.",
+        "The scenario has the following keys. All other keys have their defaults.",
+        ".. literalinclude:: ../extensions/small_world.toml\n   :language: toml",
+        ".. toctree::\n   :hidden:\n\n" + "\n".join(f"   {name}" for name in runs),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+# ---- the sections of a page ----------------------------------------------------------------------------------------
+def _summary(name: str) -> str:
+    cls, reads = selector_class(name), facts.Reads.of(selector_class(name))
+    rows = [
+        ["class", f":py:class:`{PUBLIC}.{cls.__name__}`"],
+        ["paper", docstring_text(docstrings.required_section(cls, "References"))],
+        ["secure aggregation", facts.secure_aggregation(reads)[0]],
+        ["differential privacy", facts.differential_privacy(reads)[0]],
+    ]
+    if known := facts.card(name):
+        rows.insert(2, ["details", f":doc:`/papers/{known}`"])
+    return _table([], rows, "25 75")
+
+
+def _choices(name: str, run: small_world.Played) -> str:
+    text = " ".join(small_world.sentences(run))
+    return "\n\n".join([
+        _raw(f"<div>{choice_picture.picture(name, run, text)}</div>"),
+        text,
+        f"The run is one seed of the :ref:`small world <small-world>`, with ``{name}`` on its defaults"
+        f"{_own_parameters(name)}.",
+    ])  # fmt: skip
+
+
+def _options(name: str) -> str:
+    """The keys of a selector: a table from the source of the scenario reference, and how to limit a free cohort."""
+    keys = facts.options(name)
+    if not keys:
+        return "The selector has no options. The scenario sets the number of clients in a round."
+    rows = [
+        [f":confval:`{key.name.rpartition('.')[2]} <{key.name}>`", *map(_markdown, (key.default, key.meaning))]
+        for key in keys
+    ]
+    parts = [
+        f"In a scenario, these keys are in the table ``selectors.{name}``:",
+        _table(["key", "default", "meaning"], rows, "30 15 55"),
+    ]
+    free = f"selectors.{name}.clients_per_round"
+    if free in [key.name for key in keys]:
+        parts.append(
+            "The selector itself decides how many clients it selects. To cap the cohort, that is, to limit it to a "
+            "maximum number of clients in a round, set this key:"
+        )
+        parts.append(_code(f"fedsel show digits --set selector={name} --set {free}=20", "sh"))
+    return "\n\n".join(parts)
+
+
+def _markdown(text: str) -> str:
+    """A text of the scenario reference in reStructuredText."""
+    return docstring_text(re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text))
+
+
+def refused(name: str, clients: int) -> str:
+    """The cell for a selector that was not measured with so many clients: its limit if it refuses them, else empty."""
+    limit = inspect.signature(selector_class(name)).parameters.get("max_clients")
+    return f"refused above {limit.default:,}" if limit is not None and limit.default < clients else ""
+
+
+def _own_parameters(name: str) -> str:
+    table = small_world.scenario(name).selectors.get(name)
+    return " and ".join(["", *(f"``{key} = {value}``" for key, value in table.items())]) if table else ""
+
+
+def _equations(cls: Any) -> str:
+    before, symbols, after = docstrings.explanation(cls)
+    # The first paragraphs hold the idea, which opens the page.
+    rest = "\n\n".join(before).split()
+    shown = docstrings.idea(cls).split()
+    parts = [" ".join(rest[len(shown) :])] if len(rest) > len(shown) else []
+    if symbols:
+        head, *rows = symbols
+        parts.append(_table(head, [[docstring_text(cell) for cell in row] for row in rows], "15 25 60"))
+    parts += after
+    parts = [docstring_text(part) if not part.startswith(".. list-table") else part for part in parts]
+    parts.append(
+        "These lines of code compute them. Each line ends with its place in the paper:"
+        if symbols else "The docstring has no symbols. The choice is:"
+    )  # fmt: skip
+    return "\n\n".join([*parts, _code("\n".join(docstrings.tagged_lines(cls)), "python")])
+
+
+def _reading(name: str) -> str:
+    cls, reads = selector_class(name), facts.Reads.of(selector_class(name))
+    parts = []
+    if reads.columns:
+        rows = [
+            [f"``{column.name}``", docstring_text(column.meaning), reads.measured_by(column), reads.leaves(column)]
+            for column in reads.columns
+        ]
+        parts.append(_table(["column", "meaning", "measured by", "leaves the client"], rows, "18 34 22 26"))
+    else:
+        parts.append("The selector reads nothing. Nothing leaves the client except what the training sends.")
+    needed = ", ".join(f"``{column}``" for column in sorted(reads.requires))
+    if needed:
+        parts.append(f"A client that does not report {needed} counts as failed.")
+    if reads.validated:
+        parts.append("The server needs a validation set.")
+    if cls.paper_options:
+        options = " and ".join(f"``{key}={value!r}``" for key, value in cls.paper_options.items())
+        parts.append(f"The paper sets the following options of the strategy: {options}.")
+    for option, other in facts.option_reads(name).items():
+        columns = ", ".join(f"``{column.name}``" for column in other.columns if column.name in other.needs | other.asks)
+        parts.append(f"With ``{option}``, the selector reads {columns}.")
+    return "\n\n".join(parts)
+
+
+def _privacy(name: str) -> str:
+    reads = facts.Reads.of(selector_class(name))
+    secure, private = facts.secure_aggregation(reads), facts.differential_privacy(reads)
+    parts = [
+        f"**Secure aggregation: {secure[0]}.** {secure[1]} Flower has secure aggregation in its legacy API only. "
+        ":doc:`/secure-aggregation` lists every selector.",
+        f"**Differential privacy: {private[0]}.** {private[1]}",
+    ]
+    for option, other in facts.option_reads(name).items():
+        word, why = facts.secure_aggregation(other)
+        if word != secure[0]:
+            parts.append(f"**Secure aggregation with** ``{option}``\\ **: {word}.** {why}")
+        word, why = facts.differential_privacy(other)
+        if word != private[0]:
+            parts.append(f"**Differential privacy with** ``{option}``\\ **: {word}.** {why}")
+    return "\n\n".join(parts)
+
+
+def _cost(name: str) -> str:
+    known, newer, parts = facts.cost(name), facts.newer_costs(name), []
+    if newer:
+        head = ["work", "clients", "clients a round", "seconds"]
+        parts.append(_table(head, [[docstring_text(cell) for cell in row] for row in newer]))
+        parts.append(
+            "These are processor seconds on the server, without training. The numbers come from "
+            "``benchmarks/fedcor_divfl.csv``; :doc:`/benchmarks/selection` has the machine."
+        )
+    elif known is None:
+        parts.append(
+            "The cost was not measured. The following command measures it:\n\n"
+            + _code(f"python benchmarks/selection.py --selectors {name} --folder runs/cost", "sh")
+        )
+    else:
+        if known.measured != name:
+            parts.append(f"There is no measurement of ``{name}``. It shares code with :doc:`{known.measured}`:")
+        head = ["clients", *(f"{clients:,}" for clients in known.seconds)]
+        parts.append(_table(head, [["ms", *(f"{1000 * seconds:,.1f}" for seconds in known.seconds.values())]]))
+        parts.append(
+            f"This is the server's time for a choice of {facts.COHORT} clients and for its report, without training. "
+            f"The server stores {known.state_bytes:,.0f} bytes for each client. The numbers come from "
+            "``benchmarks/selection.csv``; :doc:`/benchmarks/selection` has the machine and other cohorts."
+        )
+    limit = inspect.signature(selector_class(name)).parameters.get("max_clients")
+    if limit is not None:
+        parts.append(
+            f"By default, the selector refuses more than {limit.default:,} clients. To change this limit, set "
+            f":confval:`selectors.{name}.max_clients`, the maximum number of clients."
+        )
+    return "\n\n".join(parts)
+
+
+def _results(name: str) -> str:
+    world, row = facts.results(name)
+    if not row:
+        return ":doc:`/results/selectors` has no row of this selector."
+    return "\n\n".join([
+        f"The row in :doc:`/results/selectors`, world {world}. Ratios compare with ``random``:",
+        _table([], [[key, docstring_text(value)] for key, value in row[1:] if value != "-"], "40 60"),
+    ])  # fmt: skip
+
+
+def _citation(name: str) -> str:
+    return "\n\n".join([_code(f"fedsel cite {name}", "sh"), _code("\n\n".join(citations(name)), "bibtex")])
+
+
+# ---- reStructuredText ----------------------------------------------------------------------------------------------
+def docstring_text(text: str) -> str:
+    """Return a docstring's text for a page: links to selectors lead to their pages, and bars are plain bars."""
+    pages = {selector_class(name).__name__: name for name in facts.ours()}
+
+    def linked(match: re.Match[str]) -> str:
+        name = pages.get(match[1].rpartition(".")[2].lstrip("~"))
+        return f":doc:`{name}`" if name else match[0]
+
+    text = re.sub(r":class:`([^`]+)`", linked, text)
+    parts = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
+    # A bar in the text would begin a substitution.
+    return "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\\|", part) for part in parts)
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _heading(text: str, line: str) -> str:
+    return f"{text}\n{line * len(text)}"
+
+
+def _indented(text: str, by: int = 3) -> str:
+    return "\n".join(f"{' ' * by}{line}" if line else "" for line in text.splitlines())
+
+
+def _raw(text: str) -> str:
+    return f".. raw:: html\n\n{_indented(text)}"
+
+
+def _code(text: str, language: str) -> str:
+    return f".. code-block:: {language}\n\n{_indented(text)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], widths: str = "") -> str:
+    options = [f"   :widths: {widths}"] if widths else []
+    options += ["   :header-rows: 1"] if head else ["   :stub-columns: 1"]
+    lines = []
+    for row in [head, *rows] if head else rows:
+        for number, cell in enumerate(row):
+            # "Y. J. Cho" would begin a list.
+            text = re.sub(r"^(\w+[.)] )", r"\\\1", _flat(cell))
+            lines.append(f"   {'*' if number == 0 else ' '} - {text}")
+    return "\n".join([".. list-table::", *options, "", *lines])

@@ -1,0 +1,105 @@
+"""The site's extensions: pages outside ``docs/``, names of other packages, the API reference, equations."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, ROOT, links
+
+pytest.importorskip("sphinx", reason="the site needs the extra docs")
+sys.path.insert(0, str(ROOT / "docs" / "extensions"))
+
+import inventories
+import public_names
+import repository
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
+from sphinx.util.inventory import InventoryFile
+
+TABLE = tomllib.loads(inventories.NAMES.read_text("utf-8"))
+
+
+def test_each_markdown_file_that_a_page_links_to_is_a_page() -> None:
+    shown = {*repository.PAGES.values(), *repository.HOME}
+    assert [file for file in shown if not (ROOT / file).is_file()] == []
+    pages = [*PAGES, *(ROOT / file for file in repository.PAGES.values())]
+    found = {link for page in pages for link in links(page) if link.endswith(".md") and not link.startswith("docs/")}
+    assert found <= shown
+
+
+def test_a_file_of_code_that_a_page_links_to_has_a_page(tmp_path: Path) -> None:
+    files = repository.linked_files([ROOT / "docs" / "own-selector.md", ROOT / "docs" / "releasing.md"])
+    assert ROOT / "fedsel_flwr" / "selectors" / "columns.py" in files
+    assert ROOT / ".github" / "workflows" / "publish.yml" in files
+    (file,) = [file for file in files if file.name == "columns.py"]
+    page = repository.write_source_page(file, tmp_path)
+    assert page == tmp_path / "fedsel_flwr" / "selectors" / "columns.py.md"
+    assert file.read_text("utf-8") in page.read_text("utf-8")
+    before = page.stat().st_mtime_ns
+    repository.write_source_page(file, tmp_path)
+    assert page.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("site", TABLE)
+def test_names_of_other_packages_exist_and_have_an_address(site: str, tmp_path: Path) -> None:
+    url, file = inventories.write(tmp_path)[site]
+    with open(file, "rb") as stream:
+        inventory = InventoryFile.load(stream, url, lambda base, page: base + page)
+    classes = inventory["py:class"]
+    assert set(classes) == set(TABLE[site]) - {"url"}
+    for name, item in classes.items():
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+        assert item.uri.startswith(url)
+        assert "$" not in item.uri
+
+
+def test_the_api_reference_parses_the_files_of_the_public_names_only() -> None:
+    files = {file.relative_to(ROOT).as_posix() for file in public_names.sources()}
+    assert {"fedsel_flwr/selectors/bsfl.py", "fedsel_flwr/simulations/engine.py"} <= files
+    assert len(files) < 90
+    assert not any(file.startswith("fedsel_flwr/simulations/reproductions/") for file in files)
+
+
+def test_a_docstring_is_prepared() -> None:
+    lines = ["Number of clients: those passed to inform.", "", "Args:", "    clients_per_round: m.", "    seed: Seed."]
+    public_names.prepare(None, "property", "x", None, None, lines)
+    assert lines[:2] == ["..", ""]
+    assert lines[5:] == ["    clients_per_round: \\m.", "    seed: Seed."]
+
+
+@pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")  # MyST's parser
+def test_equations_anchors_and_links_of_a_page(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "conf.py").write_text(
+        'extensions = ["myst_nb", "mathml", "repository"]\nhtml_math_renderer = "mathml"\n'
+        'myst_enable_extensions = ["dollarmath"]\nhtml_theme = "basic"\nmyst_heading_anchors = 3\n'
+    )
+    (source / "index.md").write_text(
+        "# First\n\n$x^2$ and\n\n$$\n\\sqrt{y}\n$$\n\n[over](#here.it_is), [second.md](second.md#there.it_is)\n\n"
+        '<a id="here.it_is"></a>\n\nText\n\n```{toctree}\nsecond\n```\n'
+    )
+    (source / "second.md").write_text('# A second page\n\n| a |\n| --- |\n| <a id="there.it_is"></a>b |\n')
+    warnings = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, docutils_namespace():
+        patch.setattr(repository, "PAGES", {})
+        patch.setattr(repository, "linked_files", lambda pages: set())
+        app = Sphinx(source, source, tmp_path / "out", tmp_path / "trees", "html", status=None, warning=warnings)
+        app.build()
+    assert warnings.getvalue() == ""
+    text = (tmp_path / "out" / "index.html").read_text("utf-8")
+    assert "<msup>" in text
+    assert "<msqrt>" in text
+    assert "mathjax@" not in text.lower()
+    assert '<script src="http' not in text
+    assert 'href="#here.it_is"' in text
+    assert 'id="here.it_is"' in text
+    assert 'href="second.html#there.it_is"' in text
+    assert "second.md" not in text
+    assert 'id="there.it_is"' in (tmp_path / "out" / "second.html").read_text("utf-8")

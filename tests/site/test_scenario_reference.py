@@ -1,0 +1,159 @@
+"""docs/scenario-reference.md agrees with the schema, and the schema describes every key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fedsel_flwr import cli
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import names
+from fedsel_flwr.selectors.registry import create, selector_class
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
+from tests.pages import ROOT
+from tests.prose import Block
+from tests.selectors.test_conformance import PARAMETERS
+from tests.site.scenario_reference import DIMENSIONLESS, LARGE, PAGE, TABLES, Key, tables, text
+
+KEYS = {one.name: one for keys in tables().values() for one in keys}
+BOUNDED = [one for one in KEYS.values() if re.search(r"\d", one.range) and not one.range.startswith('`"')]
+CHOICES = {name: re.findall(r'`"([^"]*)"`', one.range) for name, one in KEYS.items() if one.range.startswith('`"')}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.name)
+def test_a_key_has_a_unit_a_default_a_range_and_a_meaning_of_one_sentence(key: Key) -> None:
+    assert bool(key.unit) + (key.name in DIMENSIONLESS) == 1 or not key.number or key.share
+    assert key.default
+    assert key.range
+    meaning = Block("docstrings", "", 0, key.meaning)
+    assert key.meaning.endswith(".")
+    assert len(key.meaning.split()) > 2
+    assert len(list(meaning.sentences())) == 1
+    assert [what for what, _ in meaning.findings()] == []
+
+
+def test_only_keys_without_a_unit_are_declared_dimensionless() -> None:
+    assert {name for name in DIMENSIONLESS if name not in KEYS or KEYS[name].unit or not KEYS[name].number} == set()
+
+
+def test_the_page_lists_exactly_the_keys_of_the_schema() -> None:
+    expected = []
+    for top, field in Scenario.model_fields.items():
+        table = inner_table(field)
+        expected += [top] if table is None else [f"{top}.{key}" for key in table.model_fields]
+    expected.remove("selectors")
+    expected += [f"selectors.{name}.{key}" for name in names() for key in own_parameters(selector_class(name))]
+    page = PAGE.read_text("utf-8")
+    assert sorted(re.findall(r'^\| <a id="([^"]+)"></a>`\1` \|', page, re.MULTILINE)) == sorted(expected)
+    found = TABLES.search(page)
+    assert found
+    assert found[0] == text(), "run python -m tests.site.scenario_reference"
+
+
+# ---- the ranges are those that the code enforces ---------------------------------------------------------------------
+
+
+def probes(words: str, whole: bool) -> Iterator[tuple[float, bool]]:
+    """Values at and just beyond the limits of a range, and whether they are allowed."""
+    step = 1.0 if whole else 1e-6
+    values = {sign: number for number, sign in LARGE.items()} | {"`clients_per_round`": 2}
+
+    def read(number: str) -> float:
+        return values[number] if number in values else float(number)
+
+    both = re.search(r"([\d.]+) to ([\d.]+|10.|2..)(?![\d⁰-⁹])", words)
+    lows = [("at least", both[1])] if both else re.findall(r"(at least|above) (\S+?)(?=[,;]|$)", words)
+    highs = [("at most", both[2])] if both else re.findall(r"(at most|below) (\S+?)(?=[,;]|$)", words)
+    for kind, number in lows:
+        yield from ((read(number), kind == "at least"), (read(number) + (kind == "above") * step, True))
+        yield read(number) - step, False
+    for kind, number in highs:
+        # The neighbours of 2^53 and 2^63 are not exact as floats.
+        top = int(read(number)) if whole else read(number)
+        yield from ((top, kind == "at most"), (top - (kind == "below") * (1 if whole else step), True))
+        yield top + (1 if whole else step), False
+
+
+def refusal(name: str, value: Any) -> str:
+    """The error about a value of a key; empty if the value is allowed."""
+    table, _, last = name.rpartition(".")
+    if table.startswith("selectors."):
+        selector = table.removeprefix("selectors.")
+        params = {"clients_per_round": 2, **PARAMETERS.get(selector, {}), last: value}
+        try:
+            create(selector, **params)
+        except ParameterError as error:
+            return str(error)
+        return ""
+    model = inner_table(Scenario.model_fields[table]) if table else Scenario
+    assert model is not None
+    try:
+        model.model_validate({"name": "x", last: value} if model is Scenario else {last: value})
+    except ValidationError as error:
+        # Other keys may not fit to this value: such errors have no place.
+        return "".join(str(fault["msg"]) for fault in error.errors() if fault["loc"])
+    return ""
+
+
+@pytest.mark.parametrize("key", BOUNDED, ids=lambda key: key.name)
+def test_the_code_enforces_the_range_of_a_key(key: Key) -> None:
+    limits, none = re.split("[,;] or ", key.range)[0], re.search(r"`([\d.]+)` for none", key.range)
+    credits, several = key.name == "selectors.tifl.credits", key.range.startswith("list")
+    whole = "whole" in limits or credits
+    tried = [(value, ok) for value, ok in probes(limits, whole) if not none or value != float(none[1])]
+    assert len(tried) >= 2
+    for number, allowed in tried:
+        value = int(number) if whole else number
+        given = [value] * (5 if credits else 1) if several else value
+        assert (refusal(key.name, given) == "") is allowed, given
+    if '`"auto"`' in key.range:
+        assert refusal(key.name, "auto") == ""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_code_enforces_the_choices_of_a_key(name: str) -> None:
+    assert [one for one in CHOICES[name] if refusal(name, one)] == []
+    assert refusal(name, "no such choice")
+
+
+# ---- where else the texts are shown ----------------------------------------------------------------------------------
+
+
+def test_show_prints_the_meaning_above_each_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "phones", "--meanings"]) == 0
+    lines = [" ".join(line.removeprefix("#").split()) for line in capsys.readouterr().out.splitlines()]
+    table, above, seen = "", "", []
+    for line in lines:
+        if header := re.fullmatch(r"\[(.+)\]", line):
+            table = f"{header[1]}."
+        elif line.startswith("Further parameters"):
+            table = "selectors.bsfl."
+        elif (name := table + line.partition(" = ")[0]) in KEYS:
+            assert above == KEYS[name].meaning
+            seen.append(name)
+            above = ""
+        else:
+            above = f"{above} {line}".strip()
+    shown = {name for name in KEYS if not name.startswith("selectors.") or name.startswith("selectors.bsfl.")}
+    assert shown | {"selectors.fedcs.deadline"} == set(seen)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("system.network_cv", "system.network_round_cv"),
+        ("deadline_s", "aggregation.round_deadline_s"),
+        ("selectors.bsfl.solver_step", "selectors.bsfl.solver_steps"),
+    ],
+)
+def test_an_unknown_key_has_the_nearest_key_and_the_page(key: str, meant: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        load_scenario("smoke", {key: 1})
+    assert f"unknown key {key!r} (did you mean {meant!r}?)" in str(error.value)
+    assert str(error.value).endswith(f". {PAGE.relative_to(ROOT).as_posix()} explains every key")

@@ -1,0 +1,241 @@
+"""The built site: what its pages load, where its links lead, and how they look to a browser and to a screen reader.
+
+``make docs`` builds it. ``FEDSEL_SITE`` names the folder of another build.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import re
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+from tests.browser import Browser, browser
+from tests.pages import ROOT
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.browser
+WIDTHS = {"phone": 390, "tablet": 820, "desktop": 1440}
+PAGES = {
+    "home": "index.html",
+    "how-to": "restarting.html",
+    "selector": "gallery/bsfl.html",
+    "scenario reference": "scenario-reference.html",
+    "search": "search.html?q=network_round_cv",
+    "tutorial": "tutorial.html",
+    "API": "api/fedsel_flwr/selectors/BSFL.html",
+}
+LOADED = {"script": "src", "img": "src", "link": "href", "source": "src", "iframe": "src", "object": "data"}
+"""Element -> attribute with an address that a browser loads."""
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The folder of the site."""
+    folder = Path(os.environ.get("FEDSEL_SITE", ROOT / "docs" / "_build" / "html"))
+    if not (folder / "index.html").is_file():
+        pytest.fail(f"there is no site in {folder}: build it with make docs")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of a server of the site."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class Page(HTMLParser):
+    """The anchors and addresses of a page.
+
+    Attributes:
+        anchors: Ids and names of elements.
+        links: Addresses to which the page links.
+        loaded: Addresses that a browser loads with the page.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors, self.links, self.loaded = set[str](), list[str](), list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        wanted = LOADED.get(tag)
+        if wanted in found and not (
+            tag == "link" and found.get("rel") in ("next", "prev", "search", "index", "author")
+        ):
+            self.loaded.append(found[wanted])
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    """Every page of the site."""
+    return {file: Page(file.read_text("utf-8")) for file in site.rglob("*.html")}
+
+
+def test_no_link_inside_is_dead(site: Path, pages: dict[Path, Page]) -> None:
+    assert len(pages) > 100
+    dead = list[str]()
+    for file, page in pages.items():
+        for link in page.links:
+            path, anchor = urldefrag(link)
+            if urlsplit(link).scheme:
+                continue
+            target = (file.parent / unquote(urlsplit(path).path)).resolve() if path else file
+            if not target.is_file():
+                dead.append(f"{file.relative_to(site)}: {link}: no such file")
+            elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
+                dead.append(f"{file.relative_to(site)}: {link}: no such anchor")
+    assert dead == []
+
+
+def test_pages_load_files_of_the_site_only(site: Path, pages: dict[Path, Page]) -> None:
+    found = [(file.name, one) for file, page in pages.items() for one in page.loaded]
+    assert [(name, one) for name, one in found if urlsplit(one).scheme not in ("", "data") or one[:2] == "//"] == []
+    styles = [(file, file.read_text("utf-8")) for file in site.rglob("*.css")]
+    elsewhere = re.compile(r"""(?:url\(\s*["']?|@import\s+["'])(?:https?:)?//""")
+    assert [file.name for file, text in styles if elsewhere.search(text)] == []
+
+
+def test_no_file_has_a_path_of_the_machine(site: Path) -> None:
+    files = [file for file in site.rglob("*") if file.suffix in (".html", ".js", ".css", ".ipynb", ".inv")]
+    assert [file.name for file in files if str(ROOT).encode() in file.read_bytes()] == []
+
+
+def test_every_page_of_the_repository_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
+    docs = ROOT / "docs"
+    files = [*docs.glob("*.md"), *docs.glob("papers/*.md"), *docs.glob("results/*.md")]
+    sources = {file.relative_to(docs).with_suffix(".html").as_posix() for file in files}
+    menu = {urldefrag(link)[0] for link in pages[site / "index.html"].links}
+    # The home page includes the table of docs/README.md.
+    assert sources - {"index.html", "README.html"} <= menu
+
+
+def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
+    home = (site / "index.html").read_text("utf-8")
+    text = home.partition('<article role="main"')[2].partition("</article>")[0]
+    assert '<a class="reference internal" href="restarting.html">' in text
+    assert re.findall(r'<a class="reference internal" href="(?:#|index\.html)">', text) == []
+    menu = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]*">([^<]*)</a>', home)
+    assert len(menu) > 30
+    assert sorted(menu) == sorted(set(menu))
+    assert {"Report a vulnerability", "Choose a selector"} <= set(menu)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_page_is_quiet_and_accessible(browser: Browser, address: str, name: str, width: str, dark: bool) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    with browser.visit(address + PAGES[name], address, width=WIDTHS[width], dark=dark) as opened:
+        if name == "search":
+            opened.page.wait_for_selector("#search-results li .context")
+        found = axe.Axe().run(opened.page).response["violations"]
+        serious = [
+            (one["id"], node["html"][:200], node["failureSummary"][:200])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+        assert serious == []
+        assert opened.faults == []
+        # A wide table or program scrolls on its own.
+        assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_picture_of_a_selector_fits_a_phone(browser: Browser, address: str) -> None:
+    with browser.visit(f"{address}gallery/bsfl.html", address, width=WIDTHS["phone"]) as opened:
+        box = opened.page.locator(".gallery-picture").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= WIDTHS["phone"]
+
+
+QUESTIONS = {
+    "network_round_cv": "scenario-reference.html#system.network_round_cv",
+    "system.network_round_cv": "scenario-reference.html#system.network_round_cv",
+    "secure aggregation": "secure-aggregation.html",
+    "secagg": "secure-aggregation.html",
+    "cap fedcs": "gallery/fedcs.html",
+    "limit cohort": "gallery/fedcs.html",
+    "maximum clients divfl": "gallery/divfl.html",
+    "resume crash": "restarting.html",
+    "Oort": "gallery/oort.html",
+    "BSFL": "api/fedsel_flwr/selectors/BSFL.html",
+}
+"""Words that a reader searches -> a page among the first five."""
+
+
+@pytest.mark.parametrize("opened_as", ["served", "file"])
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_search_finds_the_answer(browser: Browser, site: Path, address: str, words: str, opened_as: str) -> None:
+    base = address if opened_as == "served" else f"{site.absolute().as_uri()}/"
+    with browser.visit(f"{base}search.html?q={words.replace(' ', '+')}", base) as opened:
+        opened.page.wait_for_function("document.querySelector('#search-results p')?.textContent.includes('found')")
+        links = opened.page.locator("#search-results li > a").evaluate_all("all => all.map((one) => one.href)")
+        first = [
+            link.removeprefix(base).split("?")[0] + ("#" + link.split("#")[1] if "#" in link else "")
+            for link in links[:5]
+        ]
+        assert any(one.startswith(QUESTIONS[words]) for one in first), first
+        assert opened.faults == []
+
+
+def test_a_key_that_is_searched_is_shown_and_marked(browser: Browser, address: str) -> None:
+    with browser.visit(f"{address}search.html?q=network_round_cv", address) as opened:
+        page = opened.page
+        page.locator("#search-results li > a").first.click()
+        page.wait_for_url("**/scenario-reference.html*")
+        row = page.locator("tr", has=page.locator("[id='system.network_round_cv']"))
+        assert "Coefficient of variation" in row.inner_text()
+        # The page scrolls to the row smoothly.
+        page.wait_for_function(
+            "one => { const box = one.getBoundingClientRect(); return box.top >= 0 && box.top < innerHeight }",
+            arg=row.element_handle(),
+        )
+        assert opened.faults == []
+
+
+def test_a_printed_page_is_its_text(browser: Browser, address: str) -> None:
+    with browser.visit(f"{address}restarting.html", address) as opened:
+        page = opened.page
+        assert page.locator(".sidebar-drawer").is_visible()
+        page.emulate_media(media="print")
+        for gone in (".sidebar-drawer", ".toc-drawer", ".mobile-header", ".related-pages", ".theme-toggle-container"):
+            assert page.locator(gone).evaluate_all("all => all.every((one) => !one.checkVisibility())"), gone
+        assert page.locator("h1").is_visible()
+        # A line of a program is folded, not cut off.
+        assert page.locator("pre").first.evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
+def test_a_reader_switches_between_light_and_dark(browser: Browser, address: str) -> None:
+    with browser.visit(f"{address}index.html", address) as opened:
+        shade = "getComputedStyle(document.body).backgroundColor"
+        seen = {opened.page.evaluate(shade)}
+        for _ in range(2):
+            opened.page.locator(".theme-toggle:visible").first.click()
+            seen.add(opened.page.evaluate(shade))
+        assert len(seen) == 2
+        assert [fault for fault in opened.faults if not fault.startswith("console: Changed to ")] == []
