@@ -4,10 +4,10 @@ Each client holds 120 examples of Fashion-MNIST, drawn from its own stream when 
 round (MLP 784-64-30-10, one pass, batches of 10), for 20 rounds of the vectorized engine. One command measures BSFL
 with 10,000, 100,000 and 1,000,000 clients, and then every selector with the largest number that it can play. Each run
 has a process of its own, so that its peak of memory is its own. A run that takes more than 8 GB, or more processor time
-than ``--limit-s``, ends, and the selector is tried with a tenth of the clients.
+than ``--limit-s``, ends, and the selector is tried with about a third of the clients (300,000, 100,000, 30,000, ...).
 
-Writes many_clients.csv (a row a run) and many_clients.md beside itself. With ``--keep``, runs that the CSV file holds
-are not repeated.
+Writes many_clients.csv (a row a run) and many_clients.md to its own folder. With ``--keep``, runs that the CSV file has
+are not repeated. Without it, they are; ``--keep --selectors`` without names repeats none and writes the page again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,41 @@ FIELDS = (
     "first_wall_s", "round_wall_s", "peak_mb", "kept_mb", "probed", "available", "asked", "accuracy", "reason",
     "threads", *PARTS,
 )  # fmt: skip
-LIMIT_MB = 8 * 1024
-EVERYBODY = {"capped fedcs": {"selectors.fedcs.clients_per_round": None}}
+LIMIT_MB, LIMIT_ROUND_S, LIMIT_KB = 8 * 1024, 3.0, 8.0
+CAPPED = {"capped fedcs": {"selectors.fedcs.clients_per_round": None}}
 """Names of selectors with other parameters than the scenario's; None stands for the cohort."""
+
+ASKS = {
+    "divfl": "the gradient of every client, once",
+    "fedcor": "the loss of every client, in each round of the warm-up",
+    "fedcs": "every client that is expected to reply before the deadline trains",
+    "gpfl": "every client trains in round 1, and the server keeps every update of this round",
+    "local-accuracy": "the accuracy of every client, in each round",
+    "lsh": "a hash of the data of every client, once",
+    "nccb": "a hash of the data of every client, once",
+    "pczfl": "every client in the selected balls trains; at first, one ball has all clients",
+    "tifl": "the accuracy of every client, in every 20th round",
+}
+"""What the selectors ask that cannot play with any number of clients."""
+SIMULATED = """## How so many clients fit
+
+- The clients share the rows of Fashion-MNIST. A client has 120 rows, and its own random stream draws their indices
+  when the client trains (`partition.kind = "sampled"`). No client has a copy of its examples.
+- Random streams, and with them latencies, energies and failures, are drawn for the clients of a round only. The same
+  seed gives the same numbers, because a stream depends only on seed, purpose, client and round.
+- What the server knows of all clients is in arrays with a column for each quantity, for example the number of
+  examples, and in the ids and connections of the roster.
+- The history has a record for each selected client of a round, not for each client.
+
+The model is an MLP 784-64-30-10. A client trains for one pass, in batches of 10. The scenario is `fashion-500` with
+other numbers, {rounds} rounds of the vectorized engine, seed 1.
+"""
 
 
 def overrides(args: argparse.Namespace, clients: int, selector: str) -> dict[str, Any]:
     """The scenario's keys of one run."""
     cohort = min(args.cohort, clients)
-    own = {key: cohort if value is None else value for key, value in EVERYBODY.get(selector, {}).items()}
+    own = {key: cohort if value is None else value for key, value in CAPPED.get(selector, {}).items()}
     name = selector.split()[-1]
     if name in ("power-of-choice", "cpow-d", "rpow-d"):
         own[f"selectors.{name}.candidates"] = min(2 * cohort, clients)
@@ -99,7 +125,10 @@ def play(args: argparse.Namespace, clients: int, selector: str) -> dict[str, Any
                   flush=True)  # fmt: skip
 
         simulate(scenario, engine="vectorized", on_round=on_round)
-    except (FedSelError, MemoryError) as error:
+    except (FedSelError, MemoryError, RuntimeError) as error:
+        # torch has no error of its own for too little memory.
+        if not isinstance(error, FedSelError | MemoryError) and "memory" not in str(error):
+            raise
         return row | {"reason": f"{type(error).__name__}: {error}", "rounds": len(records)}
     seconds[PARTS[2]] = np.subtract(seconds[PARTS[2]], seconds[PARTS[1]]).tolist()
     later = slice(1, None) if len(records) > 1 else slice(None)
@@ -136,7 +165,7 @@ def _watch(child: subprocess.Popen[bytes], limit_s: float) -> str:
     process = psutil.Process(child.pid)
     while True:
         try:
-            child.wait(timeout=0.5)
+            child.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
             used, times = process.memory_info().rss / 2**20, process.cpu_times()
             if used > LIMIT_MB or times.user + times.system > limit_s:
@@ -155,8 +184,8 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--selector", default="bsfl", help="the selector of the table of sizes")
-    parser.add_argument("--selectors", nargs="*", help="the selectors of the second table; default: all")
-    parser.add_argument("--limit-s", type=float, default=3_600.0, help="processor time after which a run ends")
+    parser.add_argument("--selectors", nargs="*", help="the selectors to measure; default: all")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="processor time after which a run ends")
     parser.add_argument("--keep", action="store_true", help="do not repeat the runs in the CSV file")
     parser.add_argument("--folder", type=Path, default=HERE, help="where CSV file and page go")
     parser.add_argument("--note", default="", help="what the page is to say of the measurement")
@@ -174,7 +203,7 @@ def main() -> None:
             rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
     from fedsel_flwr.selectors import names
 
-    selectors = [*names(), *EVERYBODY] if args.selectors is None else args.selectors
+    every = [*names(), *CAPPED]
     found = {(int(row["clients"]), row["selector"]): row for row in rows}
 
     def of(clients: int, selector: str) -> dict[str, Any]:
@@ -186,17 +215,31 @@ def main() -> None:
                 table.writerows({key: _short(value) for key, value in row.items()} for row in found.values())
         return found[clients, selector]
 
-    sizes = [of(clients, args.selector) for clients in sorted(args.clients)]
-    tried: list[list[dict[str, Any]]] = []
-    for selector in selectors:
-        clients = max(args.clients)
-        tried.append([of(clients, selector)])
-        while tried[-1][-1].get("reason") and clients // 10 >= args.cohort:
-            clients //= 10
-            tried[-1].append(of(clients, selector))
-    text = page(args, sizes, tried)
+    sizes = sorted(args.clients)
+    if any((clients, args.selector) not in found for clients in sizes):
+        # The first process compiles the training loops, and stores them for the others. It is not measured.
+        measure(argparse.Namespace(**vars(args) | {"rounds": 1}), sizes[0], args.selector)
+    for clients in sizes:
+        of(clients, args.selector)
+    for selector in every if args.selectors is None else args.selectors:
+        clients = sizes[-1]
+        while of(clients, selector).get("reason") and fewer(clients) >= args.cohort:
+            clients = fewer(clients)
+    # The page has every selector that was measured, in this call or in an earlier one.
+    tried = [
+        sorted((row for row in found.values() if row["selector"] == selector), key=lambda row: -int(row["clients"]))
+        for selector in every
+        if (sizes[-1], selector) in found
+    ]
+    text = page(args, [found[clients, args.selector] for clients in sizes], tried)
     (args.folder / "many_clients.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def fewer(clients: int) -> int:
+    """The next smaller size: 300,000 after 1,000,000, then 100,000, 30,000, and so on."""
+    below = 10 ** (len(str(clients)) - 1)
+    return 3 * below if clients > 3 * below else below if clients > below else 3 * below // 10
 
 
 def _short(value: Any) -> Any:
@@ -205,70 +248,105 @@ def _short(value: Any) -> Any:
 
 def page(args: argparse.Namespace, sizes: Sequence[dict[str, Any]], tried: Sequence[Sequence[dict[str, Any]]]) -> str:
     """The page's text, from the rows of the sizes, and of each selector's attempts."""
-    largest = max(args.clients)
+    largest = int(sizes[-1]["clients"])
     lines = [
-        f"# {', '.join(f'{k:,}' for k in sorted(args.clients))} clients, {args.cohort:,} a round\n\n",
-        "Written by `python benchmarks/many_clients.py`; every figure stands in [many_clients.csv](many_clients.csv).\n"
-        "Each client holds 120 rows of Fashion-MNIST, drawn by index from its own stream when it trains, so clients\n"
-        f"share the data set's rows. MLP 784-64-30-10, one pass, batches of 10, {args.rounds} rounds of the\n"
-        f"vectorized engine, seed 1. Each run has a process of its own. Machine: {platform.machine()},\n"
-        f"{os.cpu_count()} cores, Python {platform.python_version()}{args.note and '; '}{args.note}.\n\n",
-        "Seconds are seconds of the processor, of all threads, unless \"wall\" is said. \"Kept\" is the resident\n"
-        "memory after the last round, \"peak\" the largest of the run; both with Python, torch and the data set.\n\n",
-        f"## {args.selector}, by number of clients\n\n",
-        "| clients | loading, s | first round, s | a round, s (median) | smallest to largest | wall, s (median) | "
-        "all rounds, wall s | kept, MB | peak, MB | peak, kB a client |\n",
-        "| ---: |" + " ---: |" * 9 + "\n",
+        f"# Up to {largest:,} virtual clients, {args.cohort:,} in a round\n\n",
+        "Written by `python benchmarks/many_clients.py`. Every figure is in [many_clients.csv](many_clients.csv).\n"
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, {sizes[-1]['threads']} thread(s), Python "
+        f"{platform.python_version()}.{args.note and ' '}{args.note}\n\n",
+        "Each run has a process of its own. Seconds are seconds of the processor, unless \"wall\" is said.\n"
+        "*Peak* is the largest resident memory of the process, with Python, torch and the data set.\n\n",
+        SIMULATED.format(rounds=args.rounds),
+        f"\n## {args.selector}, by number of clients\n\n",
+        "| clients | start, s | first round, s | a later round, s (median) | smallest to largest | wall, s (median) | "
+        "peak, MB | peak, kB for each client |\n",
+        "| ---: |" + " ---: |" * 7 + "\n",
     ]  # fmt: skip
     for row in sizes:
         at = {key: float(row[key]) for key in FIELDS if key not in ("selector", "reason") and row.get(key)}
         lines.append(
             f"| {int(row['clients']):,} | {at['start_s']:.1f} | {at['first_s']:.2f} | {at['round_s']:.2f} | "
-            f"{at['low_s']:.2f} to {at['high_s']:.2f} | {at['round_wall_s']:.2f} | {at['wall_s']:.0f} | "
-            f"{at['kept_mb']:,.0f} | {at['peak_mb']:,.0f} | {1024 * at['peak_mb'] / at['clients']:.1f} |\n"
+            f"{at['low_s']:.2f} to {at['high_s']:.2f} | {at['round_wall_s']:.2f} | "
+            f"{at['peak_mb']:,.0f} | {1024 * at['peak_mb'] / at['clients']:.1f} |\n"
         )
-    lines.append("\n## Growth\n\nWhat one more client costs, between two sizes:\n\n")
-    lines.append("| from | to | kept, kB | peak, kB | first round, microseconds | a round, microseconds |\n")
-    lines.append("| ---: |" + " ---: |" * 5 + "\n")
-    for before, after in pairwise(sizes):
-        more = int(after["clients"]) - int(before["clients"])
-        kept, peak, first, each = (
-            factor * (float(after[key]) - float(before[key])) / more
-            for key, factor in (("kept_mb", 1024.0), ("peak_mb", 1024.0), ("first_s", 1e6), ("round_s", 1e6))
-        )
-        lines.append(f"| {int(before['clients']):,} | {int(after['clients']):,} | {kept:.2f} | {peak:.2f} | "
-                     f"{first:.2f} | {each:.2f} |\n")  # fmt: skip
+    lines.append(_growth(sizes))
     heads = " | ".join(f"{int(row['clients']):,}" for row in sizes)
     lines.append(f"\n## Parts of a round\n\nMedians of the rounds after the first, ms:\n\n| part | {heads} |\n")
     lines.append("| --- |" + " ---: |" * len(sizes) + "\n")
     for name in PARTS:
         lines.append(f"| {name} | " + " | ".join(f"{float(row[name]):.1f}" for row in sizes) + " |\n")
     if tried:
-        lines.append(f"\n## Every selector, {args.rounds} rounds\n\n")
-        lines.append(_selectors(tried, largest, args.limit_s))
+        lines.append(_selectors(tried, largest, args))
     return "".join(lines)
 
 
-def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, limit_s: float) -> str:
+def _growth(sizes: Sequence[dict[str, Any]]) -> str:
+    """What one more client costs, and whether the limits hold."""
     lines = [
-        f"Tried with {largest:,} clients, then with a tenth, and so on, until a run keeps within "
-        f"{LIMIT_MB // 1024} GB and {limit_s:,.0f} s.\n\n",
-        "| selector | clients | rounds | most asked to train | most probed | first round, s | a round, s (median) | "
-        "largest later round, s | peak, MB | with ten times as many |\n",
-        "| --- |" + " ---: |" * 8 + " --- |\n",
+        "\n## Growth\n\nThe cost of one more client, between two sizes. A value below 0 is noise:\n\n",
+        "| from | to | peak, kB | first round, microseconds | a later round, microseconds |\n",
+        "| ---: |" + " ---: |" * 4 + "\n",
+    ]
+
+    def more(key: str, factor: float, before: dict[str, Any], after: dict[str, Any]) -> float:
+        return factor * (float(after[key]) - float(before[key])) / (int(after["clients"]) - int(before["clients"]))
+
+    pairs = [*pairwise(sizes), *([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])]
+    for pair in pairs:
+        lines.append(
+            f"| {int(pair[0]['clients']):,} | {int(pair[1]['clients']):,} | {more('peak_mb', 1024.0, *pair):.2f} | "
+            f"{more('first_s', 1e6, *pair):.1f} | {more('round_s', 1e6, *pair):.2f} |\n"
+        )
+    last = sizes[-1]
+    clients, peak, each = int(last["clients"]), float(last["peak_mb"]), float(last["round_s"])
+    limits = (
+        ("peak of memory", peak / 1024, LIMIT_MB / 1024, "GB"), ("a later round (median)", each, LIMIT_ROUND_S, "s"),
+        ("peak for each client", 1024 * peak / clients, LIMIT_KB, "kB"),
+    )  # fmt: skip
+    lines.append(f"\nThe limits of this package for {clients:,} clients:\n\n| quantity | measured | limit | within |\n")
+    lines.append("| --- | ---: | ---: | --- |\n")
+    for name, value, limit, unit in limits:
+        lines.append(f"| {name} | {value:.2f} {unit} | {limit:g} {unit} | {'yes' if value <= limit else 'NO'} |\n")
+    return "".join(lines)
+
+
+def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: argparse.Namespace) -> str:
+    """The selectors that play with the largest number of clients, and those that do not."""
+    lines = [
+        f"\n## Selectors that play {args.rounds} rounds with {largest:,} clients\n\n",
+        "*Selected* and *probed* are the largest numbers of clients in one round.\n\n",
+        "| selector | selected | probed | first round, s | a later round, s (median) | largest later round, s | "
+        "peak, MB |\n| --- |" + " ---: |" * 6 + "\n",
     ]
     for attempts in tried:
-        row = attempts[-1]
-        why = attempts[-2]["reason"] if len(attempts) > 1 else ""
-        if row.get("reason"):
-            lines.append(f"| {row['selector']} | none |" + " |" * 7 + f" {_told(row['reason'])} |\n")
-            continue
-        lines.append(
-            f"| {row['selector']} | {int(row['clients']):,} | {int(row['rounds'])} | {int(row['asked']):,} | "
-            f"{int(float(row.get('probed') or 0)):,} | {float(row['first_s']):.1f} | {float(row['round_s']):.2f} | "
-            f"{float(row['high_s']):.2f} | {float(row['peak_mb']):,.0f} | {_told(why)} |\n"
-        )
+        if not (row := attempts[0]).get("reason"):
+            lines.append(f"| {row['selector']} | {_costs(row)} |\n")
+    lines.append("\n## Selectors that ask or sketch every client\n\n")
+    lines.append(
+        f"Each selector in this table was tried with {largest:,} clients, then with {fewer(largest):,}, and so on, "
+        f"until {args.rounds}\nrounds took at most {LIMIT_MB // 1024} GB of memory and {args.limit_s:,.0f} s of the "
+        "processor. The last column has the reason why\nthe next larger number failed.\n\n"
+    )
+    lines.append("| selector | what it asks | largest number of clients | selected | probed | first round, s | a later "
+                 "round, s (median) | largest later round, s | peak, MB | with more clients |\n")  # fmt: skip
+    lines.append("| --- | --- |" + " ---: |" * 7 + " --- |\n")
+    for attempts in tried:
+        if attempts[0].get("reason"):
+            last = attempts[-1]
+            failed = bool(last.get("reason"))
+            size = f"less than {int(last['clients']):,}" if failed else f"{int(last['clients']):,}"
+            costs = " | ".join([""] * 6) if failed else _costs(last)
+            why = attempts[-1 if failed else -2]
+            lines.append(f"| {last['selector']} | {ASKS.get(last['selector'], '')} | {size} | {costs} | "
+                         f"{int(why['clients']):,}: {_told(why['reason'])} |\n")  # fmt: skip
     return "".join(lines)
+
+
+def _costs(row: dict[str, Any]) -> str:
+    return (
+        f"{int(float(row['asked'])):,} | {int(float(row.get('probed') or 0)):,} | {float(row['first_s']):.1f} | "
+        f"{float(row['round_s']):.2f} | {float(row['high_s']):.2f} | {float(row['peak_mb']):,.0f}"
+    )
 
 
 def _told(reason: str) -> str:

@@ -103,7 +103,7 @@ def test_the_first_numbers_are_those_of_the_streams(seed: int) -> None:
 
 def test_ids_of_an_array_outside_the_range_are_refused() -> None:
     for wrong in (np.array([0, -1]), np.array([2**32]), range(2**32, 2**32 + 2), np.array([0.5])):
-        with pytest.raises(ParameterError, match="^partition_id"):
+        with pytest.raises(ParameterError, match=r"^partition_id"):
             first_uniforms(1, "energy", wrong)  # type: ignore[arg-type]
 
 
