@@ -238,7 +238,7 @@ def main() -> None:
 
 def fewer(clients: int) -> int:
     """The next smaller size: 300,000 after 1,000,000, then 100,000, 30,000, and so on."""
-    below = 10 ** (len(str(clients)) - 1)
+    below = int(10 ** (len(str(clients)) - 1))
     return 3 * below if clients > 3 * below else below if clients > below else 3 * below // 10
 
 

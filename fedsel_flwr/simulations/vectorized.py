@@ -8,7 +8,7 @@ many rounds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
-from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
@@ -47,8 +47,6 @@ BATCHED_COLUMNS = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy",
 """Columns that one pass evaluates for all clients: they depend on the model's outputs, or on the examples alone."""
 TRAINING_LOSSES = frozenset({"loss", "rms_loss"})
 """Columns that depend on the outputs for the training examples."""
-
-
 AT_ONCE = 10_000
 """Largest number of clients whose rows are in memory during a probe."""
 
@@ -258,7 +256,7 @@ def probe_clients(
     round = int(config["round"])
     evaluation = BatchedEvaluation(world, arrays, partition_ids, asked, tested=True, round=round)
     size = world.scenario.training.settings().batch_size
-    for block in evaluation.blocks():
+    for block in evaluation.blocks:
         for k, delays in zip(block, world.system.draws(block, round), strict=True):
             loss, quality = evaluation.test_metrics(k)
             columns: dict[str, float | bytes] = {}
@@ -275,8 +273,8 @@ def probe_clients(
 class BatchedEvaluation:
     """Evaluation of one model for several clients in one pass, equal to single evaluations up to rounding.
 
-    At most :data:`AT_ONCE` clients have their rows in memory. If there are more, read their values within
-    :meth:`blocks`.
+    At most :data:`AT_ONCE` clients have their rows in memory. Read the values of more clients in the order of
+    ``partition_ids``, because each change of the block draws the rows of its clients again.
 
     Args:
         world: The examples and their partition.
@@ -285,6 +283,9 @@ class BatchedEvaluation:
         asked: The columns that will be read. The model evaluates only the examples that they need.
         tested: Whether :meth:`test_metrics` will be called too.
         round: The absolute round. The mini-batches depend on it.
+
+    Attributes:
+        blocks: The clients in blocks of at most :data:`AT_ONCE`.
     """
 
     # Whether each evaluated example is classified correctly; None if the objective is not that of classes.
@@ -303,12 +304,12 @@ class BatchedEvaluation:
         self._world, self._objective, data = world, world.objective, world.dataset.train
         self._inputs, self._seed, self._round = data.inputs, world.system.seed, round
         self._batched = "batch_loss" in asked
-        self._blocks = [partition_ids[i : i + AT_ONCE] for i in range(0, len(partition_ids), AT_ONCE)]
+        self.blocks = [partition_ids[i : i + AT_ONCE] for i in range(0, len(partition_ids), AT_ONCE)]
         # Two flags: training examples are needed, test examples are needed.
         seen = [not TRAINING_LOSSES.isdisjoint(asked), tested or "local_accuracy" in asked]
         # Clients may share examples, but the model evaluates each example once.
         needed, everything = np.zeros(len(data), dtype=np.bool_), False
-        for block in self._blocks:
+        for block in self.blocks:
             self._hold(block)
             parts = [part for split in self._split.values() for part, reads in zip(split, seen, strict=True) if reads]
             for rows in (*parts, *self._batches.values()):
@@ -325,16 +326,9 @@ class BatchedEvaluation:
             self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
             self._measure_examples(self._labels if everything else self._labels[rows])
 
-    def blocks(self) -> Iterator[Sequence[int]]:
-        """Yield the clients in blocks; the values of a block's clients can be read until the next block."""
-        for block in self._blocks:
-            if block is not self._held:
-                self._hold(block)
-            yield block
-
     def test_metrics(self, partition_id: int) -> tuple[float, float]:
         """Return the loss and the quality on the client's test examples."""
-        rows = self._split[partition_id][1]
+        rows = self._rows(partition_id)[1]
         if self._correct is not None:
             return float(self._losses(rows).mean()), int(np.count_nonzero(self._correct[self._place[rows]])) / len(rows)
         own, labels = self._outputs[self._place[rows]], self._labels[rows]
@@ -346,20 +340,26 @@ class BatchedEvaluation:
         """Return the client's values of those :data:`BATCHED_COLUMNS` that were asked for."""
         found: dict[str, float | bytes] = {}
         if not TRAINING_LOSSES.isdisjoint(asked):
-            losses = self._losses(self._split[partition_id][0])
+            losses = self._losses(self._rows(partition_id)[0])
             found = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
         if "batch_loss" in asked:
+            self._rows(partition_id)
             found["batch_loss"] = float(self._losses(self._batches[partition_id]).mean())
         if "local_accuracy" in asked:
             found["local_accuracy"] = local_accuracy(self.test_metrics(partition_id)[1])
         if "sketch" in asked:
-            found["sketch"] = sketch(self._inputs[self._split[partition_id][0]], self._seed).tobytes()
+            found["sketch"] = sketch(self._inputs[self._rows(partition_id)[0]], self._seed).tobytes()
         # One pass computes both losses, but perhaps only one was asked for.
         return {name: value for name, value in found.items() if name in asked}
 
+    def _rows(self, partition_id: int) -> tuple[IntArray, IntArray]:
+        """Return the client's training rows and test rows; its block replaces the block in memory if necessary."""
+        if partition_id not in self._split:
+            self._hold(next(block for block in self.blocks if partition_id in block))
+        return self._split[partition_id]
+
     def _hold(self, block: Sequence[int]) -> None:
         """Draw the rows of some clients, and drop those of others."""
-        self._held = block
         self._split = dict(zip(block, self._world.train_test_rows(block), strict=True))
         self._batches: dict[int, npt.NDArray[np.int64]] = {}
         if self._batched:
