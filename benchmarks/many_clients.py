@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -84,6 +85,10 @@ def overrides(args: argparse.Namespace, clients: int, selector: str) -> dict[str
     }  # fmt: skip
 
 
+class TooLongError(Exception):
+    """A run that would take more than the limit of processor time."""
+
+
 def play(args: argparse.Namespace, clients: int, selector: str) -> dict[str, Any]:
     """Play one run in this process, and return its row of the CSV file."""
     import numpy as np
@@ -123,8 +128,13 @@ def play(args: argparse.Namespace, clients: int, selector: str) -> dict[str, Any
             print(f"round {record.round:>3} {spent[-1] - spent[-2]:7.2f} s  {row['kept_mb']:7.0f} MB  accuracy "
                   f"{record.accuracy:.4f}  probed {record.num_probed:,}  asked {record.num_selected:,}",
                   flush=True)  # fmt: skip
+            whole = spent[-1] - begin + (args.rounds - len(records)) * (spent[-1] - spent[-2])
+            if len(records) == 2 and whole > args.limit_s:
+                raise TooLongError(f"more than {args.limit_s:,.0f} s ({whole:,.0f} s, by its second round)")
 
         simulate(scenario, engine="vectorized", on_round=on_round)
+    except TooLongError as error:
+        return row | {"reason": str(error), "rounds": len(records)}
     except (FedSelError, MemoryError, RuntimeError) as error:
         # torch has no error of its own for too little memory.
         if not isinstance(error, FedSelError | MemoryError) and "memory" not in str(error):
@@ -149,8 +159,8 @@ def measure(args: argparse.Namespace, clients: int, selector: str) -> dict[str, 
     print(f"--- {selector}, {clients:,} clients", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "row.json"
-        command = [sys.executable, __file__, "--one", str(clients), selector, str(answer), "--data-dir", args.data_dir,
-                   "--cohort", str(args.cohort), "--rounds", str(args.rounds)]  # fmt: skip
+        command = [sys.executable, __file__, "--one", str(clients), selector, str(answer), "--data-dir", args.data_dir]
+        command += ["--cohort", str(args.cohort), "--rounds", str(args.rounds), "--limit-s", str(args.limit_s)]
         child = subprocess.Popen(command)
         reason = _watch(child, args.limit_s)
         if answer.exists():
@@ -225,6 +235,10 @@ def main() -> None:
         clients = sizes[-1]
         while of(clients, selector).get("reason") and fewer(clients) >= args.cohort:
             clients = fewer(clients)
+        row = of(clients, selector)
+        if not row.get("reason") and float(row["round_s"]) > LIMIT_ROUND_S and clients > sizes[0]:
+            # Whether the clients who are only there cost the time, or those who train.
+            of(sizes[0], selector)
     # The page has every selector that was measured, in this call or in an earlier one.
     tried = [
         sorted((row for row in found.values() if row["selector"] == selector), key=lambda row: -int(row["clients"]))
@@ -315,12 +329,17 @@ def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: ar
     lines = [
         f"\n## Selectors that play {args.rounds} rounds with {largest:,} clients\n\n",
         "*Selected* and *probed* are the largest numbers of clients in one round.\n\n",
+        "If a later round takes more than "
+        f"{LIMIT_ROUND_S:g} s, the last column has the time with {min(args.clients):,} clients. The difference is the\n"
+        "cost of the clients that are not in the cohort.\n\n"
         "| selector | selected | probed | first round, s | a later round, s (median) | largest later round, s | "
-        "peak, MB |\n| --- |" + " ---: |" * 6 + "\n",
+        f"peak, MB | a later round with {min(args.clients):,} clients, s |\n| --- |" + " ---: |" * 7 + "\n",
     ]
     for attempts in tried:
         if not (row := attempts[0]).get("reason"):
-            lines.append(f"| {row['selector']} | {_costs(row)} |\n")
+            slow = float(row["round_s"]) > LIMIT_ROUND_S and len(attempts) > 1
+            few = f"{float(attempts[-1]['round_s']):.2f}" if slow else ""
+            lines.append(f"| {row['selector']} | {_costs(row)} | {few} |\n")
     lines.append("\n## Selectors that ask or sketch every client\n\n")
     lines.append(
         f"Each selector in this table was tried with {largest:,} clients, then with {fewer(largest):,}, and so on, "
@@ -332,11 +351,12 @@ def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: ar
     lines.append("| --- | --- |" + " ---: |" * 7 + " --- |\n")
     for attempts in tried:
         if attempts[0].get("reason"):
-            last = attempts[-1]
-            failed = bool(last.get("reason"))
+            # The attempts go from many clients to few. The smallest number may have been played for comparison.
+            place = next((i for i, row in enumerate(attempts) if not row.get("reason")), len(attempts) - 1)
+            last, failed = attempts[place], bool(attempts[place].get("reason"))
             size = f"less than {int(last['clients']):,}" if failed else f"{int(last['clients']):,}"
             costs = " | ".join([""] * 6) if failed else _costs(last)
-            why = attempts[-1 if failed else -2]
+            why = last if failed else attempts[place - 1]
             lines.append(f"| {last['selector']} | {ASKS.get(last['selector'], '')} | {size} | {costs} | "
                          f"{int(why['clients']):,}: {_told(why['reason'])} |\n")  # fmt: skip
     return "".join(lines)
@@ -351,6 +371,8 @@ def _costs(row: dict[str, Any]) -> str:
 
 def _told(reason: str) -> str:
     """The first sentence of a reason, without what would break a table."""
+    if array := re.search(r"allocate (\d+) bytes", reason):
+        return f"more than {LIMIT_MB // 1024} GB (one array of {int(array[1]) / 2**30:,.0f} GB)"
     return reason.partition(". ")[0].replace("|", "/").replace("\n", " ")
 
 
