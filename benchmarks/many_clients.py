@@ -55,13 +55,13 @@ ASKS = {
     "pczfl": "every client in the selected balls trains; at first, one ball has all clients",
     "tifl": "the accuracy of every client, in every 20th round",
 }
-"""What the selectors ask that cannot play with any number of clients."""
+"""What the selectors ask of every client that cannot play with any number of clients."""
 SIMULATED = """## How so many clients fit
 
 - The clients share the rows of Fashion-MNIST. A client has 120 rows, and its own random stream draws their indices
   when the client trains (`partition.kind = "sampled"`). No client has a copy of its examples.
-- Random streams, and with them latencies, energies and failures, are drawn for the clients of a round only. The same
-  seed gives the same numbers, because a stream depends only on seed, purpose, client and round.
+- Latencies, joules and failures are drawn when a client trains or answers a probe. Each client has its own random
+  stream for each purpose and round, so the numbers do not depend on when they are drawn.
 - What the server knows of all clients is in arrays with a column for each quantity, for example the number of
   examples, and in the ids and connections of the roster.
 - The history has a record for each selected client of a round, not for each client.
@@ -242,8 +242,8 @@ def main() -> None:
     # The page has every selector that was measured, in this call or in an earlier one.
     tried = [
         sorted((row for row in found.values() if row["selector"] == selector), key=lambda row: -int(row["clients"]))
+        or [{"clients": 0, "selector": selector, "reason": "not measured"}]
         for selector in every
-        if (sizes[-1], selector) in found
     ]
     text = page(args, [found[clients, args.selector] for clients in sizes], tried)
     (args.folder / "many_clients.md").write_text(text, encoding="utf-8")
@@ -336,9 +336,11 @@ def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: ar
         f"peak, MB | a later round with {min(args.clients):,} clients, s |\n| --- |" + " ---: |" * 7 + "\n",
     ]
     for attempts in tried:
-        if not (row := attempts[0]).get("reason"):
+        if not (row := attempts[0]).get("reason") and int(row["clients"]) == largest:
             slow = float(row["round_s"]) > LIMIT_ROUND_S and len(attempts) > 1
             few = f"{float(attempts[-1]['round_s']):.2f}" if slow else ""
+            if float(row["round_s"]) > LIMIT_ROUND_S and not slow:
+                few = "not measured"
             lines.append(f"| {row['selector']} | {_costs(row)} | {few} |\n")
     lines.append("\n## Selectors that ask or sketch every client\n\n")
     lines.append(
@@ -350,15 +352,17 @@ def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: ar
                  "round, s (median) | largest later round, s | peak, MB | with more clients |\n")  # fmt: skip
     lines.append("| --- | --- |" + " ---: |" * 7 + " --- |\n")
     for attempts in tried:
-        if attempts[0].get("reason"):
+        if attempts[0].get("reason") or int(attempts[0]["clients"]) < largest:
             # The attempts go from many clients to few. The smallest number may have been played for comparison.
             place = next((i for i, row in enumerate(attempts) if not row.get("reason")), len(attempts) - 1)
             last, failed = attempts[place], bool(attempts[place].get("reason"))
             size = f"less than {int(last['clients']):,}" if failed else f"{int(last['clients']):,}"
             costs = " | ".join([""] * 6) if failed else _costs(last)
-            why = last if failed else attempts[place - 1]
-            lines.append(f"| {last['selector']} | {ASKS.get(last['selector'], '')} | {size} | {costs} | "
-                         f"{int(why['clients']):,}: {_told(why['reason'])} |\n")  # fmt: skip
+            why = last if failed else attempts[place - 1] if place else {}
+            more = f"{int(why['clients']):,}: {_told(why['reason'])}" if why else "not measured"
+            if not int(last["clients"]):
+                size, more = "not measured", ""
+            lines.append(f"| {last['selector']} | {ASKS.get(last['selector'], '')} | {size} | {costs} | {more} |\n")
     return "".join(lines)
 
 
