@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, Final, Literal
@@ -150,14 +150,28 @@ def by_client(name: str, values: Any) -> Mapping[int, float]:
     items: Mapping[int, float] = values
     if not isinstance(values, Mapping):
         items = dict(enumerate(column(name, values, len(np.atleast_1d(values))).tolist()))
-    for value in items.values():
-        real(f"each value of {name}", value, at_least=0.0)
+    _check_not_negative(name, list(items.values()))
     return items
 
 
 def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> FloatArray:
     """Return the numbers of ``clients``, shape (n,); every client must have a number."""
-    missing = [int(k) for k in clients if int(k) not in values]
-    if missing:
-        raise ParameterError(f"{name} covers {len(values)} clients, but lacks {missing}. Give one number per client")
-    return np.array([real(f"each value of {name}", values[int(k)], at_least=0.0) for k in clients])
+    try:
+        found = [values[k] for k in clients.tolist()]
+    except KeyError:
+        missing = [int(k) for k in clients if int(k) not in values]
+        raise ParameterError(
+            f"{name} covers {len(values)} clients, but lacks {missing}. Give one number per client"
+        ) from None
+    return _check_not_negative(name, found)
+
+
+def _check_not_negative(name: str, values: Sequence[object]) -> FloatArray:
+    """Return numbers of at least 0 as an array; refuse any other value."""
+    # Numbers of Python's own types are checked at once, because there may be a million of them.
+    if set(map(type, values)) <= {int, float}:
+        with suppress(OverflowError):
+            numbers = np.array(values, dtype=np.float64)
+            if (np.isfinite(numbers) & (numbers >= 0.0)).all():
+                return numbers
+    return np.array([real(f"each value of {name}", value, at_least=0.0) for value in values], dtype=np.float64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsel_flwr.checks import real
-from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
 
@@ -73,4 +73,5 @@ class ClientDropout:
         # Most runs have no dropout, and seeding the streams takes longer than the rest of this function.
         if not probability:
             return [False] * len(partition_ids)
-        return [bool(own.random() < probability) for own in streams(self.seed, purpose, partition_ids, round)]
+        drawn: list[bool] = (first_uniforms(self.seed, purpose, partition_ids, round) < probability).tolist()
+        return drawn

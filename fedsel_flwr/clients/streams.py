@@ -12,7 +12,9 @@ more processor time NumPy's streams would take, with one thread:
 * 6 % in the training of 1,000 of a million clients on 120 images each (914 ms instead of 865 ms).
 
 NumPy promises that the numbers of a :class:`numpy.random.SeedSequence` never change. The second half of this room is
-its algorithm, word for word, on arrays instead of numbers.
+its algorithm, word for word, on arrays instead of numbers. The same holds for the first number of a
+:class:`numpy.random.PCG64`. :func:`first_uniforms` therefore draws one number for each of a million clients in 0.1 s,
+and creates no stream.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
-from fedsel_flwr.checks import IntArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 
 PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
@@ -104,10 +106,48 @@ def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 
     if len(partition_ids) == 1:
         return [stream(seed, purpose, partition_ids[0], round)]
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
-    ids = np.array([_whole("partition_id", k, bits=32) for k in partition_ids], dtype=np.int64)
+    ids = _partition_ids(partition_ids)
     words = seed_states(entropy, number, ids, _whole("round", round, bits=32))
     # NumPy accepts any seed sequence, but its annotations allow only its own class.
     return [np.random.Generator(np.random.PCG64(KnownState(own))) for own in words]  # type: ignore[arg-type]
+
+
+def first_uniforms(seed: int, purpose: str, partition_ids: Sequence[int] | IntArray, round: int = 0) -> FloatArray:
+    """Return ``stream(...).random()`` of several partitions, to the last bit, without creating the streams.
+
+    Args:
+        seed: Seed of the run, in [0, 2**128).
+        purpose: Purpose of the draws, one of `PURPOSES`.
+        partition_ids: Ids of the partitions that draw, each in [0, 2**32), shape (n,).
+        round: Absolute round, in [0, 2**32); 0 for draws that are made once.
+
+    Returns:
+        The first number of each stream, uniform in [0, 1), shape (n,).
+
+    Raises:
+        ParameterError: If the purpose is unknown or a number is outside its range.
+
+    Example:
+        >>> first_uniforms(1, "placement", [0, 1]).round(6).tolist()
+        [0.378652, 0.212788]
+    """
+    entropy, number = _whole("seed", seed, bits=128), _number(purpose)
+    ids, now = _partition_ids(partition_ids), _whole("round", round, bits=32)
+    drawn = np.empty(len(ids))
+    # In blocks, because the words of a million partitions would take 400 bytes for each of them.
+    for start in range(0, len(ids), BLOCK):
+        block = slice(start, start + BLOCK)
+        drawn[block] = (pcg64_first(seed_states(entropy, number, ids[block], now)) >> np.uint64(11)) * 2.0**-53
+    return drawn
+
+
+def _partition_ids(partition_ids: Sequence[int] | IntArray) -> IntArray:
+    """Return the ids as an array; refuse ids outside [0, 2**32)."""
+    if isinstance(partition_ids, range) or (isinstance(partition_ids, np.ndarray) and partition_ids.dtype.kind in "iu"):
+        ids = np.asarray(partition_ids, dtype=np.int64)
+        if ((ids >= 0) & (ids < 2**32)).all():
+            return ids
+    return np.array([_whole("partition_id", k, bits=32) for k in partition_ids], dtype=np.int64)
 
 
 def _number(purpose: str) -> int:
@@ -133,6 +173,8 @@ def _whole(name: str, value: int, *, bits: int) -> int:
     return number
 
 
+BLOCK = 2**14
+"""Number of streams whose seeds are computed at once."""
 POOL, MASK = 4, 0xFFFFFFFF
 """Number of words in a seed sequence's pool, and a mask of 32 bits. Words have 64 bits, and the mask cuts products."""
 
@@ -210,6 +252,58 @@ def _mixed(left: Any, right: Any) -> Any:
     """Return NumPy's mix of two values."""
     value = LEFT * left - RIGHT * right & MASK
     return value ^ value >> SHIFT
+
+
+PCG64_FACTOR = (0x2360ED051FC65DA4, 0x4385DF649FCCF645)
+"""Factor of PCG64's step, a word of 128 bits as its upper and its lower half."""
+
+
+def pcg64_first(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the first 64 bits of PCG64 for each seed.
+
+    Args:
+        words: Seeds, of :func:`seed_states`, shape (n, 4).
+
+    Returns:
+        Shape (n,).
+
+    Example:
+        >>> words = seed_states(1, 2, np.array([5]), 3)
+        >>> int(pcg64_first(words)[0]) == int(np.random.PCG64(KnownState(words[0])).random_raw())
+        True
+    """
+    one = np.uint64(1)
+    start, (upper, lower) = (words[:, 0], words[:, 1]), (words[:, 2], words[:, 3])
+    increment = (upper << one | lower >> np.uint64(63), lower << one | one)
+    # The first step from 0 gives the increment. Then the seed is added, and two more steps follow.
+    state = _sum(increment, start)
+    for _ in range(2):
+        state = _sum(_times_factor(state), increment)
+    high, low = state
+    turn = high >> np.uint64(58)
+    mixed = high ^ low
+    return np.asarray(mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63)))
+
+
+Wide = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""Words of 128 bits, as their upper and their lower halves."""
+
+
+def _sum(left: Wide, right: Wide) -> Wide:
+    low = left[1] + right[1]
+    return left[0] + right[0] + (low < right[1]), low
+
+
+def _times_factor(state: Wide) -> Wide:
+    """Return the lower 128 bits of a product with :data:`PCG64_FACTOR`."""
+    (high, low), (factor_high, factor_low) = state, map(np.uint64, PCG64_FACTOR)
+    # The product of the two lower halves has 128 bits, and is computed from products of 32 bits.
+    half, mask = np.uint64(32), np.uint64(MASK)
+    a, b, c, d = low >> half, low & mask, factor_low >> half, factor_low & mask
+    middle = a * d + (b * d >> half)
+    carry = b * c + (middle & mask)
+    upper = a * c + (middle >> half) + (carry >> half)
+    return upper + high * factor_low + low * factor_high, low * factor_low
 
 
 def _column(words: Sequence[int]) -> npt.NDArray[np.uint64]:

@@ -21,7 +21,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.probing import Probing
-from fedsel_flwr.rounds.registration import ClientProperties, ConnectionIdentity, IdentityResolver, Registrar
+from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Introductions, Registrar
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
@@ -208,14 +208,15 @@ class SelectionCore:
         """
         if not properties:
             return
-        said = {node: ClientProperties.read(one, self.settings.keys) for node, one in properties.items()}
+        said = Introductions.read(properties, self.settings.keys)
         new, evicted = self.parts.registrar.register(said, self.round + 1, known or {})
         # Must come before informing the selector, because the new clients get the rows of the evicted clients.
         if evicted.size:
             for part in self.parts:
                 part.forget(evicted)
         if new:
-            self.parts.registrar.inform_selector({row: said[node] for row, node in new.items()})
+            rows = np.sort(np.fromiter(new, dtype=np.int64, count=len(new)))
+            self.parts.registrar.inform_selector(rows, said.of([new[row] for row in rows.tolist()]))
 
     def collect(self, replies: Mapping[str, Reply], stack: ModelStack | None = None) -> Outcome:
         """Read the replies and log faults with the clients' ids.

@@ -21,9 +21,9 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
-from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id
+from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, canonical_ids
 from fedsel_flwr.rounds.settings import Identity, MetricKeys, Settings
-from fedsel_flwr.rounds.untrusted import column_value, first_lines, usable_count
+from fedsel_flwr.rounds.untrusted import column_values, first_lines, usable_counts
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS
 
@@ -42,20 +42,33 @@ NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientProperties:
-    """Properties of a connection from the roll call, each None if it is not stated."""
+class Introductions:
+    """Properties of connections from the roll call, a column each; None for a property that is not stated."""
 
-    client_id: object = None
-    num_examples: object = None
-    energy_score: object = None
+    nodes: list[str]
+    client_id: list[object]
+    num_examples: list[object]
+    energy_score: list[object]
 
     @classmethod
-    def read(cls, properties: Properties, keys: MetricKeys) -> ClientProperties:
+    def read(cls, properties: Mapping[str, Properties], keys: MetricKeys) -> Introductions:
         """Read the properties that this package uses; Flower's own "num-examples" is accepted too."""
+        said, examples = properties.values(), keys.num_examples
         return cls(
-            client_id=properties.get(keys.client_id),
-            num_examples=properties.get(keys.num_examples, properties.get("num-examples")),
-            energy_score=properties.get(keys.energy_score),
+            nodes=list(properties),
+            client_id=[one.get(keys.client_id) for one in said],
+            num_examples=[one[examples] if examples in one else one.get("num-examples") for one in said],
+            energy_score=[one.get(keys.energy_score) for one in said],
+        )
+
+    def of(self, nodes: Sequence[str]) -> Introductions:
+        """Return the introductions of some of the connections, in their order."""
+        place = dict(zip(self.nodes, range(len(self.nodes)), strict=True))
+        at = [place[node] for node in nodes]
+        columns = (self.client_id, self.num_examples, self.energy_score)
+        client_id, num_examples, energy_score = ([column[i] for i in at] for column in columns)
+        return Introductions(
+            nodes=list(nodes), client_id=client_id, num_examples=num_examples, energy_score=energy_score
         )
 
 
@@ -72,6 +85,10 @@ class ConnectionIdentity:
     client_id: str | None = None
     holder: str = ""
     known_by: Identity = "claim"
+
+
+STRANGER = ConnectionIdentity()
+"""A connection of which the server knows nothing."""
 
 
 class Registrar:
@@ -108,14 +125,14 @@ class Registrar:
 
     def register(
         self,
-        properties: Mapping[str, ClientProperties],
+        properties: Introductions,
         round: int,
         known: Mapping[str, ConnectionIdentity],
     ) -> tuple[dict[int, str], IntArray]:
         """Bind connections to rows.
 
         Args:
-            properties: Connection -> its own properties, from the roll call.
+            properties: The connections' own properties, from the roll call.
             round: The round about to be chosen.
             known: Connection -> its identity, as far as the server can tell. If it has no id, the client's claim is the
                 id. Without a usable claim the connection's own name is the id.
@@ -127,21 +144,26 @@ class Registrar:
             ParameterError: A parameter by client does not cover a client of the first roll call.
         """
         refused_before = set(self._roster.refused)
-        who = {node: known.get(node, ConnectionIdentity()) for node in properties}
-        ids = {node: who[node].client_id or canonical_id(said.client_id) for node, said in properties.items()}
+        ids = dict(zip(properties.nodes, canonical_ids(properties.client_id, properties.nodes), strict=True))
+        who = {node: one for node, one in known.items() if one is not STRANGER and node in ids}
+        ids |= {node: one.client_id for node, one in who.items() if one.client_id}
         self._refuse_uncovered(ids, who, first_call=not self._roster.ids)
         claims = {node: one or node for node, one in ids.items() if node not in self._roster.refused}
-        new, evicted = self._roster.register(claims, round, {node: one.holder for node, one in who.items()})
+        holders = {node: one.holder for node, one in who.items() if one.holder}
+        new, evicted = self._roster.register(claims, round, holders)
         refused = [reason for node, reason in self._roster.refused.items() if node not in refused_before]
         for line in first_lines(refused):
             logger.warning("%s", line)
         return new, evicted
 
-    def inform_selector(self, properties: Mapping[int, ClientProperties]) -> None:
-        """Inform the selector about new clients, row -> the client's own properties."""
-        rows = np.array(sorted(properties), dtype=np.int64)
-        said = [properties[row] for row in rows.tolist()]
-        sizes = np.array([usable_count(one.num_examples) for one in said], dtype=np.int64)
+    def inform_selector(self, rows: IntArray, properties: Introductions) -> None:
+        """Inform the selector about new clients.
+
+        Args:
+            rows: Their rows, ascending, shape (n,).
+            properties: Their own properties, in the same order.
+        """
+        sizes = usable_counts(properties.num_examples)
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
             for line in first_lines(
@@ -149,8 +171,7 @@ class Registrar:
             ):
                 logger.warning("max_examples: %s", line)
         counted = sizes if limit is None else np.minimum(sizes, limit)
-        # NumPy turns None into NaN.
-        scores = np.array([column_value(COLUMNS["energy_score"], one.energy_score) for one in said], dtype=np.float64)
+        scores = column_values(COLUMNS["energy_score"], properties.energy_score)
         # First all clients without columns, because a client without any properties must be registered too.
         self._selector.inform(rows)
         if (known := sizes > 0).any():
@@ -235,9 +256,12 @@ class Registrar:
                 an error of the user. Later, a new client without an entry is only refused.
         """
         for values in self._client_values:
+            # The usual case without a loop over a large fleet.
+            if values.given.keys() >= set(ids.values()):
+                continue
             lacking = [node for node, one in ids.items() if not values.covers(one or node)]
             for node in lacking:
-                named, known_by = ids[node] is not None, who[node].known_by
+                named, known_by = ids[node] is not None, who.get(node, STRANGER).known_by
                 if first_call and ((named and known_by != "node") or len(lacking) == len(ids)):
                     raise ParameterError(
                         f"{values.name} has {len(values.given)} entries but none for client {ids[node] or node!r}, "
@@ -294,7 +318,9 @@ class IdentityResolver:
         if isinstance(transport, Registry) and self.rule != "node" and not (self.by_claim and transport.simulated):
             registered = transport.registrations()
         # A connection that the server does not know yet is left out: its name and key may come a moment later.
-        if registered is None:
+        if registered is None and self.by_claim:
+            known = dict.fromkeys(strangers, STRANGER)
+        elif registered is None:
             known = {node: self._identity(node, Registration()) for node in strangers}
         else:
             known = {node: self._identity(node, registered[node]) for node in strangers if node in registered}
@@ -317,7 +343,7 @@ class IdentityResolver:
 
     def _log(self, known: Mapping[str, ConnectionIdentity], *, asked: bool) -> None:
         """Log the kinds of identity of the clients."""
-        lacking = sum(one.known_by != self.rule for one in known.values())
+        lacking = 0 if self.by_claim else sum(one.known_by != self.rule for one in known.values())
         rest, level = "", logging.INFO
         if lacking and asked:
             rest = f"; {lacking} of {len(known)} lack it and are known by their node ids"

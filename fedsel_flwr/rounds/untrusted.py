@@ -10,13 +10,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.columns import COLUMNS, Column
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ def usable_count(value: object) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
         return 0
     return int(value)
+
+
+def usable_counts(values: Sequence[object]) -> IntArray:
+    """Return :func:`usable_count` of several values, shape (n,)."""
+    if set(map(type, values)) == {int}:
+        with suppress(OverflowError):
+            counts = np.array(values, dtype=np.int64)
+            return np.where((counts >= 1) & (counts <= MAX_EXAMPLES), counts, 0)
+    return np.array([usable_count(value) for value in values], dtype=np.int64)
 
 
 def finite_number(value: object) -> float | None:
@@ -112,6 +122,16 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
         return finite_vector(value, max_length, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None
+
+
+def column_values(column: Column, values: Sequence[object]) -> FloatArray:
+    """Return :func:`column_value` of several clients' numbers, shape (n,); NaN for a value that is not valid."""
+    # NumPy turns None into NaN.
+    if set(map(type, values)) <= {float, type(None)}:
+        numbers = np.array(values, dtype=np.float64)
+        if column.admits(numbers) and not np.isinf(numbers).any():
+            return numbers
+    return np.array([column_value(column, value) for value in values], dtype=np.float64)
 
 
 def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:

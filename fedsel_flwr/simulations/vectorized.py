@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.dropout import REPLIED
 from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
-from fedsel_flwr.clients.objectives import set_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.clients.training import outputs, read_only_tensor
@@ -47,6 +47,8 @@ BATCHED_COLUMNS = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy",
 """Columns that one pass evaluates for all clients: they depend on the model's outputs, or on the examples alone."""
 TRAINING_LOSSES = frozenset({"loss", "rms_loss"})
 """Columns that depend on the outputs for the training examples."""
+AT_ONCE = 10_000
+"""Largest number of clients whose rows are in memory during a probe."""
 
 
 def run_vectorized(
@@ -254,21 +256,25 @@ def probe_clients(
     round = int(config["round"])
     evaluation = BatchedEvaluation(world, arrays, partition_ids, asked, tested=True, round=round)
     size = world.scenario.training.settings().batch_size
-    for k, delays in zip(partition_ids, world.system.draws(partition_ids, round), strict=True):
-        loss, quality = evaluation.test_metrics(k)
-        columns: dict[str, float | bytes] = {}
-        # Taken from the quality above, because evaluating the column would read the test examples a second time.
-        if "local_accuracy" in asked:
-            columns["local_accuracy"] = local_accuracy(quality)
-        columns |= evaluation.columns(k, asked - {"local_accuracy"})
-        costs = probe_costs(world.system, delays, asked, batch_share=min(1.0, size / int(world.sizes[k])))
-        # If the column "loss" was asked for, it replaces the test loss, as in the answer of a Flower client.
-        answers.append({"loss": loss, "accuracy": quality, "client_id": k, **columns, **costs})
+    for block in evaluation.blocks:
+        for k, delays in zip(block, world.system.draws(block, round), strict=True):
+            loss, quality = evaluation.test_metrics(k)
+            columns: dict[str, float | bytes] = {}
+            # Taken from the quality above, because evaluating the column would read the test examples a second time.
+            if "local_accuracy" in asked:
+                columns["local_accuracy"] = local_accuracy(quality)
+            columns |= evaluation.columns(k, asked - {"local_accuracy"})
+            costs = probe_costs(world.system, delays, asked, batch_share=min(1.0, size / int(world.sizes[k])))
+            # If the column "loss" was asked for, it replaces the test loss, as in the answer of a Flower client.
+            answers.append({"loss": loss, "accuracy": quality, "client_id": k, **columns, **costs})
     return answers
 
 
 class BatchedEvaluation:
     """Evaluation of one model for several clients in one pass, equal to single evaluations up to rounding.
+
+    At most :data:`AT_ONCE` clients have their rows in memory. Read the values of more clients in the order of
+    ``partition_ids``, because each change of the block draws the rows of its clients again.
 
     Args:
         world: The examples and their partition.
@@ -277,7 +283,13 @@ class BatchedEvaluation:
         asked: The columns that will be read. The model evaluates only the examples that they need.
         tested: Whether :meth:`test_metrics` will be called too.
         round: The absolute round. The mini-batches depend on it.
+
+    Attributes:
+        blocks: The clients in blocks of at most :data:`AT_ONCE`.
     """
+
+    # Whether each evaluated example is classified correctly; None if the objective is not that of classes.
+    _correct: BoolArray | None = None
 
     def __init__(
         self,
@@ -289,33 +301,36 @@ class BatchedEvaluation:
         tested: bool = False,
         round: int = 0,
     ) -> None:
-        self._objective, data = world.objective, world.dataset.train
-        self._inputs, self._seed = data.inputs, world.system.seed
-        self._split = dict(zip(partition_ids, world.train_test_rows(partition_ids), strict=True))
-        self._batches: dict[int, npt.NDArray[np.int64]] = {}
-        if "batch_loss" in asked:
-            size = world.scenario.training.settings().batch_size
-            self._batches = {
-                k: train[mini_batch(self._seed, k, round, len(train), size)] for k, (train, _) in self._split.items()
-            }
+        self._world, self._objective, data = world, world.objective, world.dataset.train
+        self._inputs, self._seed, self._round = data.inputs, world.system.seed, round
+        self._batched = "batch_loss" in asked
+        self.blocks = [partition_ids[i : i + AT_ONCE] for i in range(0, len(partition_ids), AT_ONCE)]
         # Two flags: training examples are needed, test examples are needed.
         seen = [not TRAINING_LOSSES.isdisjoint(asked), tested or "local_accuracy" in asked]
-        parts = [part for split in self._split.values() for part, needed in zip(split, seen, strict=True) if needed]
-        parts.extend(self._batches.values())
         # Clients may share examples, but the model evaluates each example once.
-        rows = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
-        # If more than half of the examples are needed, all are evaluated, which avoids a copy.
-        everything = 2 * len(rows) > len(data)
+        needed, everything = np.zeros(len(data), dtype=np.bool_), False
+        for block in self.blocks:
+            self._hold(block)
+            parts = [part for split in self._split.values() for part, reads in zip(split, seen, strict=True) if reads]
+            for rows in (*parts, *self._batches.values()):
+                needed[rows] = True
+            # If more than half of the examples are needed, all are evaluated, which avoids a copy.
+            if everything := bool(2 * np.count_nonzero(needed) > len(data)):
+                break
+        rows = np.flatnonzero(needed)
         # Row of an example -> row of its output; meaningless for examples that were not evaluated.
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
         self._labels = read_only_tensor(data.labels)
-        if parts:
+        if len(rows):
             set_arrays(world.model, list(arrays))
             self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
+            self._measure_examples(self._labels if everything else self._labels[rows])
 
     def test_metrics(self, partition_id: int) -> tuple[float, float]:
         """Return the loss and the quality on the client's test examples."""
-        rows = self._split[partition_id][1]
+        rows = self._rows(partition_id)[1]
+        if self._correct is not None:
+            return float(self._losses(rows).mean()), int(np.count_nonzero(self._correct[self._place[rows]])) / len(rows)
         own, labels = self._outputs[self._place[rows]], self._labels[rows]
         return self._objective.loss(own, labels, reduction="sum").item() / len(rows), self._objective.quality(
             own, labels
@@ -325,19 +340,49 @@ class BatchedEvaluation:
         """Return the client's values of those :data:`BATCHED_COLUMNS` that were asked for."""
         found: dict[str, float | bytes] = {}
         if not TRAINING_LOSSES.isdisjoint(asked):
-            losses = self._losses(self._split[partition_id][0])
+            losses = self._losses(self._rows(partition_id)[0])
             found = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
         if "batch_loss" in asked:
+            self._rows(partition_id)
             found["batch_loss"] = float(self._losses(self._batches[partition_id]).mean())
         if "local_accuracy" in asked:
             found["local_accuracy"] = local_accuracy(self.test_metrics(partition_id)[1])
         if "sketch" in asked:
-            found["sketch"] = sketch(self._inputs[self._split[partition_id][0]], self._seed).tobytes()
+            found["sketch"] = sketch(self._inputs[self._rows(partition_id)[0]], self._seed).tobytes()
         # One pass computes both losses, but perhaps only one was asked for.
         return {name: value for name, value in found.items() if name in asked}
 
+    def _rows(self, partition_id: int) -> tuple[IntArray, IntArray]:
+        """Return the client's training rows and test rows; its block replaces the block in memory if necessary."""
+        if partition_id not in self._split:
+            self._hold(next(block for block in self.blocks if partition_id in block))
+        return self._split[partition_id]
+
+    def _hold(self, block: Sequence[int]) -> None:
+        """Draw the rows of some clients, and drop those of others."""
+        self._split = dict(zip(block, self._world.train_test_rows(block), strict=True))
+        self._batches: dict[int, npt.NDArray[np.int64]] = {}
+        if self._batched:
+            size = self._world.scenario.training.settings().batch_size
+            self._batches = {
+                k: train[mini_batch(self._seed, k, self._round, len(train), size)]
+                for k, (train, _) in self._split.items()
+            }
+
+    def _measure_examples(self, labels: torch.Tensor) -> None:
+        """Measure every evaluated example at once, because a call of torch takes longer than a client's 100 examples.
+
+        Only for classes. The numbers of other objectives may depend on a client's examples together.
+        """
+        if self._objective is CLASSIFICATION:
+            losses = self._objective.loss(self._outputs, labels, reduction="none")
+            self._example_losses = np.asarray(losses.numpy(), dtype=np.float64)
+            self._correct = (self._outputs.argmax(dim=1) == labels).numpy()
+
     def _losses(self, rows: npt.NDArray[np.int64]) -> FloatArray:
         """Return the model's loss on each of these examples."""
+        if self._correct is not None:
+            return np.asarray(self._example_losses[self._place[rows]])
         own, labels = self._outputs[self._place[rows]], self._labels[rows]
         return np.asarray(self._objective.loss(own, labels, reduction="none").numpy(), dtype=np.float64)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import PURPOSES, seed_states, stream, streams
+from fedsel_flwr.clients.streams import BLOCK, PURPOSES, first_uniforms, seed_states, stream, streams
 from fedsel_flwr.errors import ParameterError
 
 RECORDED = ["placement", "latency", "computing", "energy", "availability", "dropout", "data-order", "model"]
@@ -70,6 +70,8 @@ def test_what_names_no_stream_is_refused(name: str, arguments: tuple[Any, ...]) 
         stream(*arguments)
     with pytest.raises(ParameterError, match=f"^{name}"):
         streams(seed, purpose, [2, partition_id], round)
+    with pytest.raises(ParameterError, match=f"^{name}"):
+        first_uniforms(seed, purpose, [2, partition_id], round)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**96 + 5, 2**128 - 1])
@@ -83,6 +85,26 @@ def test_many_at_once_draw_what_single_ones_draw(seed: int) -> None:
     assert [own.standard_normal() for own in together] == [own.standard_normal() for own in alone]
     assert streams(seed, "energy", []) == []
     assert streams(seed, "energy", [3], 2)[0].random() == stream(seed, "energy", 3, 2).random()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**96 + 5, 2**128 - 1])
+def test_the_first_numbers_are_those_of_the_streams(seed: int) -> None:
+    """Without the streams, and also beyond one block of them."""
+    ids = [*range(40), 2**31, 2**32 - 1]
+    for purpose, round in itertools.product(("energy", "availability", "crash"), (0, 2**32 - 1)):
+        alone = [stream(seed, purpose, k, round).random() for k in ids]
+        assert first_uniforms(seed, purpose, ids, round).tolist() == alone
+        np.testing.assert_array_equal(first_uniforms(seed, purpose, np.array(ids), round), alone)
+    many = first_uniforms(seed, "energy", range(2 * BLOCK + 3))
+    last = [own.random() for own in streams(seed, "energy", range(2 * BLOCK, 2 * BLOCK + 3))]
+    assert many[2 * BLOCK :].tolist() == last
+    assert first_uniforms(seed, "energy", []).tolist() == []
+
+
+def test_ids_of_an_array_outside_the_range_are_refused() -> None:
+    for wrong in (np.array([0, -1]), np.array([2**32]), range(2**32, 2**32 + 2), np.array([0.5])):
+        with pytest.raises(ParameterError, match=r"^partition_id"):
+            first_uniforms(1, "energy", wrong)  # type: ignore[arg-type]
 
 
 def test_states_are_those_of_numpy() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, id_order
+from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, id_order, in_id_order
 from fedsel_flwr.strategies import BSFL, CSUCBQ, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
@@ -34,6 +34,43 @@ def test_digits_sort_as_integers_before_other_ids_and_the_order_is_total(texts: 
     ids = ["b", "10", "9", "a10", "100", "a9", "-1", "\u0663"]
     assert sorted(ids, key=id_order) == ["9", "10", "100", "-1", "a10", "a9", "b", "\u0663"]
     assert sorted(texts, key=id_order) == sorted(reversed(texts), key=id_order)
+
+
+@given(
+    st.lists(st.one_of(st.from_regex("[0-9]{1,20}", fullmatch=True), st.sampled_from(["7", "07", "b", "", "\u0663"])))
+)
+def test_many_ids_get_the_order_of_single_ones(texts: list[str]) -> None:
+    assert in_id_order(texts) == sorted(texts, key=id_order)
+
+
+@given(
+    st.dictionaries(st.sampled_from("pqrstuvwxyz"), st.sampled_from(["a", "b", "1", "2", "01", "10", "9"]), max_size=6),
+    st.sampled_from([None, 2, 6]),
+    st.booleans(),
+)
+def test_the_first_roll_call_binds_all_at_once_as_it_would_one_by_one(
+    claims: dict[str, str], max_clients: int | None, held: bool
+) -> None:
+    """One by one is the way of a roster that has a client already."""
+    holders = {node: f"name {node}" for node in "pqrst" if held}
+    at_once, later = (
+        Roster(max_clients=max_clients),
+        Roster(max_clients=None if max_clients is None else max_clients + 1),
+    )
+    later.register({"first": "0"}, 1)
+    new, evicted = at_once.register(claims, 1, holders)
+    one_by_one, _ = later.register(claims, 1, holders)
+    assert not evicted.size
+    assert list(new.items()) == [(row - 1, node) for row, node in one_by_one.items()]
+    assert (at_once.ids, at_once.holders) == (later.ids[1:], later.holders[1:])
+    assert list(at_once.refused) == list(later.refused)
+    assert at_once.state_dict()["bound"] == {
+        node: row - 1 for node, row in later.state_dict()["bound"].items() if node != "first"
+    }
+    assert at_once.present(claims).nodes == later.present(claims).nodes
+    again = Roster(max_clients=max_clients)
+    again.load_state_dict(at_once.state_dict())
+    assert again.register({"late": "b"}, 2)[0].keys() == at_once.register({"late": "b"}, 2)[0].keys()
 
 
 def enroll(roster: Roster, claims: dict[str, str], number: int) -> tuple[dict[int, str], list[int]]:

@@ -15,6 +15,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors import Random, names
+from fedsel_flwr.simulations import vectorized
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
@@ -208,3 +209,19 @@ def test_answers_of_a_training_round() -> None:
         for column in asked:  # the model sees only the examples that the column is about
             (one,) = BatchedEvaluation(world, arrays, [4, 1], {column}).columns(k, {column}).items()
             assert one == (column, pytest.approx(alone[column], rel=1e-5))
+
+
+@pytest.mark.parametrize("selector", ["oort", "active-fl", "power-of-choice", "cpow-d", "local-accuracy", "nccb"])
+def test_answers_are_the_same_in_blocks_of_clients(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that train and clients that are probed, more than have their rows in memory at once."""
+    keys: dict[str, Any] = {"selector": selector, "clients_per_round": 5, "data.local_test_fraction": 0.2}
+    if selector in ("power-of-choice", "cpow-d"):
+        keys[f"selectors.{selector}.candidates"] = 8
+    scenario = load_scenario("smoke", keys)
+    whole = simulate(scenario, engine="vectorized")
+    monkeypatch.setattr(vectorized, "AT_ONCE", 2)
+    blocks = simulate(scenario, engine="vectorized")
+    assert list(blocks.history.clients) == list(whole.history.clients)
+    assert list(blocks.history.rounds) == list(whole.history.rounds)
+    for one, other in zip(blocks.arrays, whole.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)

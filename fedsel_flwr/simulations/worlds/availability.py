@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, real
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import first_uniforms, stream
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.roster import whole_numbers
 from fedsel_flwr.simulations.worlds.image_files import find_file
 
 UNITS = ("round", "second")
@@ -47,7 +48,11 @@ class BernoulliAvailability:
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
         """Return whether each client is available, shape (len(ids),), with the same values as single calls."""
-        return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
+        numbers = whole_numbers(ids, digits=10)
+        if numbers is None or (numbers >= 2**32).any():
+            # One by one, which names the first client whose id is not a partition id.
+            return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
+        return np.asarray(first_uniforms(self.seed, "availability", numbers, round) < self.probability)
 
 
 class TraceAvailability:

@@ -7,8 +7,8 @@ import csv
 import numpy as np
 import pandas as pd
 
-from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import find_file
@@ -76,15 +76,15 @@ def devices_of(scenario: Scenario) -> FloatArray | None:
     return np.asarray(medians[rows])
 
 
-def _drawn_rows(shares: FloatArray, scenario: Scenario) -> list[int]:
+def _drawn_rows(shares: FloatArray, scenario: Scenario) -> IntArray:
     """Return the row that each client draws."""
     ends = np.cumsum(shares) / shares.sum()
-    draws = [own.random() for own in streams(scenario.seed, "device-kind", range(scenario.num_clients))]
+    draws = first_uniforms(scenario.seed, "device-kind", range(scenario.num_clients))
     # By rounding, the last end may be below 1.
-    return list(np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1))
+    return np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1)
 
 
-def _rows_of_clients(clients: pd.Series, num_clients: int, path: str) -> list[int]:
+def _rows_of_clients(clients: pd.Series, num_clients: int, path: str) -> IntArray:
     """Return the row of each client."""
     rows = {str(client).strip(): row for row, client in enumerate(clients)}
     wanted = list(map(str, range(num_clients)))
@@ -96,4 +96,4 @@ def _rows_of_clients(clients: pd.Series, num_clients: int, path: str) -> list[in
             f"{len(clients)} rows{more}. Set num_clients to the number of rows, or leave out the column client to draw "
             "devices from the rows."
         )
-    return [rows[client] for client in wanted]
+    return np.array([rows[client] for client in wanted], dtype=np.int64)

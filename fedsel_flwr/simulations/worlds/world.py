@@ -17,7 +17,7 @@ from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import ClientDropout
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, get_arrays, set_arrays
-from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate, torch_predict
 from fedsel_flwr.errors import ParameterError
@@ -93,7 +93,9 @@ class World:
         low = self.scenario.clients.energy_score_low
         if low >= 1.0:
             return [None] * len(partition_ids)
-        return [float(own.uniform(low, 1.0)) for own in streams(self.scenario.seed, "energy", partition_ids)]
+        # The same numbers as ``uniform(low, 1.0)`` of each client's stream.
+        scores = low + (1.0 - low) * first_uniforms(self.scenario.seed, "energy", partition_ids)
+        return [*scores.tolist()]
 
     def train_rows(self, partition_id: int) -> IntArray:
         """Return the rows of the training set that a client trains on."""

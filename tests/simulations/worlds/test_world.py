@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.clients import torch_client
+from fedsel_flwr.clients.dropout import ClientDropout
 from fedsel_flwr.clients.phones import PhoneModel
+from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.architectures import build_model
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability
 from fedsel_flwr.simulations.worlds.data import Split
+from fedsel_flwr.simulations.worlds.devices import devices_of
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from tests.simulations.inprocess import play
 
@@ -122,6 +127,30 @@ def test_clients_keep_time_as_the_scenario_says(monkeypatch: pytest.MonkeyPatch)
     measured = World(load_scenario("smoke", {"clients.latency_mode": "measured"}))
     metrics = measured.client(0).fit(measured.initial_arrays(), {"round": 1})[2]
     assert metrics["compute_s"] != measured.system.draw(0, 1).compute_s
+
+
+def test_clients_draw_together_what_each_draws_from_its_own_stream(tmp_path: Path) -> None:
+    """To the last bit, for everything that is drawn without creating streams, so that recorded runs stay the same."""
+    csv = tmp_path / "kinds.csv"
+    csv.write_text(
+        "share,seconds_per_example,download_bytes_per_s,upload_bytes_per_s\n3,0.1,1e6,1e6\n1,0.9,1e5,1e4\n", "utf-8"
+    )
+    keys = {"num_clients": 200, "seed": 2**40 + 9, "clients.energy_score_low": 0.3, "system.kind": "phones"}
+    scenario = load_scenario("smoke", {**keys, "system.devices": str(csv)})
+    ids, round = range(200), 7
+
+    def own(purpose: str, at: int = 0) -> list[float]:
+        return [stream(scenario.seed, purpose, k, at).random() for k in ids]
+
+    uniform = [float(stream(scenario.seed, "energy", k).uniform(0.3, 1.0)) for k in ids]
+    assert World(scenario).energy_scores(ids) == uniform
+    drawn = devices_of(scenario)
+    assert drawn is not None
+    assert (drawn[:, 0] == 0.1).tolist() == [number < 0.75 for number in own("device-kind")]
+    there = BernoulliAvailability(probability=0.6, seed=scenario.seed).at([str(k) for k in ids], round, 0.0)
+    assert there.tolist() == [number < 0.6 for number in own("availability", round)]
+    dropout = ClientDropout(seed=scenario.seed, failure_probability=0.4)
+    assert [outcome > 0 for outcome in dropout.outcomes(ids, round)] == [n < 0.4 for n in own("failure", round)]
 
 
 # ---- phones -------------------------------------------------------------------------------------------------------
