@@ -344,9 +344,9 @@ def _selectors(tried: Sequence[Sequence[dict[str, Any]]], largest: int, args: ar
             lines.append(f"| {row['selector']} | {_costs(row)} | {few} |\n")
     lines.append("\n## Selectors that ask or sketch every client\n\n")
     lines.append(
-        f"Each selector in this table was tried with {largest:,} clients, then with {fewer(largest):,}, and so on, "
-        f"until {args.rounds}\nrounds took at most {LIMIT_MB // 1024} GB of memory and {args.limit_s:,.0f} s of the "
-        "processor. The last column has the reason why\nthe next larger number failed.\n\n"
+        f"The largest number of clients with which {args.rounds} rounds took at most {LIMIT_MB // 1024} GB of memory "
+        f"and {args.limit_s:,.0f} s of the\nprocessor. The last column has the reason why the next larger number "
+        'failed. "Not measured" means that no larger\nnumber was tried.\n\n'
     )
     lines.append("| selector | what it asks | largest number of clients | selected | probed | first round, s | a later "
                  "round, s (median) | largest later round, s | peak, MB | with more clients |\n")  # fmt: skip
