@@ -14,15 +14,20 @@ SECTION = "## FedCor and DivFL: before and after"
 
 HEAD = """# Selection at scale
 
-Written by `python benchmarks/selection.py`; every figure stands in [selection.csv](selection.csv), with the smallest
-and the largest of its rounds. Machine: {machine}.
+Written by `python benchmarks/selection.py`. Every number is in [selection.csv](selection.csv), with the smallest and
+the largest of its rounds. Machine: {machine}.
 
-Medians in milliseconds. "selector" is probe, select, observe and inform; "round" is choose, collect and finish of
-`fedsel_flwr.rounds` with the selector in it, without training, averaging and the clients' work. "new": nobody was seen
-before; "seen": everybody was, as after thousands of rounds. Models of 650 numbers, a validation set of two examples
-and a filter that costs nothing: what is measured on models does not grow with the fleet. GPFL's first round, which asks
-everybody, is played beforehand. PCZFL has one ball where the fleet is new and 500 where it is seen, and chooses at most
-m.
+The tables have medians in milliseconds, for K clients of which m are selected in each round:
+
+- **selector**: the methods of the selector (probe, select, observe, inform).
+- **round**: the selector, and the server's work around it (`choose`, `collect` and `finish` of `fedsel_flwr.rounds`).
+  Training, the mean of the models, and the clients' work are not included.
+- **new**: no client was selected before. **seen**: every client was, as after thousands of rounds.
+
+The models have 650 numbers, the server's validation set has two examples, and the filter of FedCM costs nothing,
+because the costs of models do not depend on the number of clients. In GPFL's first round every client trains. This
+round is not measured. PCZFL has one ball with new clients and 500 balls with seen clients, and selects at most m
+clients.
 """
 
 
@@ -54,7 +59,10 @@ def page(rows: Rows, roll_calls: Mapping[int, float], machine: str) -> str:
         (name, *(_cell(rows, name, largest, m, "seen", "round_s") for m in cohorts)) for name in _names(rows)
     ]))  # fmt: skip
     parts.append("\n## The first roll call\n\n")
-    parts.append("Who everybody is, once in a run (roster, numbers of examples, a first choice):\n\n")
+    parts.append(
+        "In the first round of a run, all clients register (ids, numbers of examples), and the first clients are "
+        "selected:\n\n"
+    )
     parts.append(table(("clients", "seconds"), [(f"{k:,}", f"{s:.2f}") for k, s in roll_calls.items()]))
     parts.append("\n## Against the targets\n\n" + _verdict(rows, largest, cohort))
     return "".join(parts)
@@ -69,16 +77,23 @@ def _verdict(rows: Rows, largest: int, cohort: int) -> str:
     if bandits:
         worst = max(bandits, key=lambda row: float(row["round_s"]))
         whole, own = float(worst["round_s"]), float(worst["selector_s"])
-        slowest = f"{worst['selector']} ({worst['fleet']}) at {whole:.3f} s, {own:.3f} s of them its own"
-        lines.append(f"Every bandit within {LIMIT_S} s a round: the slowest is {slowest}.")
+        slowest = f"{worst['selector']} ({worst['fleet']}) is the slowest with {whole:.3f} s"
+        lines.append(
+            f"Aim: a round of every bandit takes at most {LIMIT_S} s. Measured: {slowest}, of which the selector's own "
+            f"code takes {own:.3f} s."
+        )
     fullest = max(rows, key=lambda row: float(row["state_bytes"]) if row["clients"] == largest else 0.0)
     lines.append(
-        f"State within {LIMIT_BYTES} bytes a client: at most {fullest['state_bytes']} ({fullest['selector']})."
+        f"Aim: at most {LIMIT_BYTES} bytes of state for each client. Measured: at most {fullest['state_bytes']} "
+        f"({fullest['selector']})."
     )
     balls = [row for row in rows if (row["selector"], row["clients"], row["fleet"]) == ("pczfl", 100_000, "seen")]
     if balls:
         longest = max(float(row["selector_s"]) for row in balls)
-        lines.append(f"PCZFL with 100,000 clients and 500 balls within {LIMIT_BALLS_S:g} s: {longest:.3f} s.")
+        lines.append(
+            f"Aim: PCZFL selects among 100,000 clients in 500 balls within {LIMIT_BALLS_S:g} s. Measured: "
+            f"{longest:.3f} s."
+        )
     return "".join(f"- {line}\n" for line in lines)
 
 
