@@ -181,8 +181,7 @@ def section(rows: Sequence[Mapping[str, Any]], fleets: Sequence[int], before: st
         f"one run. Machine: {machine}.\n\n"
         "Medians of the processor's seconds, one thread, seed 0 of the data and 1 of the selectors. FedCor's samples "
         "have four\ncommon causes; before, a fit was 150 steps of Adam. DivFL's gradients have 64 numbers, in 20 "
-        "clusters. The tables\nabove were not run again: their rows of `fedcor` and `divfl` are those of before.\n\n"
-        + selection_page.table(head, lines)
+        "clusters.\n\n" + selection_page.table(head, lines)
     )
 
 
