@@ -226,7 +226,8 @@ class _Builder:
         self.tables["map"], with_map = tables.map_table(facts.runs, facts.num_clients)
         self.tables["fairness"] = tables.fairness_table(facts.summaries)
         own = {"seed": "seed", "selector": "selector"}
-        limit = "" if with_map == len(self.seeds) else f" Only the first {with_map} seeds have such a map."
+        mapped = "seed has" if with_map == 1 else f"{with_map} seeds have"
+        limit = "" if with_map == len(self.seeds) else f" Of the single seeds, only the first {mapped} a map."
         parts: list[str | Chart | Grid | Code] = [
             Chart(
                 name="map",

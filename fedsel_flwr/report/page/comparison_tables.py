@@ -197,10 +197,14 @@ def unreached(verdict: Verdict) -> list[str]:
         counts = [(effect.selector, effect.reached, effect.pairs) for effect in effects]
         counts.append((verdict.reference, first.reference_reached, first.pairs))
         never = [selector for selector, reached, _ in counts if not reached]
-        rest = [f"{selector} on {reached} of {pairs} seeds" for selector, reached, pairs in counts if reached]
-        text = [f"No run of {' or '.join(never)} reaches {100 * target:g} %."] if never else []
+        by_count: dict[tuple[int, int], list[str]] = {}
+        for selector, reached, pairs in sorted(counts, key=lambda one: -one[1]):
+            if reached:
+                by_count.setdefault((reached, pairs), []).append(selector)
+        rest = [f"on {reached} of {pairs} seeds by {', '.join(own)}" for (reached, pairs), own in by_count.items()]
+        text = [f"No run of {', '.join(never)} reaches {100 * target:g} %."] if never else []
         if rest:
-            text.append(f"{100 * target:g} % is reached by {', '.join(rest)}.")
+            text.append(f"{100 * target:g} % is reached {'; '.join(rest)}.")
         found.append(" ".join(text))
     return found
 

@@ -158,7 +158,7 @@ def test_words_say_the_range_the_test_and_what_was_never_reached(browser: Browse
         # The two charts of seconds per round say which rounds they cover.
         assert "All values are those up to the target" in opened.page.inner_text("#chart-ratios figcaption")
         assert "all rounds of a run, also those after the target" in opened.page.inner_text("#chart-parts figcaption")
-        assert ("is reached by" in text) == any(
+        assert ("is reached on" in text) == any(
             min(one["reached"], one["reference_reached"]) < one["pairs"] for own in profile.values() for one in own
         )
         words = opened.page.locator("section#words tr").all_inner_texts()
@@ -184,8 +184,8 @@ def test_a_target_that_was_never_reached_is_said_in_words() -> None:
     page = comparison_document(replace(facts, verdict=replace(facts.verdict, profile=profile)))
     (curves,) = [section for section in page.sections if section.name == "curves"]
     assert [part for part in curves.parts if isinstance(part, str) and "%" in part] == [
-        "No run of a reaches 80 %. 80 % is reached by b on 1 of 2 seeds, random on 2 of 2 seeds.",
-        "No run of a or b or random reaches 90 %.",
+        "No run of a reaches 80 %. 80 % is reached on 2 of 2 seeds by random; on 1 of 2 seeds by b.",
+        "No run of a, b, random reaches 90 %.",
     ]
 
 
