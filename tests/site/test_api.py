@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import zlib
 from collections import Counter
@@ -45,14 +44,6 @@ PUBLIC = {
         "fedsel_flwr.clients",
     )
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def site() -> Path:
-    folder = Path(os.environ.get("FEDSEL_SITE", ROOT / "docs" / "_build" / "html"))
-    if not (folder / "index.html").is_file():
-        pytest.fail(f"there is no site in {folder}: build it with make docs")
-    return folder
 
 
 def test_every_public_name_has_one_entry_where_users_import_it(site: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -35,15 +34,6 @@ PAGES = {
 }
 LOADED = {"script": "src", "img": "src", "link": "href", "source": "src", "iframe": "src", "object": "data"}
 """Element -> attribute with an address that a browser loads."""
-
-
-@pytest.fixture(scope="module")
-def site() -> Path:
-    """The folder of the site."""
-    folder = Path(os.environ.get("FEDSEL_SITE", ROOT / "docs" / "_build" / "html"))
-    if not (folder / "index.html").is_file():
-        pytest.fail(f"there is no site in {folder}: build it with make docs")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,19 @@
+"""The built site, which tests of its pages read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The folder of the site."""
+    folder = Path(os.environ.get("FEDSEL_SITE", ROOT / "docs" / "_build" / "html"))
+    if not (folder / "index.html").is_file():
+        pytest.fail(f"there is no site in {folder}: build it with make docs")
+    return folder
