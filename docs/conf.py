@@ -66,6 +66,13 @@ intersphinx_mapping = inventories.write(DOCS / "_build" / "inventories")
 intersphinx_disabled_reftypes = ["std:*"]
 nitpicky = True
 
+# ---- make linkcheck --------------------------------------------------------------------------------------------------
+linkcheck_timeout = 20
+linkcheck_retries = 2
+# Some sixty links lead to GitHub, which slows a reader down who asks too often. Its pages make their anchors by script.
+linkcheck_rate_limit_timeout = 120
+linkcheck_anchors_ignore_for_url = ["https://github.com/.*"]
+
 # ---- the site ------------------------------------------------------------------------------------------------------
 html_theme = "furo"
 html_title = project

@@ -40,7 +40,7 @@ def write(results: dict[str, Any], page: Path, table: Path) -> None:
         text += _section(name, results[name])
     text += ["## Left out", "", *(f"- {name}: {why}." for name, why in LEFT_OUT.items())]
     text += [
-        "- Not measured on a GPU, because we had none. The command takes `--device cuda`.",
+        "- On a GPU, only our engine was measured, without the other frameworks: [RESULTS.md](RESULTS.md#on-a-gpu).",
         "- pfl-research's CIFAR-10 protocol and VGG-11 are not options of the command yet.",
         "",
     ]

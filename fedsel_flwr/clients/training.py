@@ -107,8 +107,8 @@ def train(
 
 def evaluate(
     model: nn.Module,
-    inputs: Inputs,
-    labels: Targets,
+    inputs: Inputs | torch.Tensor,
+    labels: Targets | torch.Tensor,
     batch_size: int = 256,
     objective: Objective = CLASSIFICATION,
 ) -> tuple[float, float]:
@@ -116,7 +116,7 @@ def evaluate(
 
     Args:
         model: The model.
-        inputs: The examples, shape (n, …), n at least 1.
+        inputs: The examples, shape (n, …), n at least 1. A tensor on the model's device stays there.
         labels: Their classes, or numbers to predict, shape (n,).
         batch_size: Number of examples at a time, at least 1; changes the result only by rounding.
         objective: Loss and quality; the default is cross-entropy and the fraction classified correctly.
@@ -166,8 +166,8 @@ def torch_predict(
 
 
 def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
-    """Return a model's outputs on examples, shape (n, ...), with dropout off; the model is not changed."""
-    was_training, examples = model.training, read_only_tensor(inputs)
+    """Return a model's outputs on examples, shape (n, ...), on the CPU, with dropout off; the model is not changed."""
+    was_training, examples = model.training, read_only_tensor(inputs, device_of(model))
 
     def ask(own: nn.Module, first: int) -> torch.Tensor:
         # Inside this function, because gradients are switched off per thread.
@@ -178,7 +178,7 @@ def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int =
     model.eval()
     parts = map_on_threads(model, range(0, len(inputs), batch_size), ask)
     model.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(parts).cpu()
 
 
 def draw_views(generator: np.random.Generator, count: int) -> IntArray:
@@ -312,7 +312,7 @@ def read_only_tensor(array: npt.NDArray[Any] | torch.Tensor, device: torch.devic
         return torch.as_tensor(array, device=device)
 
 
-def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+def check_examples(inputs: npt.NDArray[Any] | torch.Tensor, labels: npt.NDArray[Any] | torch.Tensor) -> None:
     """Refuse missing examples, and examples without one label for each."""
     if len(labels) < 1 or len(inputs) != len(labels):
         raise ParameterError(

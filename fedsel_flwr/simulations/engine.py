@@ -107,7 +107,8 @@ def simulate(
             availability. In the legacy API its base must send ``round`` in the config. If None,
             :func:`~fedsel_flwr.simulations.on_flower.building.make_strategy` makes the scenario's strategy.
         selector: Your selector, which replaces the scenario's.
-        device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
+        device: Device on which the vectorized engine trains and evaluates: "cpu", "cuda" and so on. On a GPU, a run
+            with convolutions does not repeat itself exactly.
         backend: Backend that trains in the vectorized engine: "numba", "manual", "vmap", "sequential" or "auto". The
             value "auto" means the first of "manual", "vmap" and "sequential" that can train the model. If None,
             :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides by the model and the size of the run.
@@ -193,6 +194,7 @@ def simulate(
     # Built in this thread, so that faults in data and parameters are reported before Ray starts.
     world = world_of(scenario, brought)
     prints = fingerprints(world, brought, code)
+    world = world.on(device)
     finished, restart = None, False
     if resume and folder is not None:
         finished, restart = decide_run(

@@ -3,7 +3,7 @@
 A round has the same steps as with Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train, read,
 measure, aggregate, observe. Seed, purpose, partition and absolute round determine every random draw. Therefore the
 choices equal those of the Ray engine. The models differ by the rounding of sums, which rectifiers may amplify over
-many rounds.
+many rounds. On a GPU, torch computes convolutions with fewer digits (TF32), and not twice in the same order.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class InProcessClients:
     """
 
     def __init__(self, world: World, device: str = "cpu", backend: Backend | None = None) -> None:
-        self._world, self._settings = world, world.scenario.training.settings()
+        self._world, self._settings, train = world, world.scenario.training.settings(), world.dataset.train
+        # A transfer to an accelerator would take longer than most rounds, so the examples stay there during the run.
+        self._inputs, self._labels = (read_only_tensor(x, torch.device(device)) for x in (train.inputs, train.labels))
         self._trainer = BatchedTrainer(
             world.model,
             self._settings,
@@ -215,12 +217,12 @@ class InProcessClients:
         """Train the clients that answer; the rows of other clients hold the received model and a loss of NaN."""
         world, own = self._world, [ids[i] for i in answering]
         self._trainer.settings = self._settings.at(round)
-        train, losses = world.dataset.train, np.full(len(ids), np.nan)
+        losses = np.full(len(ids), np.nan)
         layers: Arrays = []
         if own:
             layers, losses[answering] = self._trainer.train(
                 list(self.model),
-                Examples(train.inputs, train.labels, world.train_rows_of(own)),
+                Examples(self._inputs, self._labels, world.train_rows_of(own)),
                 streams(world.system.seed, "data-order", own, round),
             )
         if len(own) == len(ids):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as flower
 
@@ -225,3 +226,42 @@ def test_answers_are_the_same_in_blocks_of_clients(selector: str, monkeypatch: p
     assert list(blocks.history.rounds) == list(whole.history.rounds)
     for one, other in zip(blocks.arrays, whole.arrays, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))
+
+
+@pytest.mark.parametrize("device", ["cpu:0", GPU])
+@pytest.mark.parametrize("selector", ["gpfl", "divfl", "power-of-choice"])
+def test_a_run_on_another_device(selector: str, device: str) -> None:
+    """Selectors that read the models, gradients and losses, which are all computed on the device."""
+    scenario = _scenario(selector, 4, **{"num_clients": 8, "engine": "vectorized"})
+    here, there = simulate(scenario), simulate(scenario, device=device)
+    assert [row.client_id for row in here.history.clients] == [row.client_id for row in there.history.clients]
+    for one, other in zip(here.history.rounds, there.history.rounds, strict=True):
+        assert one.accuracy == pytest.approx(other.accuracy, abs=0.0 if device == "cpu:0" else 0.006)
+    tolerance = 0.0 if device == "cpu:0" else 1e-4
+    assert max(np.abs(a - b).max() for a, b in zip(here.arrays, there.arrays, strict=True)) <= tolerance
+
+
+def test_a_world_on_a_device_leaves_the_first_one_where_it_is() -> None:
+    world = World(_scenario("gpfl", 1))
+    there = world.on("meta")  # holds shapes only
+    assert {part.device.type for part in there.model.parameters()} == {"meta"}
+    assert {part.device.type for part in world.model.parameters()} == {"cpu"}
+    assert world.on("cpu") is world
+    assert np.isfinite(world.test(world.initial_arrays())).all()
+
+
+def test_examples_stay_on_the_device_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[tuple[Any, Any]] = []
+    train = vectorized.BatchedTrainer.train
+
+    def watched(self: Any, start: Any, examples: Any, generators: Any) -> Any:
+        held.append((examples.inputs, examples.labels))
+        return train(self, start, examples, generators)
+
+    monkeypatch.setattr(vectorized.BatchedTrainer, "train", watched)
+    simulate(_scenario("random", 2), engine="vectorized")
+    assert held[0][0] is held[1][0]
+    assert all(isinstance(part, torch.Tensor) for part in held[0])

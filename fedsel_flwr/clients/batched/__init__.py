@@ -1,8 +1,9 @@
 """The local training of a round's clients as one batched computation; needs torch, not Flower.
 
 :class:`BatchedTrainer` trains many models at once, with the results of :func:`fedsel_flwr.clients.training.train` one
-by one. Draws, steps and losses are the same, and weights differ only by rounding. Training runs on the CPU or, untested
-here, on other devices, where examples given as tensors stay.
+by one. Draws, steps and losses are the same, and weights differ only by rounding. Training runs on the CPU or on
+another device, where examples given as tensors stay. The backend "sequential" draws the masks of dropout layers on that
+device, with other random numbers.
 
 The rooms, in the order in which a round's training uses them:
 

@@ -18,7 +18,7 @@ from fedsel_flwr.clients.batched.manual_backprop import Plan, plan
 from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.batched.trainer import default_chunk
 from fedsel_flwr.clients.threads import map_on_threads
-from fedsel_flwr.clients.training import read_only_tensor
+from fedsel_flwr.clients.training import device_of, read_only_tensor
 from fedsel_flwr.errors import ParameterError
 
 MODELS = 50
@@ -95,16 +95,22 @@ def logits_batched(
 def stack_predict(
     model: nn.Module,
 ) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[Any]], npt.NDArray[np.float64]]:
-    """Return :func:`logits_batched` for a model, with a suitable batch size: large if all layers are linear."""
+    """Return :func:`logits_batched` for a model, on its device, with a suitable batch size.
+
+    Batches are small on a CPU, unless all layers are linear.
+    """
     layers = [module for module in model.modules() if list(module.parameters(recurse=False))]
-    batch_size = 1000 if all(isinstance(layer, nn.Linear) for layer in layers) else 64
+    device = device_of(model)
+    batch_size = 64 if device.type == "cpu" and not all(isinstance(layer, nn.Linear) for layer in layers) else 1000
 
     def predict(stack: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        examples = read_only_tensor(inputs)
+        examples = read_only_tensor(inputs, device)
         parts = range(0, len(stack[0]), MODELS)
         return np.concatenate(
             [
-                logits_batched(model, [layer[i : i + MODELS] for layer in stack], examples, batch_size=batch_size)
+                logits_batched(
+                    model, [layer[i : i + MODELS] for layer in stack], examples, device=device, batch_size=batch_size
+                )
                 for i in parts
             ]
         )

@@ -119,7 +119,7 @@ class BatchedTrainer:
         self._prepare(start, examples)
         # At every step, the clients that still train are then the first ones, and a step takes a slice of the stack.
         order = longest_first(examples.sizes, self.settings)
-        # The sequential backend trains on the CPU, whatever the device.
+        # The sequential backend copies each trained model to the CPU.
         stacks = self._stacks.allocate(len(order), "cpu" if self._kernel is None else self._device)
         losses = self._train_into(stacks, start, examples.subset(order), [generators[i] for i in order])
         return self._stacks.in_client_order([stack.cpu().numpy() for stack in stacks], losses, order)
@@ -187,13 +187,13 @@ class BatchedTrainer:
         examples: Examples,
         generators: Sequence[np.random.Generator],
     ) -> FloatArray:
-        """Fill the stacks by :func:`fedsel_flwr.clients.training.train`, on the CPU; return the mean losses."""
-        losses = np.empty(len(generators))
+        """Fill the stacks by :func:`fedsel_flwr.clients.training.train`; return the mean losses."""
+        losses, model = np.empty(len(generators)), self._scratch.to(self._device)
         for client, generator in enumerate(generators):
-            set_arrays(self._scratch, start)
+            set_arrays(model, start)
             inputs, labels = examples.of_client(client)
-            losses[client] = train(self._scratch, inputs, labels, self.settings, generator, self._objective)
-            for stack, array in zip(stacks, get_arrays(self._scratch), strict=True):
+            losses[client] = train(model, inputs, labels, self.settings, generator, self._objective)
+            for stack, array in zip(stacks, get_arrays(model), strict=True):
                 stack.numpy()[client] = array
         return losses
 

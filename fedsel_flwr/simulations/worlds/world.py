@@ -19,7 +19,7 @@ from fedsel_flwr.clients.dropout import ClientDropout
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.clients.torch_client import TorchClient
-from fedsel_flwr.clients.training import evaluate, torch_predict
+from fedsel_flwr.clients.training import evaluate, read_only_tensor, torch_predict
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import Arrays
@@ -45,6 +45,9 @@ class World:
     Raises:
         ParameterError: The data set cannot be found, or cannot be partitioned as the scenario says.
     """
+
+    # The test set on another device than the CPU.
+    _test_set: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __init__(self, scenario: Scenario, own: OwnParts = OwnParts()) -> None:  # noqa: B008 (frozen)
         self.scenario = scenario
@@ -156,6 +159,15 @@ class World:
         world.scenario = scenario
         return world
 
+    def on(self, device: str) -> World:
+        """Return this world with its model, and the test set that measures it after each round, on a device."""
+        if device == "cpu":
+            return self
+        world, place, test = copy.copy(self), torch.device(device), self.dataset.test
+        world.model = copy.deepcopy(self.model).to(place)
+        world._test_set = (read_only_tensor(test.inputs, place), read_only_tensor(test.labels, place))
+        return world
+
     def for_clients(self) -> World:
         """Return this world for clients: with the same arrays, but without validation and test examples."""
         # Ray copies a world to each actor, so the server's examples would take memory on every machine.
@@ -208,7 +220,8 @@ class World:
     def test(self, arrays: Arrays) -> tuple[float, float]:
         """Return the loss and accuracy (R² for a regression) of a model on the test set, which no selector sees."""
         set_arrays(self.model, list(arrays))
-        return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels, objective=self.objective)
+        inputs, labels = self._test_set or (self.dataset.test.inputs, self.dataset.test.labels)
+        return evaluate(self.model, inputs, labels, objective=self.objective)
 
 
 def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
