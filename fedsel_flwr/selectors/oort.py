@@ -28,6 +28,7 @@ class Oort(Selector):
     ============  ===============================  ==========================================================
     paper         here                             meaning
     ============  ===============================  ==========================================================
+    B_i           ``_examples``                    examples on which client i trains in a round
     U(i)          ``_utility``                     statistical utility: examples times the root mean squared loss
     L(i)          ``_last_round``                  last round in which client i was tried; 0 if never tried
     t_i           ``_duration``                    latency of client i in that round
