@@ -229,22 +229,22 @@ def card(name: str) -> str:
     return ""
 
 
-def equations(folder: Path = CARDS.parent) -> dict[str, list[str]]:
-    """The equations in LaTeX that the cards mark: selector -> equations.
+def equations() -> dict[str, list[str]]:
+    """The equations that the cards mark, in LaTeX, by selector.
 
     Raises:
         MissingFact: A mark names an unknown selector, or no equation follows it.
     """
-    found: dict[str, list[str]] = {name: [] for name in ours()}
-    for card in sorted(folder.glob("*.md")):
-        text = card.read_text("utf-8")
+    found: dict[str, list[str]] = {name: [] for name in names()}
+    for file in sorted(CARDS.parent.glob("*.md")):
+        text = file.read_text("utf-8")
         marked = MARKED.findall(text)
         if len(marked) != text.count(MARKER):
-            raise MissingFact(f"{card.name} has a line {MARKER!r}... without an equation. Write a $$ block below it")
+            raise MissingFact(f"{file.name} has a line {MARKER!r}... without an equation. Write a $$ block below it")
         for selectors, tex in marked:
             for name in selectors.split(", "):
                 if name not in found:
-                    raise MissingFact(f"{card.name} has an equation of {name!r}, which is no selector of this package")
+                    raise MissingFact(f"{file.name} has equations of {name!r}, which is no selector. Write its name")
                 found[name].append(tex)
     return found
 
