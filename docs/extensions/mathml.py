@@ -11,7 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 ACCENTED = re.compile(r"(\\(?:bar|hat|tilde)(?:\\[a-zA-Z]+| [a-zA-Z]))(?=[_^])")
-LOGARITHM = re.compile(r"(\\(?:ln|log)) +(?=\w)")
+BY_LOGARITHM = re.compile(r"(?<=[\w)]) (?=\\(?:ln|log)\b)|(?:(?<=\\ln)|(?<=\\log)) (?=\w)")
 
 
 def mathml(tex: str, as_block: bool = False) -> str:
@@ -20,8 +20,8 @@ def mathml(tex: str, as_block: bool = False) -> str:
     Raises:
         MathError: The equation has a command that docutils does not know.
     """
-    # docutils would write the subscript of an accented letter below the letter, and "ln t" without a space.
-    return str(tex2mathml(LOGARITHM.sub(r"\1\\thinspace ", ACCENTED.sub(r"{{}\1}", tex)), as_block))
+    # docutils would write the subscript of an accented letter below the letter, and "2 ln t" without spaces.
+    return str(tex2mathml(BY_LOGARITHM.sub(r"\\thinspace ", ACCENTED.sub(r"{{}\1}", tex)), as_block))
 
 
 def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
