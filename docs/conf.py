@@ -37,6 +37,8 @@ root_doc = "index"
 exclude_patterns = ["_build", "README.md"]
 myst_heading_anchors = 6
 myst_enable_extensions = ["dollarmath"]
+# A shell variable is no equation: $HOME and $PATH.
+myst_dmath_allow_space = False
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120

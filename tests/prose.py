@@ -5,8 +5,8 @@
     python tests/prose.py --against COMMIT  the counts before and after
 
 Kinds: the README, the other pages, the first lines of docstrings, the rest of the docstrings, and messages. A message
-is any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence.
-``tests/test_prose.py`` holds what has been reached.
+is any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence,
+and so is an equation. ``tests/test_prose.py`` holds what has been reached.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Block:
 
     def sentences(self) -> Iterator[str]:
         text = re.sub(r"!?\[([^\]]*)\]\([^)\s]*\)", r"\1", self.text)  # a link is its words
-        text = re.sub(r":\w+:``?[^`]*``?|``.+?``|`[^`]*`", "<code>", text)
+        text = re.sub(r":\w+:``?[^`]*``?|``.+?``|`[^`]*`|\$(?! )[^$]+(?<! )\$(?!\w)", "<code>", text)
         for sentence in _END.split(" ".join(text.split())):
             if sentence.strip():
                 yield sentence.strip()
@@ -98,7 +98,8 @@ def pages(root: Path) -> Iterator[Block]:
 
 
 def _markdown(text: str, path: str, kind: str) -> Iterator[Block]:
-    text = re.sub(r"<!--.*?-->", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL)
+    unread = re.compile(r"<!--.*?-->|^\$\$$.*?^\$\$$", re.DOTALL | re.MULTILINE)
+    text = unread.sub(lambda match: "\n" * match[0].count("\n"), text)
     fenced, start, lines = False, 0, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], 1):
         line = re.sub(r"^[\s>]+", "", line)

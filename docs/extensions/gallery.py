@@ -98,7 +98,7 @@ def page(name: str, run: small_world.Played) -> str:
     bodies = (
         _choices(name, run),
         _options(name),
-        _equations(cls),
+        _equations(name),
         _reading(name),
         docstring_text(docstrings.failures(cls)),
         _privacy(name),
@@ -231,17 +231,26 @@ def _own_parameters(name: str) -> str:
     return " and ".join(["", *(f"``{key} = {value}``" for key, value in table.items())]) if table else ""
 
 
-def _equations(cls: Any) -> str:
+def _equations(name: str) -> str:
+    """The equations that the card marks, then the symbols and the lines of code."""
+    cls = selector_class(name)
     before, symbols, after = docstrings.explanation(cls)
     # The first paragraphs hold the idea, which opens the page.
     rest = "\n\n".join(before).split()
     shown = docstrings.idea(cls).split()
     parts = [" ".join(rest[len(shown) :])] if len(rest) > len(shown) else []
+    if shown := facts.equations()[name]:
+        parts += [_math(tex) for tex in shown]
+        parts.append(
+            "Unless the table below explains these letters, K is the number of clients, m the number of clients in a "
+            "round, and t the number of the current round."
+        )
     if symbols:
         head, *rows = symbols
-        parts.append(_table(head, [[docstring_text(cell) for cell in row] for row in rows], "15 25 60"))
+        cells = [[docstrings.symbols(symbol), *map(docstring_text, rest)] for symbol, *rest in rows]
+        parts.append(_table(head, cells, "15 25 60"))
     parts += after
-    parts = [docstring_text(part) if not part.startswith(".. list-table") else part for part in parts]
+    parts = [part if part.startswith(".. ") else docstring_text(part) for part in parts]
     parts.append(
         "These lines of code compute them. Each line ends with its place in the paper:"
         if symbols else "The docstring has no symbols. The choice is:"
@@ -376,6 +385,10 @@ def _raw(text: str) -> str:
 
 def _code(text: str, language: str) -> str:
     return f".. code-block:: {language}\n\n{_indented(text)}"
+
+
+def _math(tex: str) -> str:
+    return f".. math::\n\n{_indented(tex)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], widths: str = "") -> str:

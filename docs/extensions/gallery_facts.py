@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from selector_docstrings import MissingFact
+
 from fedsel_flwr.selectors import Selector, create, names
 from fedsel_flwr.selectors.columns import COLUMNS, ON_VALIDATION, PER_UPDATE, Column
 from fedsel_flwr.selectors.registry import selector_class
@@ -20,6 +22,9 @@ COSTS = ROOT / "benchmarks" / "selection.csv"
 COSTS_PAGE = ROOT / "benchmarks" / "selection.md"
 CARDS = ROOT / "docs" / "papers" / "README.md"
 RESULTS = ROOT / "docs" / "results" / "selectors.md"
+MARKER = "<!-- equations of "
+MARKED = re.compile(rf"^{MARKER}([\w, -]+) -->\n\$\$\n(.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
+"""An equation of a card that pages of the gallery show, with the selectors of these pages."""
 COHORT = "100"
 """Clients a round in the table of costs: the largest cohort that was measured with every number of clients."""
 
@@ -222,6 +227,26 @@ def card(name: str) -> str:
         if link and len(cells) > 2 and f"`{name}`" in cells[2]:
             return link[1]
     return ""
+
+
+def equations() -> dict[str, list[str]]:
+    """The equations that the cards mark, in LaTeX, by selector.
+
+    Raises:
+        MissingFact: A mark names an unknown selector, or no equation follows it.
+    """
+    found: dict[str, list[str]] = {name: [] for name in names()}
+    for file in sorted(CARDS.parent.glob("*.md")):
+        text = file.read_text("utf-8")
+        marked = MARKED.findall(text)
+        if len(marked) != text.count(MARKER):
+            raise MissingFact(f"{file.name} has a line {MARKER!r}... without an equation. Write a $$ block below it")
+        for selectors, tex in marked:
+            for name in selectors.split(", "):
+                if name not in found:
+                    raise MissingFact(f"{file.name} has equations of {name!r}, which is no selector. Write its name")
+                found[name].append(tex)
+    return found
 
 
 def results(name: str) -> tuple[str, list[tuple[str, str]]]:

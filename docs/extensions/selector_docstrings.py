@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from docutils.utils.math.tex2unichar import mathalpha as LETTERS
+
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import section
 
@@ -22,6 +24,8 @@ HEADING = re.compile(
     re.MULTILINE,
 )
 FAILS = re.compile(r"\bfail(?:s|ed|ing|ure|ures)?\b|\bsends no (?:hash|gradient|loss)\b", re.IGNORECASE)
+SYMBOL = re.compile(r"(Delta )?([A-Za-z]+)(?:-(bar|hat|tilde))?('?)(?:_([A-Za-z]+|\d))?(?:\^(\w))?(\(\w\))?")
+"""A symbol in a docstring's table: mu-bar_k, tau_max, U(i), Delta t."""
 TABLE_RULE = re.compile(r"=+( +=+)+")
 
 
@@ -77,6 +81,29 @@ def explanation(cls: type[Selector]) -> tuple[list[str], list[list[str]], list[s
         else:
             (after if rows else before).append(block)
     return before, rows, after
+
+
+def symbols(cell: str) -> str:
+    """The symbols in a cell of a docstring's table, in reStructuredText: an equation for each :data:`SYMBOL`."""
+    return "".join(_symbol(part) for part in re.split(r"(, | \+ )", cell))
+
+
+def _symbol(text: str) -> str:
+    match = SYMBOL.fullmatch(text)
+    if not match:
+        return text
+    delta, base, accent, prime, low, high, of = match.groups(default="")
+    if len(base) > 1 and base not in LETTERS and not low:
+        return text
+    tex = f"\\{base}" if base in LETTERS else base if len(base) == 1 else rf"\mathrm{{{base}}}"
+    if accent:
+        tex = rf"\{accent}{tex}" if tex[0] == "\\" else rf"\{accent} {tex}"
+    tex = (rf"\{delta}" if delta else "") + tex + prime
+    if low:
+        tex += f"_{low}" if len(low) == 1 else rf"_{{\mathrm{{{low}}}}}"
+    if high:
+        tex += f"^{high}"
+    return f":math:`{tex}{of}`"
 
 
 def _rows(lines: Sequence[str]) -> list[list[str]]:

@@ -22,7 +22,8 @@ class ActiveFL(UtilityOption):
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
-    v_k           ``_valuations``         sqrt(n_k) times the model's mean loss on client k's data
+    v_k           ``_valuations``         valuation of client k: sqrt(n_k) times l_k
+    l_k           ``_loss``               the model's mean loss on client k's data
     n_k           ``_size``               number of training examples
     alpha_1       ``dropped``             share of clients left out of the softmax, with the lowest valuations
     alpha_2       ``temperature``         factor of the valuation in the softmax

@@ -96,10 +96,11 @@ class CSUCB(LatencyRewards):
     ===========  ======================  ====================================================
     paper        here                    meaning
     ===========  ======================  ====================================================
-    N            ``clients_per_round``   clients per round (wireless channels)
+    m            ``clients_per_round``   clients per round, the paper's N
     tau_max      ``max_latency``         longest wait for a client, seconds
+    tau_k, r_k   ``latency_reward``      latency of client k in a round, reward
     y_k          ``_rewards``            mean observed reward of client k
-    z_k          ``_plays``              rounds in which client k was selected and observed
+    n_k          ``_plays``              observed rounds with client k, the paper's z_k
     kappa        ``ceil(K/m)``           opening rounds that play every client at least once
     ===========  ======================  ====================================================
 

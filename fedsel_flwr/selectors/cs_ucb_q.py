@@ -27,12 +27,13 @@ class CSUCBQ(LatencyRewards):
     ===========  ======================  ==============================================================
     paper        here                    meaning
     ===========  ======================  ==============================================================
-    N            ``clients_per_round``   clients per round (wireless channels)
+    m            ``clients_per_round``   clients per round, the paper's N
     tau_max      ``max_latency``         longest wait for a client, seconds
+    tau_k, r_k   ``latency_reward``      latency of client k in a round, reward
     c_k          ``fairness``            smallest fraction of the rounds for client k
     beta         ``queue_weight``        weight of the queues against the rewards
     y_k          ``_rewards``            mean observed reward of client k
-    z_k          ``_plays``              rounds in which client k was selected and observed
+    n_k          ``_plays``              rounds with client k that were observed, the paper's z_k
     D_k          ``_queue``              virtual queue: the deficit of client k against c_k
     b_k          ``_served``             whether client k was selected in the round before
     ===========  ======================  ==============================================================

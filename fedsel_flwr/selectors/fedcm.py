@@ -94,6 +94,7 @@ class FedCMTS(Selector):
     ============  ======================  ================================================
     paper         here                    meaning
     ============  ======================  ================================================
+    r_k           ``report.kept``         whether client k's model was kept
     alpha_k       ``_successes``          1 + rounds in which client k's model was kept
     beta_k        ``_failures``           1 + rounds in which it was not kept
     theta-hat_k   ``draw``                one draw per client and round

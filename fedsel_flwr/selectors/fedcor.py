@@ -61,6 +61,7 @@ class FedCor(Selector):
     ===============  =====================  ======================================================================
     X                ``_embedding``         column k: client k's 15 numbers
     Sigma            (nothing)              X^T X + 0.01^2 I, the prior covariance of loss changes, never written out
+    S                ``Posterior``          covariance of the changes, given the clients selected so far
     Delta l          ``_changes``           samples: loss changes over a round of random clients
     p_i              ``_size``              client i's share of the examples
     alpha_k, beta    ``_discount``, beta    discount of a client: beta for each selection

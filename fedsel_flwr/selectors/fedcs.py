@@ -24,7 +24,8 @@ class FedCS(Selector):
     paper           here                  meaning
     ==============  ====================  ===========================================================
     T_round         ``deadline``          seconds that a round may take
-    t_UD + t_UL     ``_latency``          estimated seconds of a client, both transfers and training
+    t_k             ``_latency``          estimated seconds of client k, the paper's t_UD + t_UL
+    w, C            ``waves``             waves of a round; channels, ``channels``
     Theta           ``time``              seconds of a round with the clients selected so far
     S               the selection         as many clients as fit
     ==============  ====================  ===========================================================

@@ -98,8 +98,10 @@ class NCCB(GroupBandit):
     ==============  ======================  ==================================================================
     context         ``hashes``              SimHash of client k's data, computed on the client
     cluster         ``_cluster``            k-means over the contexts with the Hamming distance
-    utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              rounds in which the client was selected and observed
+    u_k             ``_reward_sum``         utility: weight * accuracy + (1 - weight) * energy score
+    w               ``accuracy_weight``     weight of the accuracy a_k; the energy score is e_k
+    n_j, n          ``_plays``              plays of cluster j, of all clusters; summed over the clients
+    c               ``exploration``         factor in the bound
     ==============  ======================  ==================================================================
 
     The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite
@@ -197,8 +199,10 @@ class LSH(GroupBandit):
     context         ``hashes``              SimHash of client k's data, computed on the client
     hash length     ``bits``                how many bits of a context count
     arm             ``_groups``             clients whose contexts are equal in these bits
-    utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              rounds in which the client was selected and observed
+    u_k             ``_reward_sum``         utility: weight * accuracy + (1 - weight) * energy score
+    w               ``accuracy_weight``     weight of the accuracy a_k; the energy score is e_k
+    n_j, n          ``_plays``              plays of arm j, of all arms; summed over the clients
+    c               ``exploration``         factor in the bound
     ==============  ======================  ==================================================================
 
     The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays). This bound is infinite

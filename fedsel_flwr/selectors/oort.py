@@ -28,7 +28,9 @@ class Oort(Selector):
     ============  ===============================  ==========================================================
     paper         here                             meaning
     ============  ===============================  ==========================================================
+    B_i           ``_examples``                    examples on which client i trains in a round
     U(i)          ``_utility``                     statistical utility: examples times the root mean squared loss
+    u_1, u_2      ``low``, ``clipped``             0.999 times the smallest utility above 0; limit of a utility
     L(i)          ``_last_round``                  last round in which client i was tried; 0 if never tried
     t_i           ``_duration``                    latency of client i in that round
     T             ``_preferred_duration``          preferred duration; clients above it are slow

@@ -34,6 +34,8 @@ class PCZFL(Selector):
     r(B), centre     ``_radius``, ``_centre``              the balls, in order of creation
     N_B              ``_ball_plays``                       rounds in which ball B was selected
     mu-hat_B         ``_ball_mean``                        mean reward vector of ball B
+    j                (columns)                             objective: accuracy or energy score
+    D                ``distance``                          distance between the centres of two balls
     A                ``uncertainty``                       confidence hyper-parameter
     u_B              ``_spread``                           sqrt(2 A / N_B)
     g_B              ``_significance``                     significance score (5)

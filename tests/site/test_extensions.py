@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ sys.path.insert(0, str(ROOT / "docs" / "extensions"))
 import inventories
 import public_names
 import repository
+from markdown_it import MarkdownIt
+from mathml import mathml
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 from sphinx.util.inventory import InventoryFile
@@ -72,6 +77,37 @@ def test_a_docstring_is_prepared() -> None:
     public_names.prepare(None, "property", "x", None, None, lines)
     assert lines[:2] == ["..", ""]
     assert lines[5:] == ["    clients_per_round: \\m.", "    seed: Seed."]
+
+
+def _tokens(parser: MarkdownIt, text: str) -> Iterator[tuple[str, str]]:
+    for token in parser.enable("table").parse(text):
+        yield from ((one.type, one.content) for one in token.children or [token])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_equations_are_mathml_and_plain_markdown_leaves_them_as_they_are(page: Path) -> None:
+    """On GitHub, Markdown may read an equation first: an underscore must not begin emphasis, nor a backslash escape."""
+    text = page.read_text("utf-8")
+    site = MarkdownIt("commonmark").use(dollarmath_plugin, allow_space=False)
+    tokens = list(_tokens(site, text))
+    found = [(kind, tex) for kind, tex in tokens if kind.startswith("math")]
+    assert bool(found) == (page.parent.name == "papers" and page.stem != "README")
+    assert not found or [tex for kind, tex in tokens if kind == "text" and "$" in tex] == []
+    shown = "".join(tex or " " for _, tex in _tokens(MarkdownIt("commonmark"), text))
+    shown = " ".join(shown.split())
+    for kind, tex in found:
+        assert mathml(tex, as_block=kind == "math_block").startswith("<math")
+        assert " ".join(tex.split()) in shown
+
+
+def test_accents_and_logarithms_are_those_of_latex() -> None:
+    accented = "".join(mathml(r"\hat\mu_B^j").split())
+    assert re.search(r"<msubsup><mrow><mrow></mrow><mover.*</mover></mrow><mi>B</mi><mi>j</mi></msubsup>", accented)
+    space = '<mspacewidth="0.1667em"></mspace>'
+    spaced = "".join(mathml(r"2 \ln t + \ln(t)").split())
+    assert spaced.count(space) == 2
+    assert f"<mn>2</mn>{space}<mi>ln</mi>" in spaced
+    assert f"{space}<mi>t</mi>" in spaced
 
 
 @pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")  # MyST's parser

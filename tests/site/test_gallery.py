@@ -39,6 +39,7 @@ import gallery  # noqa: E402
 import gallery_facts as facts  # noqa: E402
 import selector_docstrings as docstrings  # noqa: E402
 import small_world  # noqa: E402
+from mathml import mathml  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.errors import ExtensionError  # noqa: E402
 from sphinx.util.docutils import docutils_namespace  # noqa: E402
@@ -140,13 +141,59 @@ def test_equations_are_those_of_the_docstring_and_of_the_code(name: str, pages: 
     table = [line for line in (cls.__doc__ or "").splitlines() if "``" in line or line.lstrip().startswith("===")]
     assert bool(symbols) == any(line.lstrip().startswith("===") for line in table)
     for row in symbols[1:]:
-        assert all(plain(cell).replace("\\", "") in plain(text).replace("\\", "") for cell in row)
+        cells = (docstrings.symbols(row[0]), *row[1:])
+        assert all(plain(cell).replace("\\", "") in plain(text).replace("\\", "") for cell in cells)
     source = Path(sys.modules[cls.__module__].__file__ or "").read_text()
     shown = [line.strip() for line in text.splitlines() if line.startswith("   ") and "  # " in line]
     own = [line for line in shown if line in source]
     assert own or not symbols
     if name == "bsfl":
         assert {tag for line in own for tag in re.findall(r"\((\d+)\)", line.partition("  # ")[2])} >= set("3") | {"12"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_selector_with_symbols_shows_the_equations_of_its_card(name: str, pages: dict[str, str]) -> None:
+    _, symbols, _ = docstrings.explanation(selector_class(name))
+    text = sections(pages[name])["Equations"]
+    shown = [tex.strip() for tex in re.findall(r"^\.\. math::\n\n((?:   .*\n)+)", text, re.MULTILINE)]
+    assert bool(shown) == bool(symbols)
+    assert shown == facts.equations()[name]
+    card = (facts.CARDS.parent / f"{facts.card(name)}.md").read_text("utf-8")
+    assert all(f"\n$$\n{tex}\n$$\n" in card for tex in shown)
+    assert not shown or max(text.find(tex) for tex in shown) < text.find(".. list-table::")
+    for tex in [*shown, *re.findall(r":math:`([^`]+)`", text)]:
+        assert mathml(tex, as_block=True).startswith("<math")
+
+
+def test_a_symbol_of_a_docstring_is_an_equation() -> None:
+    assert docstrings.symbols("mu-bar_k, tau_max") == r":math:`\bar\mu_k`, :math:`\tau_{\mathrm{max}}`"
+    assert docstrings.symbols("U(i), A_t^r, m'") == r":math:`U(i)`, :math:`A_t^r`, :math:`m'`"
+    assert docstrings.symbols("Delta l, Credits_t") == r":math:`\Delta l`, :math:`\mathrm{Credits}_t`"
+    for text in ("context", "hash length", "``|C|``", "NewProbs", "proxy for F_k(w)"):
+        assert docstrings.symbols(text) == text
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        (
+            "<!-- equations of oort, no-such -->\n$$\nx\n$$\n",
+            "card.md has equations of 'no-such', which is no selector",
+        ),
+        ("<!-- equations of oort -->\n\nText\n", "card.md has a line .* without an equation"),
+    ],
+)
+def test_a_mark_without_a_selector_or_an_equation_is_an_error(
+    card: str, said: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text(facts.CARDS.read_text("utf-8"))
+    (tmp_path / "card.md").write_text(card)
+    source = _site(tmp_path / "docs")
+    _only(monkeypatch, "random")
+    monkeypatch.setattr(facts, "CARDS", tmp_path / "README.md")
+    monkeypatch.setattr(small_world, "play", lambda name: runs[name])
+    with pytest.raises(ExtensionError, match=f"(?s)no page for the selector 'random'.*{said}"):
+        _build(source, tmp_path / "build")
 
 
 def test_generated_sentences_are_plain(runs: Runs) -> None:
