@@ -185,7 +185,7 @@ def _summary(name: str) -> str:
 def _choices(name: str, run: small_world.Played) -> str:
     text = " ".join(small_world.sentences(run))
     return "\n\n".join([
-        _raw(f"<div>{choice_picture.picture(name, run, text)}</div>"),
+        _raw(f'<div class="gallery-scroll">{choice_picture.picture(name, run, text)}</div>'),
         text,
         f"The run is one seed of the :ref:`small world <small-world>`, with ``{name}`` on its defaults"
         f"{_own_parameters(name)}.",
