@@ -8,7 +8,7 @@ moves:
 ===========  ==========================  =================================================================
 paper        here                        meaning
 ===========  ==========================  =================================================================
-d_k          row of ``gradients``        (w^{t-1} - w_k) / eta, the sum over client k's local steps
+d_k          row of ``gradients``        (w^{t-1} - w_k) / eta, the sum of the terms (1) of client k's local steps
 G^t          ``_direction``              gamma G^{t-1} + (w^{t-1} - w^t) / eta, G^0 = 0
 eta          ``learning_rate``           the clients' nominal initial learning rate
 gamma        ``momentum``                momentum of the direction

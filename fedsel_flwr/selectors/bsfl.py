@@ -51,6 +51,8 @@ class BSFL(Selector):
     c_k              ``_plays``              rounds in which client k was selected and observed
     d_k              ``data_weights``        quality times number of examples
     g_k              ``_generalization``     distance of client k's share below its target
+    alpha, beta      ``alpha``, ``beta``     weight of the generalization values; exponent in g_k
+    S                the selection           a set of m available clients
     ===============  ======================  ==========================================================
 
     ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
@@ -73,8 +75,10 @@ class BSFL(Selector):
           stores the mean of 1 / tau_k, and multiplies this mean by the current tau_min at each selection.
         * With "auto", a latency below the tau_min of its round counts as this tau_min. Each client's shortest latency
           counts as at least the current tau_min. One implausibly short latency therefore has no permanent effect.
+        * With over-selection, m in (13) is the number of clients asked, because its second term is a mean over the
+          selected set. In (3), (4) and (12), m is ``clients_per_round``.
         * ``exploration`` is a factor of the radius in (12); 1 gives the paper's radius. With m = 25 of 500 clients, the
-          radius is 4.5 after six plays of every client, although no speed exceeds 1. A smaller factor ends exploration
+          radius is 4.6 after six plays of every client, although no speed exceeds 1. A smaller factor ends exploration
           earlier.
         * Delta_max (14), the largest difference between the values of two sets, needs the true means. In the annealing
           solvers, the range of the finite bounds plus alpha times the range of g replaces it. One finite bound above

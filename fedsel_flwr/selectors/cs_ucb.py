@@ -118,7 +118,7 @@ class CSUCB(LatencyRewards):
           wait. A failure has reward -1. With reward 0, a failed client would look like the slowest client, which is
           more useful because it replies.
         * ``exploration`` is a factor of the radius in (18); 1 gives the paper's radius. With m = 25 of 500 clients, the
-          radius is 4.5 after six plays of every client, although no reward exceeds 1. A smaller factor ends exploration
+          radius is 4.6 after six plays of every client, although no reward exceeds 1. A smaller factor ends exploration
           earlier.
         * If clients are absent or new ("modified CS-UCB" of section V-C), available clients without a play come first,
           then (18). The last opening round is filled up at random only if every registered client has been available

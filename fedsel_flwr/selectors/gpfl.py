@@ -26,6 +26,7 @@ class GPFL(Selector):
     c_k           ``report.projection``   ``<d_k, G> / |G|``, client k's gradient on the server's direction (3)
     C             ``_projection``         each client's latest c_k
     mu_k          ``reward``              softmax of C (5), times (8) for the clients just selected
+    mu-tilde_k    ``mean``                mean reward of client k over all earlier rounds
     n_k, n        ``_plays``              rounds in which client k was selected and observed, their sum
     A, F          ``_accuracy, _loss``    the global model's accuracy and loss on the validation set
     T             ``total_rounds``        length of the run

@@ -37,7 +37,7 @@ class PCZFL(Selector):
     j                (columns)                             objective: accuracy or energy score
     D                ``distance``                          distance between the centres of two balls
     A                ``uncertainty``                       confidence hyper-parameter
-    u_B              ``_spread``                           sqrt(2 A / N_B)
+    u_B              ``_spread``                           sqrt(2 A / N_B), infinite if N_B = 0
     g_B              ``_significance``                     significance score (5)
     ===============  ====================================  =====================================================
 

@@ -65,8 +65,11 @@ class PowerOfChoice(Candidates, UtilityOption):
     ============  ======================  ==========================================================
     d             ``candidates``          candidates in a round, m <= d <= K
     A             ``_asked_in``           the candidates: clients asked before the upcoming selection
-    p_k           ``_size``               client k's share of all examples
+    n_k           ``_size``               number of examples of client k
+    p_k           from ``_size``          client k's share of all examples
+    w             (the model)             the current global model
     F_k(w)        ``_loss``               loss of the current global model on client k's data
+    S             the selection           the clients of the round
     ============  ======================  ==========================================================
 
     When not to use:
@@ -180,9 +183,14 @@ class CPowD(PowerOfChoice):
     ===============  ======================  =======================================================
     paper            here                    meaning
     ===============  ======================  =======================================================
+    d, A             ``candidates``          number of candidates; the candidates, asked before the selection
+    n_k, p_k         ``_size``               number of examples of client k; its share of all examples
     xi-hat_k         column ``batch_loss``   mini-batch of b examples, drawn again for each probe
     b                (the client's)          examples in the mini-batch: the batch size of the client's training
+    f                (the client's)          loss of an example xi of the mini-batch
+    w                (the model)             the current global model
     F_k(w)           ``_loss``               mean loss of the current global model on the mini-batch
+    S                the selection           the clients of the round
     ===============  ======================  =======================================================
 
     When not to use:
@@ -235,7 +243,7 @@ class RPowD(Candidates):
     paper                  here                meaning
     =====================  ==================  =====================================================================
     d, A                   ``candidates``      candidates, drawn in proportion to p_k when the round is chosen
-    p_k                    ``_size``           client k's share of all examples
+    n_k, p_k               ``_size``           number of examples of client k; its share of all examples
     proxy for F_k(w)       ``_loss``           mean loss over the local steps when client k last took part, infinite
                                                before it has
     =====================  ==================  =====================================================================

@@ -27,9 +27,9 @@ class TiFL(Selector):
     ============  ======================  ============================================================
     RT_i          ``_profile``            client i's latency in its profiling round, -1 if unknown
     T             ``tiers``               number of tiers, the fastest first
-    Credits_t     ``_credits``            rounds for which tier t may still be drawn
+    Credits_i     ``_credits``            rounds for which tier i may still be drawn
     NewProbs      ``_weight``             the tiers' chances, not normalized
-    A_t^r         ``_means``              the global model's accuracy on the data of tier t
+    A_i           ``_means``              accuracy on the data of tier i when the chances last changed
     I             ``interval``            rounds between two changes of the chances
     ``|C|``       ``clients_per_round``   clients per round
     ============  ======================  ============================================================
@@ -54,10 +54,10 @@ class TiFL(Selector):
         * A spare that has replied is profiled like any other client. If a spare has not replied, its profile is at
           least the time that the server waited.
         * The tiers have equal numbers of clients, sorted by latency. The paper splits a histogram of the latencies.
-        * A_t is the mean accuracy of the tier's clients on their test data. Every I rounds, a probe asks all clients
-          for this accuracy, and its time and energy are charged. The change of A_t is computed over the clients that
+        * A_i is the mean accuracy of the tier's clients on their test data. Every I rounds, a probe asks all clients
+          for this accuracy, and its time and energy are charged. The change of A_i is computed over the clients that
           replied to both probes.
-        * The new chance of a tier is proportional to 1 - A_t. The paper does not specify this function. A tier without
+        * The new chance of a tier is proportional to 1 - A_i. The paper does not specify this function. A tier without
           a reply gets the average chance of the other tiers.
         * A tier without available clients is not drawn. If a tier has fewer than m available clients, random clients of
           the other tiers fill the round. In the paper, every tier has enough clients.
