@@ -21,12 +21,16 @@ def wrapped(text: str) -> str:
     for block in text.split("\n\n"):
         if not block.lstrip().startswith(("#", "|", "!")):
             items = block.split("\n- ")
-            filled = [
-                textwrap.fill(" ".join(i.split()), 118, break_long_words=False, break_on_hyphens=False) for i in items
-            ]
+            filled = [_filled(" ".join(item.split())) for item in items]
             block = "\n- ".join(textwrap.indent(one, "  ").strip() for one in filled) if len(items) > 1 else filled[0]
         blocks.append(block.strip("\n"))
     return "\n\n".join(blocks) + "\n"
+
+
+def _filled(text: str) -> str:
+    """Break a paragraph into lines. None begins with a percent sign, because the site would leave it out as a comment."""
+    kept = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return textwrap.fill(kept, 118, break_long_words=False, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}%", " %")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

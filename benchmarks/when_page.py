@@ -35,7 +35,7 @@ MAIN = ("bsfl auto", "bsfl auto 0.1", "bsfl", "cs-ucb auto", "cs-ucb auto 0.1", 
 DEFAULT = "bsfl auto"
 """BSFL as a deployment runs it."""
 GREEDY = ("bsfl auto 0.1", "cs-ucb auto 0.1")
-"""Selectors with the least exploration and the clock "auto"."""
+"""Selectors with the least exploration, and "auto" for the latency that scales their rewards."""
 EXAMPLE = (0.78, 0.4)
 """Spread and noise of the fleet in the table of explorations: the measured phones."""
 MACHINE = "Machine: "
@@ -120,7 +120,7 @@ seconds. `fedsel advise` estimates both from a history of latencies. The first s
   more rounds.
   [selectors.md](selectors.md) compares the time to a target accuracy.
 
-In a deployment, BSFL has by default the clock `auto` and the paper's exploration of 1. After {plays_of(plays[0])} of
+In a deployment, BSFL has by default `min_latency="auto"` and the paper's exploration of 1. After {plays_of(plays[0])} of
 each client, this BSFL saves {first} %, because it has only measured the clients. Later, it saves in the {len(above)}
 fleets above the limits, in percent:
 

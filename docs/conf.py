@@ -77,6 +77,8 @@ linkcheck_anchors_ignore_for_url = ["https://github.com/.*"]
 
 # ---- the site ------------------------------------------------------------------------------------------------------
 html_theme = "furo"
+# Curly quotes, but no dashes: "--resume" stays as it is typed.
+smartquotes_action = "qe"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

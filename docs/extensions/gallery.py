@@ -17,6 +17,8 @@ import choice_picture
 import gallery_facts as facts
 import selector_docstrings as docstrings
 import small_world
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
@@ -44,6 +46,8 @@ SECTIONS = (
     "Citation",
 )
 """Headings of a page, in order."""
+TABLES = ("selectors", "papers/README", "secure-aggregation", "results/selectors", "results/joules")
+"""Pages with tables of selectors."""
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +55,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Write the gallery before Sphinx looks for pages."""
     app.connect("config-inited", add_style)
     app.connect("builder-inited", write_pages)
+    app.connect("doctree-read", link_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -58,6 +63,21 @@ def add_style(app: Sphinx, config: Any) -> None:
     """Add the colours of the pictures."""
     config.html_static_path = [*config.html_static_path, str(HERE / "gallery.css")]
     app.add_css_file("gallery.css")
+
+
+def link_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Let the selectors' names in the tables of :data:`TABLES` lead to the pages of the gallery."""
+    if app.env.docname not in TABLES:
+        return
+    names = facts.ours()
+    for entry in doctree.findall(nodes.entry):
+        for literal in list(entry.findall(nodes.literal)):
+            if (name := literal.astext()) in names and not isinstance(literal.parent, nodes.reference | pending_xref):
+                link = pending_xref(
+                    "", refdomain="std", reftype="doc", reftarget=f"/{FOLDER}/{name}", refexplicit=True, refwarn=True
+                )
+                literal.replace_self(link)
+                link += literal
 
 
 def write_pages(app: Sphinx) -> None:

@@ -123,6 +123,14 @@ def test_every_page_of_the_repository_is_in_the_navigation(site: Path, pages: di
     assert sources - {"index.html", "README.html"} <= menu
 
 
+@pytest.mark.parametrize("name", ["selectors", "papers/README", "secure-aggregation", "results/selectors"])
+def test_names_in_tables_of_selectors_lead_to_the_gallery(site: Path, name: str) -> None:
+    text = (site / f"{name}.html").read_text("utf-8").partition('<article role="main"')[2].partition("</article>")[0]
+    link = r'<a class="reference internal" href="{}gallery/([a-z-]+)\.html"><span class="doc">\1</span></a>'
+    linked = set(re.findall(link.format("../" * name.count("/")), text))
+    assert {one.stem for one in (site / "gallery").glob("*.html")} - linked <= {"index"}
+
+
 def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
     text = home.partition('<article role="main"')[2].partition("</article>")[0]

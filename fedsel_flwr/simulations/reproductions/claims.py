@@ -35,6 +35,10 @@ from fedsel_flwr.simulations.reproductions.paper_figure import EVERY, ArmName, C
 Word = Literal[
     "not run", "setting not given", "reproduced", "direction only", "not seen", "not settled", "illustration"
 ]
+VERDICTS: tuple[Word, ...] = (
+    "reproduced", "direction only", "not seen", "not settled", "setting not given", "not run", "illustration",
+)  # fmt: skip
+"""In the order of the pages."""
 WORST_FIRST: tuple[Word, ...] = ("not seen", "not settled", "direction only", "reproduced")
 LEVEL = 0.05
 """Largest p-value, after Holm's correction, that excludes the null."""
@@ -265,6 +269,4 @@ def describe_words(words: Sequence[Word]) -> str:
     >>> describe_words(["reproduced", "not seen", "reproduced"])
     '2 reproduced, 1 not seen'
     """
-    order: tuple[Word, ...] = ("reproduced", "direction only", "not seen", "not settled", "setting not given",
-                               "not run", "illustration")  # fmt: skip
-    return ", ".join(f"{words.count(word)} {word}" for word in order if word in words)
+    return ", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words)

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.simulations.reproductions.claims import MAX_SEEDS, FigureVerdict, Finding, Word, describe_words
+from fedsel_flwr.simulations.reproductions.claims import (
+    MAX_SEEDS,
+    VERDICTS,
+    FigureVerdict,
+    Finding,
+    Word,
+    describe_words,
+)
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
@@ -255,15 +262,18 @@ def _write_counts(folder: Path) -> None:
 
 
 def counts_table(folder: Path) -> str:
-    """Return the table that counts the verdicts of each paper and its core-hours, and a sentence about the sum."""
+    """Return the tables of verdicts by paper, with core-hours, and of figures by verdict."""
     lines = ["", "| paper | verdicts | core-hours |", "| --- | --- | --- |"]
     everything: list[Word] = []
+    figures: dict[Word, dict[str, list[str]]] = {}
     total, cifar = dict[str, float](), dict[str, float]()
     for paper, title in PAPERS.items():
         words, seconds = list[Word](), dict[str, float]()
         for one in (one for one in map(load_figure, figure_names()) if one.paper == paper):
             results = results_of(one, folder)
-            words.append(verdict_of(one, results).word)
+            word = verdict_of(one, results).word
+            words.append(word)
+            figures.setdefault(word, {}).setdefault(paper, []).append(f"[{one.figure}]({paper}.md#{_anchor(one)})")
             # Figures share runs, and each run counts once.
             seconds |= results.seconds
             cifar |= results.seconds if one.has_runs and _data_set(one) == CIFAR else {}
@@ -275,10 +285,15 @@ def counts_table(folder: Path) -> str:
     lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
     sentence = (
         "A core-hour is an hour of one core. "
-        f"The finished runs of `fedsel reproduce all` took {hours:.1f} of them, "
-        f"and {hours - rest:.1f} without the figures on CIFAR-10."
+        f"The finished runs of `fedsel reproduce all` took {hours:.2f} of them, "
+        f"and {hours - rest:.2f} without the figures on CIFAR-10."
     )
-    return "\n".join([*lines, "", sentence]) + "\n\n"
+    lines += ["", sentence, "", "| verdict | figures |", "| --- | --- |"]
+    for word in VERDICTS:
+        if word in figures:
+            by_paper = (f"{PAPERS[paper].partition(',')[0]}: {', '.join(own)}" for paper, own in figures[word].items())
+            lines.append(f"| {word} | {'; '.join(by_paper)} |")
+    return "\n".join(lines) + "\n\n"
 
 
 def _data_set(figure: PaperFigure) -> str:
