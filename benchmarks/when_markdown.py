@@ -28,7 +28,7 @@ def wrapped(text: str) -> str:
 
 
 def _filled(text: str) -> str:
-    """Break a paragraph into lines. None begins with a percent sign, because the site would leave it out as a comment."""
+    """Break a paragraph into lines. None begins with a percent sign, which would make it a comment on the site."""
     kept = text.replace(" %", "\N{NO-BREAK SPACE}%")
     return textwrap.fill(kept, 118, break_long_words=False, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}%", " %")
 
