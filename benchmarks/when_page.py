@@ -121,8 +121,8 @@ seconds. `fedsel advise` estimates both from a history of latencies. The first s
   [selectors.md](selectors.md) compares the time to a target accuracy.
 
 In a deployment, BSFL has by default `min_latency="auto"` and the paper's exploration of 1. After
-{plays_of(plays[0])} of each client, this BSFL saves {first} %, because it has only measured the clients. Later, it saves in the {len(above)}
-fleets above the limits, in percent:
+{plays_of(plays[0])} of each client, this BSFL saves {first} %, because it has only measured the clients. Later, it
+saves in the {len(above)} fleets above the limits, in percent:
 
 {_course(results, above, plays[1:])}
 {_dips(results, above, plays)}
