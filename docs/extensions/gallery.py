@@ -50,8 +50,8 @@ WORDS = "`Differential privacy <../secure-aggregation.html#differential-privacy>
 """Links to sections of the documentation, which are no labels of Sphinx."""
 DEADLINES = "`two deadlines <../simulations.html#two-deadlines>`__"
 NORM = re.compile(r"\|\|(.+?)\|\|")
-POWER = re.compile(r"(?:\[[^\]]+\]|[A-Za-z\d][\w.]*)\^(?:\{[^}]+\}|\w)")
-"""Mathematics in the text of a docstring: ||g||, w^{t-1}, [0, 1]^2."""
+TERM = re.compile(r"(?:\[[^\]]+\]|[A-Za-z\d][\w.]*)\^(?:\{[^}]+\}|\w)|(?<![\w-])[A-Za-z]_[A-Za-z\d](?!\w)")
+"""Mathematics in the text of a docstring: ||g||, w^{t-1}, [0, 1]^2, u_2."""
 logger = logging.getLogger(__name__)
 
 
@@ -389,7 +389,9 @@ def docstring_text(text: str) -> str:
 def _mathematics(text: str) -> str:
     text = NORM.sub(lambda match: rf":math:`\lVert {match[1]} \rVert`", text)
     parts = re.split(r"(`[^`]+`)", text)
-    return "".join(part if part.startswith("`") else POWER.sub(r":math:`\g<0>`", part) for part in parts)
+    text = "".join(part if part.startswith("`") else TERM.sub(r":math:`\g<0>`", part) for part in parts)
+    # r_k(t): a role ends only before a blank or punctuation. The escaped blank is not shown.
+    return re.sub(r"(:math:`[^`]+`)(?=[\w(])", r"\1\\ ", text)
 
 
 def _sentence_case(text: str) -> str:

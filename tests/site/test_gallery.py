@@ -338,8 +338,11 @@ def test_the_page_on_differential_privacy_lists_every_selector() -> None:
 
 
 def test_mathematics_of_a_docstring() -> None:
-    said = gallery.docstring_text("sum of ||g_i - g_j||, w^{t-1}, [0, 1]^2 and ``x^2``, |S|")
-    assert said == (r"sum of :math:`\lVert g_i - g_j \rVert`, :math:`w^{t-1}`, :math:`[0, 1]^2` and ``x^2``, \|S\|")
+    said = gallery.docstring_text("sum of ||g_i - g_j||, w^{t-1}, [0, 1]^2, u_2(t) and ``x^2``, |S|, min_s")
+    assert said == (
+        r"sum of :math:`\lVert g_i - g_j \rVert`, :math:`w^{t-1}`, :math:`[0, 1]^2`, :math:`u_2`\ (t) and ``x^2``, "
+        r"\|S\|, min_s"
+    )
 
 
 def test_the_table_of_the_papers_agrees() -> None:
