@@ -38,7 +38,7 @@ SECTIONS = (
     "Equations",
     "What it reads, and what leaves the client",
     FAILURES,
-    "Secure aggregation and differential privacy",
+    "Data protection",
     "Cost of a choice",
     "When not to use it",
     "Deviations from the paper",

@@ -291,7 +291,7 @@ def test_pages_say_what_strategies_do(
     )
     covered, reason = facts.differential_privacy(reads)
     assert (covered == "not covered") == warned
-    text = sections(pages[name])["Secure aggregation and differential privacy"]
+    text = sections(pages[name])["Data protection"]
     assert why in text
     assert reason in text
     assert f"{word}.**" in text
