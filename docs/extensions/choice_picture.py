@@ -106,7 +106,7 @@ def _key(wide: int) -> Iterator[str]:
     """Yield the key of the two kinds of cells, above the raster."""
     for x, mark, text in (
         (LEFT, "chosen", "chosen"),
-        (LEFT + 70, "failed", "chosen, but no reply before the deadline"),
+        (LEFT + 70, "failed", "chosen, but no reply before the client deadline"),
     ):
         yield f'<path class="{mark}" d="M{x + 0.5} {TOP - 20.5}h5v10h-5z"/>'
         yield _text(x + 11, TOP - 11, text, "start")

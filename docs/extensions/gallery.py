@@ -6,6 +6,7 @@ Everything on a page comes from the selector's class, from a file that :mod:`gal
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import citations, selector_class
 
 HERE = Path(__file__).parent
@@ -38,7 +40,7 @@ SECTIONS = (
     "Equations",
     "What it reads, and what leaves the client",
     FAILURES,
-    "Secure aggregation and differential privacy",
+    "Data protection",
     "Cost of a choice",
     "When not to use it",
     "Deviations from the paper",
@@ -48,6 +50,12 @@ SECTIONS = (
 """Headings of a page, in order."""
 TABLES = ("selectors", "papers/README", "secure-aggregation", "results/selectors", "results/joules")
 """Pages with tables of selectors."""
+WORDS = "`Differential privacy <../secure-aggregation.html#differential-privacy>`__ explains the words."
+"""Links to sections of the documentation, which are no labels of Sphinx."""
+DEADLINES = "`two deadlines <../simulations.html#two-deadlines>`__"
+NORM = re.compile(r"\|\|(.+?)\|\|")
+TERM = re.compile(r"(?:\[[^\]]+\]|[A-Za-z\d][\w.]*)\^(?:\{[^}]+\}|\w)|(?<![\w-])[A-Za-z]_[A-Za-z\d](?!\w)")
+"""Mathematics in the text of a docstring: ||g||, w^{t-1}, [0, 1]^2, u_2."""
 logger = logging.getLogger(__name__)
 
 
@@ -123,7 +131,7 @@ def page(name: str, run: small_world.Played) -> str:
         docstring_text(docstrings.failures(cls)),
         _privacy(name),
         _cost(name),
-        _sentence_case(docstring_text(docstrings.required_section(cls, "When not to use"))),
+        _when_not(cls),
         _sentence_case(docstring_text(docstrings.required_section(cls, "Deviations"))),
         _results(name),
         _citation(name),
@@ -167,13 +175,14 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
     text = [
         _heading("Selectors' gallery", "="),
         "Each selector played the same small world. Blue cells show the rounds in which a phone was chosen, and the "
-        "fastest phone is in the first row. Orange cells show chosen phones that missed the deadline.",
+        f"fastest phone is in the first row. Orange cells show chosen phones that {small_world.TOO_LATE} "
+        f"({DEADLINES}).",
         _raw(f'<ul class="gallery-grid">{grid}</ul>'),
         _heading("Compare the selectors", "-"),
-        '"Reads" lists the columns from which a selector learns. The page of a selector explains the words on secure '
-        "aggregation and differential privacy. The cost is the server's time for one choice among a million clients, "
-        f"with {facts.COHORT} clients a round. Some selectors refuse so many clients. An empty cell means that this "
-        "was not measured. :doc:`/secure-aggregation` has a list of the selectors that work under secure aggregation.",
+        '"Reads" lists the columns from which a selector learns. :doc:`/secure-aggregation` explains the words on '
+        "secure aggregation and differential privacy. The cost is the server's time for one choice among a million "
+        f"clients, with {facts.COHORT} clients a round. Some selectors refuse so many clients. An empty cell means "
+        "that this was not measured.",
         _table(["selector", "reads", "secure aggregation", "differential privacy", "cost, ms"], rows, "16 40 16 16 12"),
         ".. _small-world:",
         _heading("The small world", "-"),
@@ -208,7 +217,8 @@ def _choices(name: str, run: small_world.Played) -> str:
         _raw(f'<div class="gallery-scroll">{choice_picture.picture(name, run, text)}</div>'),
         text,
         f"The run is one seed of the :ref:`small world <small-world>`, with ``{name}`` on its defaults"
-        f"{_own_parameters(name)}.",
+        f"{_own_parameters(name)}. The client deadline is :confval:`wireless.max_latency_s`, "
+        f"{small_world.scenario(name).wireless.max_latency_s:g} s ({DEADLINES}).",
     ])  # fmt: skip
 
 
@@ -262,12 +272,12 @@ def _equations(name: str) -> str:
     if shown := facts.equations()[name]:
         parts += [_math(tex) for tex in shown]
         parts.append(
-            "Unless the table below explains these letters, K is the number of clients, m the number of clients in a "
-            "round, and t the number of the current round."
+            "There are K clients, m of them train in a round, and t is the number of the round. A letter in the table "
+            "below has the meaning given there."
         )
     if symbols:
         head, *rows = symbols
-        cells = [[docstrings.symbols(symbol), *map(docstring_text, rest)] for symbol, *rest in rows]
+        cells = [[docstring_text(docstrings.symbols(symbol)), *map(docstring_text, rest)] for symbol, *rest in rows]
         parts.append(_table(head, cells, "15 25 60"))
     parts += after
     parts = [part if part.startswith(".. ") else docstring_text(part) for part in parts]
@@ -282,11 +292,7 @@ def _reading(name: str) -> str:
     cls, reads = selector_class(name), facts.Reads.of(selector_class(name))
     parts = []
     if reads.columns:
-        rows = [
-            [f"``{column.name}``", docstring_text(column.meaning), reads.measured_by(column), reads.leaves(column)]
-            for column in reads.columns
-        ]
-        parts.append(_table(["column", "meaning", "measured by", "leaves the client"], rows, "18 34 22 26"))
+        parts.append(_columns(reads))
     else:
         parts.append("The selector reads nothing. Nothing leaves the client except what the training sends.")
     needed = ", ".join(f"``{column}``" for column in sorted(reads.requires))
@@ -297,10 +303,20 @@ def _reading(name: str) -> str:
     if cls.paper_options:
         options = " and ".join(f"``{key}={value!r}``" for key, value in cls.paper_options.items())
         parts.append(f"The paper sets the following options of the strategy: {options}.")
+    if "sketch_size" in inspect.signature(cls).parameters:
+        parts.append("``sketch_size`` shortens only what the server stores. The clients still send whole vectors.")
     for option, other in facts.option_reads(name).items():
-        columns = ", ".join(f"``{column.name}``" for column in other.columns if column.name in other.needs | other.asks)
-        parts.append(f"With ``{option}``, the selector reads {columns}.")
+        learned = dataclasses.replace(other, remembers=other.remembers & (other.needs | other.asks))
+        parts += [f"With ``{option}``, the selector learns from these columns:", _columns(learned)]
     return "\n\n".join(parts)
+
+
+def _columns(reads: facts.Reads) -> str:
+    rows = [
+        [f"``{column.name}``", docstring_text(column.meaning), reads.measured_by(column), reads.leaves(column)]
+        for column in reads.columns
+    ]
+    return _table(["column", "meaning", "measured by", "leaves the client"], rows, "18 34 22 26")
 
 
 def _privacy(name: str) -> str:
@@ -309,7 +325,7 @@ def _privacy(name: str) -> str:
     parts = [
         f"**Secure aggregation: {secure[0]}.** {secure[1]} Flower has secure aggregation in its legacy API only. "
         ":doc:`/secure-aggregation` lists every selector.",
-        f"**Differential privacy: {private[0]}.** {private[1]}",
+        f"**Differential privacy: {private[0]}.** {private[1]} {WORDS}",
     ]
     for option, other in facts.option_reads(name).items():
         word, why = facts.secure_aggregation(other)
@@ -354,6 +370,11 @@ def _cost(name: str) -> str:
     return "\n\n".join(parts)
 
 
+def _when_not(cls: type[Selector]) -> str:
+    text = _sentence_case(docstring_text(docstrings.required_section(cls, "When not to use")))
+    return f"Do not use the selector in one of these cases:\n\n{text}" if text.startswith("* ") else text
+
+
 def _results(name: str) -> str:
     world, row = facts.results(name)
     if not row:
@@ -370,7 +391,7 @@ def _citation(name: str) -> str:
 
 # ---- reStructuredText ----------------------------------------------------------------------------------------------
 def docstring_text(text: str) -> str:
-    """Return a docstring's text for a page: links to selectors lead to their pages, and bars are plain bars."""
+    """Return a docstring's text for a page: links lead to selectors' pages, mathematics is set, bars are plain bars."""
     pages = {selector_class(name).__name__: name for name in facts.ours()}
 
     def linked(match: re.Match[str]) -> str:
@@ -379,8 +400,18 @@ def docstring_text(text: str) -> str:
 
     text = re.sub(r":class:`([^`]+)`", linked, text)
     parts = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
+    text = "".join(part if part.startswith("`") else _mathematics(part) for part in parts)
+    parts = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
     # A bar in the text would begin a substitution.
     return "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\\|", part) for part in parts)
+
+
+def _mathematics(text: str) -> str:
+    text = NORM.sub(lambda match: rf":math:`\lVert {match[1]} \rVert`", text)
+    parts = re.split(r"(`[^`]+`)", text)
+    text = "".join(part if part.startswith("`") else TERM.sub(r":math:`\g<0>`", part) for part in parts)
+    # r_k(t): a role ends only before a blank or punctuation. The escaped blank is not shown.
+    return re.sub(r"(:math:`[^`]+`)(?=[\w(])", r"\1\\ ", text)
 
 
 def _sentence_case(text: str) -> str:

@@ -23,6 +23,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 
 SCENARIO = Path(__file__).parent / "small_world.toml"
+TOO_LATE = "missed the client deadline"
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Played:
     Attributes:
         chosen: Whether a phone was chosen in a round, shape (phones, rounds).
         completed: Whether its update was usable and arrived in time, same shape.
-        latency: Mean latency of each phone, capped at the deadline, seconds.
+        latency: Mean latency of each phone, capped at the client deadline, seconds.
         examples: Number of training examples of each phone.
-        late: Whether a phone would miss the deadline in a round if it only trained and sent its update, same shape.
+        late: Whether a phone would miss that deadline in a round if it only trained and sent its update, same shape.
     """
 
     chosen: npt.NDArray[np.bool_]
@@ -159,14 +160,14 @@ def sentences(run: Played) -> Iterator[str]:
         counts = " and ".join(map(str, run.times[failing]))
         one = failing.size == 1
         yield (
-            f"{number(failing.size).capitalize()} {'phone misses' if one else 'phones miss'} the deadline in most "
-            f"rounds. {'It was' if one else 'They were'} chosen {counts} times, and an equal share would be "
+            f"{number(failing.size).capitalize()} {'phone misses' if one else 'phones miss'} the client deadline in "
+            f"most rounds. {'It was' if one else 'They were'} chosen {counts} times, and an equal share would be "
             f"{run.times.sum() / phones:.0f} times."
         )
     more = int((run.chosen & ~run.completed & ~run.late).sum())
     if more:
         yield (
-            f"In {number(more)} {'choice' if more == 1 else 'choices'}, a phone missed the deadline only because the "
+            f"In {number(more)} {'choice' if more == 1 else 'choices'}, a phone {TOO_LATE} only because the "
             "selector asks for more than the update."
         )
     if not even:

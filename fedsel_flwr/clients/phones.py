@@ -73,7 +73,7 @@ class PhoneModel:
         network_round_cv: Coefficient of variation of each throughput of a phone from round to round.
         compute_power_w: Power while computing, W.
         radio_power_w: Power while receiving or sending, W.
-        max_latency_s: Deadline of a round, s.
+        max_latency_s: Client deadline, s.
         devices: Your own devices instead of drawn ones, shape (num_clients, 3): seconds per example, downlink and
             uplink in bytes/s of each client. None draws them from the medians above.
 

@@ -69,7 +69,7 @@ class SystemModel:
         computing_step: Width of a client's range of computing rates, samples/s.
         cycles_per_sample: Processor cycles per sample.
         effective_capacitance: Effective switched capacitance of the processor, F.
-        max_latency_s: Deadline of a round, s.
+        max_latency_s: Client deadline, s.
 
     Raises:
         ParameterError: If a value is outside its range; the message names the field.

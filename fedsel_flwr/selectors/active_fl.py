@@ -32,10 +32,10 @@ class ActiveFL(UtilityOption):
     ============  ======================  ==================================================================
 
     When not to use:
-        * Each client trains rarely, because the valuations of clients that are not selected become outdated.
+        * Each client trains rarely. The valuations of clients that are not selected become outdated.
         * Clients have few examples, and you keep the default ``temperature``. The softmax is nearly uniform unless
           valuations are in the hundreds.
-        * Some clients have wrong labels, because wrong labels cause large losses.
+        * Some clients have wrong labels. Wrong labels cause large losses, so such clients are selected often.
 
     Deviations:
         * The first valuations come from a probe. The probe asks each client for its loss once, when the client is first

@@ -107,7 +107,7 @@ class CSUCB(LatencyRewards):
     When not to use:
         * The run is short and has many clients. If the mean rewards are similar, the selection depends mainly on the
           radius of (18) for a long time. All clients are then selected almost equally often.
-        * Slow clients have data that no other client has, because slow clients are rarely selected.
+        * Slow clients have data that no other client has. Slow clients are rarely selected.
 
     Deviations:
         * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.

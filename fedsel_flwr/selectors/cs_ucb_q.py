@@ -24,6 +24,9 @@ class CSUCBQ(LatencyRewards):
 
     The deficit of a client grows in each round in which it was not selected.
 
+    At the beginning of a round, (27) updates the deficits of all clients, the virtual queues. (26) is the optimistic
+    reward. The m available clients with the largest (28) are selected.
+
     ===========  ======================  ==============================================================
     paper        here                    meaning
     ===========  ======================  ==============================================================
@@ -46,7 +49,8 @@ class CSUCBQ(LatencyRewards):
 
     Deviations:
         * In the paper, (16) contains r_k(t - 1). Here the mean after round t contains the reward of round t.
-        * A failure counts as a play with reward 0, and the failed client counts as selected (b_k = 1).
+        * A failure counts as a play with reward 0, and the failed client counts as selected (b_k = 1). With
+          ``max_latency="auto"``, the reward of a failure is -1.
         * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
         * ``exploration`` is a factor of the radius in (26); 1 gives the paper's radius.
         * In the first round of a new client, its queue is 0. If the selector receives no report on a round, no client

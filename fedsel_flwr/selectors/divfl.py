@@ -50,13 +50,13 @@ class DivFL(VectorSelector, UtilityOption):
 
     With ``sketch_size`` s the server stores s numbers of each gradient. With probability 0.95, the squares of all
     distances among n clients are within (1 - e, 1 + e) of the true ones. Here e solves
-    n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05. It is 0.24 for 100 clients and s = 1,024.
+    ``n (n - 1) exp(-s (e**2 / 4 - e**3 / 6)) = 0.05``. It is 0.24 for 100 clients and s = 1,024.
 
     When not to use:
-        * Nothing but the model may leave the clients in the clear. A gradient reveals as much about a client's data as
-          the client's update.
-        * Uploads are slow, because each selected client also sends a gradient of the model's size.
-        * There are many clients, because the server stores the distances of all pairs.
+        * Only the model may leave the clients, or updates must be hidden (secure aggregation). A gradient reveals as
+          much about a client's data as the client's update.
+        * Uploads are slow. Each selected client also sends a gradient of the model's size.
+        * There are many clients. The server stores the distances of all pairs.
 
     Deviations:
         * Gradients are those of the whole local data at the received model, instead of the updates' differences.
@@ -69,7 +69,7 @@ class DivFL(VectorSelector, UtilityOption):
         * The gradient of a failed client does not change. The selector alone would then repeat the same selection, and
           select a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The
           paper does not exclude clients.
-        * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
+        * ``sketch_size`` and ``max_clients`` are ours: the distances of K clients take 8 K^2 bytes.
         * ``accuracy_weight`` makes this class a baseline of PCZFL (section 5.3 of PCZFL's paper). The utility u_i is a
           weighted mean of client i's energy score and the accuracy of its last model. The server measures this accuracy
           on its validation set. G(S) is then the sum over all i of u_i times the minimum over j in S of ||g_i - g_j||.
@@ -257,7 +257,7 @@ class _Coverage:
     ) -> None:
         self._distances, self._candidates, self._covered, self._weight = distances, candidates, covered, weight
         self._nearest = np.full(covered.size, np.inf)
-        self._uncovered = math.inf  # G(S)
+        self._uncovered = math.inf
         # Largest possible reduction by each candidate.
         self._most = np.full(candidates.size, np.inf)
 
@@ -278,7 +278,7 @@ class _Coverage:
         """Select the candidate at ``place``."""
         nearer = self._weighted(self._distances[self._candidates[place], self._covered])
         self._nearest = np.minimum(self._nearest, nearer)
-        self._uncovered = float(self._nearest.sum())
+        self._uncovered = float(self._nearest.sum())  # G(S)
 
     def _least(self, places: IntArray) -> FloatArray:
         """Return a lower bound on the sum that each candidate at ``places`` leaves."""

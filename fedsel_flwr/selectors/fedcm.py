@@ -28,7 +28,7 @@ class FedCMUCB(Selector):
     When not to use:
         * The validation set is small, or differs from the clients' data. The filter then keeps models that fit only the
           validation set.
-        * Rounds must be short, because the selector ignores latency.
+        * Rounds must be short. The selector ignores the latency.
         * The clients' data are nearly i.i.d. For such data the paper reports almost equal results: in Table 2 with
           alpha = 5, all accuracies are between 82.26 and 83.08.
 

@@ -77,7 +77,7 @@ class FedCor(Selector):
     clients, the embeddings have a closed form. A difference in the last bits of the losses then changes no selection.
 
     When not to use:
-        * The clients' connections are slow, because the warm-up probes all clients in every round.
+        * The clients' connections are slow. The warm-up probes all clients in every round.
         * Other clients are available in each round. A sample needs clients that are available before and after a round.
 
     Deviations:

@@ -37,7 +37,7 @@ class FedCS(Selector):
     selected.
 
     When not to use:
-        * Slow clients have other labels than fast clients, because slow clients are not selected.
+        * Slow clients have other labels than fast clients. Slow clients are not selected.
         * A round may ask only a few clients. The fastest clients are then selected again and again.
 
     Deviations:

@@ -37,10 +37,10 @@ class GPFL(Selector):
     When not to use:
         * There are very many clients, and the model is large. In round 1 all clients train, and the server needs memory
           for the updates of all clients.
-        * The server has an adaptive optimizer, unless a test on your data shows that GPFL helps. G is the change of the
+        * The server has an adaptive optimizer, and no test on your data shows that GPFL helps. G is the change of the
           global model divided by ``learning_rate``. An adaptive optimizer scales this change differently for each
           parameter, so G may point in another direction.
-        * Rounds must be short, because the selector ignores latency.
+        * Rounds must be short. The selector ignores the latency.
 
     Deviations:
         * If the accuracy has not changed, the factor (8) is exp(F^{t-1} - F^t). The sign printed in the paper would

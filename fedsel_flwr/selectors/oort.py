@@ -30,7 +30,7 @@ class Oort(Selector):
     ============  ===============================  ==========================================================
     B_i           ``_examples``                    examples on which client i trains in a round
     U(i)          ``_utility``                     statistical utility: examples times the root mean squared loss
-    u_1, u_2      ``low``, ``clipped``             0.999 times the smallest utility above 0; limit of a utility
+    u_1, u_2      ``low``, ``clipped``             0.999 times the smallest utility above 0; the clip limit
     L(i)          ``_last_round``                  last round in which client i was tried; 0 if never tried
     t_i           ``_duration``                    latency of client i in that round
     T             ``_preferred_duration``          preferred duration; clients above it are slow
@@ -40,6 +40,9 @@ class Oort(Selector):
     m'            ``exploit`` in ``_select``       number of clients that a round exploits
     W, Delta      ``pacer_step``, ``pacer_delta``  rounds between two updates of T, and the step of an update
     ============  ===============================  ==========================================================
+
+    The *clip limit* u_2 is the quantile ``clip`` of the utilities. The range of the utilities is from u_1 to u_2. In
+    the authors' code and with ``score_range="paper"``, the range ends at the largest utility instead of u_2.
 
     All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
     Two other versions of the code have other defaults:
@@ -53,9 +56,8 @@ class Oort(Selector):
     with the settings of the paper.
 
     When not to use:
-        * Every client must train regularly, because slow clients are rarely selected.
-        * Clients may report losses that are too large, because a larger loss raises the client's score. See
-          ``score_range``.
+        * Every client must train regularly. Slow clients are rarely selected.
+        * Clients may report losses that are too large. A larger loss raises the client's score; see ``score_range``.
 
     Deviations:
         * The pacer is that of the authors' code. T is a percentile of the tried clients' durations. The pacer compares
@@ -72,12 +74,12 @@ class Oort(Selector):
         * The clients to explore are drawn uniformly, because their speed is unknown. If too few untried clients are
           left, the selector exploits more clients instead. Clients that join later are explored too.
         * The cut-off is relative to the score of rank floor(m (1 - epsilon)). The authors' code uses the next rank.
-        * The *clip limit* is the utility at the quantile ``clip``. Larger utilities are lowered to this limit. The
-          scores are scaled by the range of the utilities, and this range ends at the clip limit
-          (``score_range="clipped"``). With three or more clients, the clip limit is lowered if necessary, so that at
-          least the largest utility is above it. In the authors' code, the range ends at the largest utility. With the
-          default ``clip`` and up to 50 utilities, that code clips no utility. One client that reports a huge loss then
-          lowers the scores of all others to 0. ``score_range="paper"`` follows the authors' code.
+        * Utilities above the clip limit are lowered to this limit. The scores are scaled by the range of the utilities,
+          and this range ends at the clip limit (``score_range="clipped"``). With three or more clients, the clip limit
+          is lowered if necessary, so that at least the largest utility is above it. In the authors' code, the range
+          ends at the largest utility. With the default ``clip`` and up to 50 utilities, that code clips no utility. One
+          client that reports a huge loss then lowers the scores of all others to 0. ``score_range="paper"`` follows the
+          authors' code.
         * ``benchmarks/liars.py`` measures this effect with 200 clients, 10 per round, and 100 rounds. For each honest
           client, it counts the rounds in which the client is selected. The table has the rank correlation of these
           counts with the clients' utilities:

@@ -46,7 +46,7 @@ class PCZFL(Selector):
     The context of a client that is not selected does not change.
 
     When not to use:
-        * The cohort must have a fixed size, because a limit leaves out clients at random.
+        * The cohort must have a fixed size. A limit leaves out clients at random.
         * All clients have similar energy and accuracy. The balls of the front then contain all clients.
         * The run is short and has no warm-up. Until the first smaller ball is added, one ball covers all clients, so
           all clients train.

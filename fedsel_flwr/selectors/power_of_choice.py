@@ -73,7 +73,7 @@ class PowerOfChoice(Candidates, UtilityOption):
     ============  ======================  ==========================================================
 
     When not to use:
-        * Some clients have wrong labels, because wrong labels cause large losses.
+        * Some clients have wrong labels. Wrong labels cause large losses, so such clients are selected often.
         * Clients reply slowly. Every round begins with a probe of d clients, which often takes longer than the
           training.
 
@@ -194,8 +194,8 @@ class CPowD(PowerOfChoice):
     ===============  ======================  =======================================================
 
     When not to use:
-        * The network is slow, because the server still sends the model to all d candidates.
-        * Some clients have wrong labels, because wrong labels cause large losses.
+        * The network is slow. The server still sends the model to all d candidates.
+        * Some clients have wrong labels. Wrong labels cause large losses, so such clients are selected often.
 
     Deviations:
         * The client knows b. It is the batch size of its training, as in the authors' code (``args.bs``). A client with
@@ -249,8 +249,8 @@ class RPowD(Candidates):
     =====================  ==================  =====================================================================
 
     When not to use:
-        * Each client trains rarely, because the losses of clients that are not selected become outdated.
-        * Some clients have wrong labels, because wrong labels cause large losses.
+        * Each client trains rarely. The losses of clients that are not selected become outdated.
+        * Some clients have wrong labels. Wrong labels cause large losses, so such clients are selected often.
 
     Deviations:
         * The loss is the column ``train_loss``, which clients report anyway. It is the mean over the local steps of the

@@ -145,7 +145,7 @@ def describe(name: str) -> dict[str, Any]:
     >>> describe("round-robin")["parameters"]
     [{'name': 'clients_per_round', 'required': True}, {'name': 'seed', 'required': False, 'default': None}]
     >>> describe("fedcs")["avoid"][0]
-    'Slow clients have other labels than fast clients, because slow clients are not selected.'
+    'Slow clients have other labels than fast clients. Slow clients are not selected.'
     """
     try:
         cls = selector_class(name)

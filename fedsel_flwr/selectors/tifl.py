@@ -38,7 +38,7 @@ class TiFL(Selector):
         * The latency of one client varies more from round to round than the clients differ. The tiers are then random
           groups.
         * The run is short. The first rounds, at least ceil(K / m), only profile the clients.
-        * The network is slow, because a probe of all clients is sent every ``interval`` rounds.
+        * The network is slow. A probe of all clients is sent every ``interval`` rounds.
 
     Deviations:
         * Clients are profiled while they train in the first rounds. Available clients without a profile are selected

@@ -252,7 +252,7 @@ class System(Table):
 
 
 class Wireless(Table):
-    """Wireless channel of Xia et al., section V, and the clients' deadline."""
+    """Wireless channel of Xia et al., section V, and the client deadline."""
 
     described_by = (SystemModel, OFDMAChannel)
 
@@ -269,7 +269,7 @@ class Wireless(Table):
     payload_down_bits: Positive = SystemModel.payload_down_bits
     payload_up_bits: Positive = SystemModel.payload_up_bits
     max_latency_s: Positive = SystemModel.max_latency_s
-    """Deadline of each client: a client that takes this long or longer has failed. The default is Xia's 5 s in the
+    """Client deadline: a client that takes this long or longer has failed. The default is Xia's 5 s in the
     cell, and 60 s for phones, as in the strategies."""
     channels: CountOrZero = 0
     """Number of clients that transmit at the same time. A larger cohort transmits in waves. With 0, there are as many

@@ -47,6 +47,9 @@ RANGES = {"selector": "a name of `fedsel list`, or a reference"}
 """Ranges that the type does not state."""
 LARGE = {10**7: "10⁷", 10**9: "10⁹", 2**53: "2⁵³", 2**63: "2⁶³"}
 OTHERWISE = {"client": '`"sizes"` (the numbers of examples)', "tier": "one number for all"}
+DEADLINES = "[Two deadlines](simulations.md#two-deadlines) compares the client deadline with the round deadline."
+SEE = dict.fromkeys(("wireless.max_latency_s", "aggregation.round_deadline_s"), DEADLINES)
+"""Sentences with links, which only the page has."""
 KINDS = {float: "number", int: "whole number", bool: "`true` or `false`", str: "text"}
 LIMITS = (r"in ([\[(])([\d.]+), ([\d.]+)([\])])", r"(at least|above) (\d+|`clients_per_round`)")
 """Limits in the description of a selector's parameter."""
@@ -257,9 +260,9 @@ def lines(keys: list[Key]) -> Iterator[str]:
     """The lines of a table, and of the details below it."""
     yield from ("| key | unit | default | range | meaning |", "| --- | --- | --- | --- | --- |")
     yield from (one.row for one in keys)
-    if details := [one for one in keys if one.more]:
+    if details := [(one.name, more) for one in keys if (more := f"{one.more} {SEE.get(one.name, '')}".strip())]:
         yield ""
-        yield from (fill(f"- `{one.name}`: {one.more}", "  ") for one in details)
+        yield from (fill(f"- `{name}`: {more}", "  ") for name, more in details)
     yield ""
 
 

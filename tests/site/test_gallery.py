@@ -141,7 +141,7 @@ def test_equations_are_those_of_the_docstring_and_of_the_code(name: str, pages: 
     table = [line for line in (cls.__doc__ or "").splitlines() if "``" in line or line.lstrip().startswith("===")]
     assert bool(symbols) == any(line.lstrip().startswith("===") for line in table)
     for row in symbols[1:]:
-        cells = (docstrings.symbols(row[0]), *row[1:])
+        cells = map(gallery.docstring_text, (docstrings.symbols(row[0]), *row[1:]))
         assert all(plain(cell).replace("\\", "") in plain(text).replace("\\", "") for cell in cells)
     source = Path(sys.modules[cls.__module__].__file__ or "").read_text()
     shown = [line.strip() for line in text.splitlines() if line.startswith("   ") and "  # " in line]
@@ -236,7 +236,12 @@ def test_sections_on_failures_are_parts_of_the_deviations(pages: dict[str, str])
 @pytest.mark.parametrize("name", OURS)
 def test_columns_are_those_that_the_class_declares(name: str, pages: dict[str, str]) -> None:
     cls = selector_class(name)
-    text = sections(pages[name])["What it reads, and what leaves the client"]
+    text, *options = sections(pages[name])["What it reads, and what leaves the client"].split("\nWith ``")
+    assert len(options) == len(facts.option_reads(name))
+    for other, more in zip(options, facts.option_reads(name).values(), strict=True):
+        assert set(re.findall(r"^   \* - ``(\w+)``", other, re.MULTILINE)) == more.needs | more.asks
+        assert ("``energy_score``" in other) == ("one number, when the client connects and with each update" in other)
+    assert ("The clients still send whole vectors." in text) == (name == "divfl")
     shown = set(re.findall(r"^   \* - ``(\w+)``", text, re.MULTILINE))
     assert shown == {*cls.needs, *cls.asks, *cls.remembers}
     rows = dict(re.findall(r"^   \* - ``(\w+)``\n.*\n.*\n     - (.*)$", text, re.MULTILINE))
@@ -286,7 +291,7 @@ def test_pages_say_what_strategies_do(
     )
     covered, reason = facts.differential_privacy(reads)
     assert (covered == "not covered") == warned
-    text = sections(pages[name])["Secure aggregation and differential privacy"]
+    text = sections(pages[name])["Data protection"]
     assert why in text
     assert reason in text
     assert f"{word}.**" in text
@@ -303,7 +308,7 @@ def test_the_words_depend_on_what_clients_send() -> None:
 
 
 def test_the_page_on_secure_aggregation_lists_every_selector() -> None:
-    page = (ROOT / "docs" / "secure-aggregation.md").read_text("utf-8")
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text("utf-8").partition("## Differential privacy")[0]
     rows = re.findall(r"^\| (yes|no|not advised) \| ([^|]*) \|", page, re.MULTILINE)
     stated = {word: set(re.findall(r"`([\w-]+)`", cell)) for word, cell in rows}
     reads = {name: facts.Reads.of(selector_class(name)) for name in OURS}
@@ -315,6 +320,29 @@ def test_the_page_on_secure_aggregation_lists_every_selector() -> None:
     assert set(options) == {"accuracy_weight"} | {name for name in OURS if facts.option_reads(name)}
     timed = {name for name, one in reads.items() if "latency" in one.needs and not one.of_updates}
     assert timed == set(re.findall(r"`([\w-]+)`", points["Clients must report their latency."])) & set(OURS)
+
+
+def test_the_page_on_differential_privacy_lists_every_selector() -> None:
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text("utf-8").partition("## Differential privacy")[2]
+    rows = re.findall(r"^\| (yes|model only|not covered) \| ([^|]*) \|", page, re.MULTILINE)
+    stated = {word: set(re.findall(r"`([\w-]+)`", cell)) for word, cell in rows}
+    reads = {name: facts.Reads.of(selector_class(name)) for name in OURS}
+    assert set().union(*stated.values()) == set(OURS)
+    for word, listed in stated.items():
+        assert listed == {name for name, one in reads.items() if facts.differential_privacy(one)[0] == word}
+    changed = re.search(r"With `accuracy_weight`, (.*?) are", page, re.DOTALL)
+    assert changed
+    assert set(re.findall(r"`([\w-]+)`", changed[1])) == {name for name in OURS if facts.option_reads(name)}
+    options = [one for name in OURS for one in facts.option_reads(name).values()]
+    assert all(facts.differential_privacy(one)[0] == "not covered" for one in options)
+
+
+def test_mathematics_of_a_docstring() -> None:
+    said = gallery.docstring_text("sum of ||g_i - g_j||, w^{t-1}, [0, 1]^2, u_2(t) and ``x^2``, |S|, min_s")
+    assert said == (
+        r"sum of :math:`\lVert g_i - g_j \rVert`, :math:`w^{t-1}`, :math:`[0, 1]^2`, :math:`u_2`\ (t) and ``x^2``, "
+        r"\|S\|, min_s"
+    )
 
 
 def test_the_table_of_the_papers_agrees() -> None:

@@ -184,6 +184,7 @@ QUESTIONS = {
     "network_round_cv": "scenario-reference.html#system.network_round_cv",
     "system.network_round_cv": "scenario-reference.html#system.network_round_cv",
     "secure aggregation": "secure-aggregation.html",
+    "differential privacy": "secure-aggregation.html",
     "secagg": "secure-aggregation.html",
     "cap fedcs": "gallery/fedcs.html",
     "limit cohort": "gallery/fedcs.html",

@@ -114,9 +114,11 @@ class Adding:
         self.sizes = list(state["sizes"])
 
 
-def _private(accountant: Adding, kind: str = "ServerSide", **options: Any) -> Server:
+def _private(
+    accountant: Adding, kind: str = "ServerSide", key: str = "one", sampled: int = COHORT, **options: Any
+) -> Server:
     base = getattr(flower, f"DifferentialPrivacy{kind}FixedClipping")(
-        base_of("message", weighted_by_key="one"), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=COHORT,
+        base_of("message", weighted_by_key=key), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=sampled,
         accountant=accountant,
     )  # fmt: skip
     return _server(base, **options)
@@ -149,3 +151,30 @@ def test_a_privacy_budget_that_is_spent_ends_the_run_in_flowers_error() -> None:
     assert (accountant.num_releases, len(server.strategy.history.rounds)) == (2, 2)
     assert server.strategy.last_model is not None
     assert server.strategy.last_model.round == 2
+
+
+# ---- docs/secure-aggregation.md: the number of sampled clients -------------------------------------------------------
+
+
+@accounted
+@pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"warmup_rounds": 1}])
+def test_an_accountant_refuses_rounds_that_ask_more_clients(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="does not match num_sampled_clients"):
+        _private(Adding(), **options).play(1)
+
+
+@accounted
+def test_an_accountant_releases_no_round_with_fewer_replies_than_messages() -> None:
+    accountant = Adding()
+    server = _private(accountant, sampled=5, over_selection=0.5).play(2)
+    assert accountant.sizes == []
+    assert not any(array.any() for model in server.models for array in model)
+
+
+@accounted
+def test_an_accountant_needs_equal_weights_which_averaging_gives() -> None:
+    accountant = Adding()
+    _private(accountant, key="num-examples", averaging="mean").play(2)
+    assert accountant.sizes == [COHORT] * 2
+    with pytest.raises(ValueError, match="equal client weights"):
+        _private(Adding(), key="num-examples").play(1)
