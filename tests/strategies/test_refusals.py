@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.common import FitRes, ndarrays_to_parameters
+from flwr.server import strategy as flower
 
 from fedsel_flwr import strategies
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
@@ -193,3 +194,16 @@ def test_secure_aggregation_is_refused_at_the_first_aggregate(name: str) -> None
 @pytest.mark.parametrize("name", [name for name in names() if name not in READERS])
 def test_selectors_that_read_no_updates_work_under_secure_aggregation(name: str) -> None:
     assert _secure_round(name).rounds[0].num_completed == world.COHORT
+
+
+@pytest.mark.parametrize("wrapper", ["DPFedAvgFixed", "DPFedAvgAdaptive"])
+@pytest.mark.parametrize("on_server", [True, False])
+def test_the_older_wrappers_are_warned_of_if_the_server_adds_the_noise(
+    wrapper: str, on_server: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = {"noise_multiplier": 0.1, "server_side_noising": on_server}
+    arguments |= {"clip_norm": 1.0} if wrapper == "DPFedAvgFixed" else {}
+    base = getattr(flower, wrapper)(base_of("legacy"), num_sampled_clients=3, **arguments)
+    _strategy("legacy", "gpfl", base)
+    assert len(_warnings(caplog)) == on_server
+    assert all(f"guarantee of {wrapper}" in text for text in _warnings(caplog))

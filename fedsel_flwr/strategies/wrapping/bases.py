@@ -230,7 +230,9 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
 
 def warn_of_privacy(base: object, reader: str) -> None:
     """Warn that differential privacy does not cover the updates that a selector reads."""
-    if any(type(layer).__name__.startswith("DifferentialPrivacy") for layer in layers(base)):
+    # With server_side_noising=False, the clients add the noise of the older wrappers, before anybody reads the updates.
+    private = (one for one in layers(base) if type(one).__name__.startswith(("DifferentialPrivacy", "DPFedAvg")))
+    if any(getattr(one, "server_side_noising", True) for one in private):
         logger.warning(
             "%s reads the clients' updates before noise is added, so its choices are not covered by the "
             "differential-privacy guarantee of %s", reader, type(base).__name__,
