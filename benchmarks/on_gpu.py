@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -80,8 +81,7 @@ def training_seconds(
 ) -> float:
     """Return the seconds of one training of some clients, each with 500 of 50,000 examples that lie on the device."""
     rng, model = np.random.default_rng(0), build_model(name, shape, 10, seed=1)
-    inputs = torch.as_tensor(rng.normal(size=(50_000, *shape)).astype(np.float32), device=device)
-    labels = torch.as_tensor(rng.integers(10, size=50_000), device=device)
+    inputs, labels = (torch.as_tensor(part, device=device) for part in examples_of(50_000, shape))
     settings = TrainingSettings(learning_rate=0.01, batch_size=batch, local_steps=steps)
     trainer = BatchedTrainer(model, settings, device=device, backend=backend)
     examples = Examples(inputs, labels, [rng.choice(50_000, 500, replace=False) for _ in range(clients)])
@@ -93,10 +93,16 @@ def training_seconds(
     return min(taken[1:])
 
 
+@lru_cache(maxsize=1)
+def examples_of(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Return random images and their classes."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((count, *shape), dtype=np.float32), rng.integers(10, size=count)
+
+
 def compare_devices(model: str, selector: str, device: str) -> None:
     """Print whether a run on the device chooses as on the CPU, repeats itself, and resumes exactly."""
-    rng = np.random.default_rng(0)
-    examples = rng.normal(size=(20_000, *GREY)).astype(np.float32), rng.integers(10, size=20_000)
+    examples = examples_of(20_000, GREY)
     keys = {
         "model.name": model, "selector": selector, "rounds": 6, "engine": "vectorized", "num_clients": 20,
         "clients_per_round": 5, "data.validation_fraction": 0.1,
@@ -133,11 +139,7 @@ def equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:  # ty
 
 def gpfl_rounds(selector: str, keys: dict[str, int], device: str) -> np.ndarray:  # type: ignore[type-arg]
     """Return the seconds of 14 rounds, with evaluation, in GPFL's setting for CIFAR-10: 100 clients, 5 a round."""
-    rng = np.random.default_rng(0)
-
-    def examples(count: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-        return rng.normal(size=(count, *COLOUR)).astype(np.float32), rng.integers(10, size=count)
-
+    inputs, labels = examples_of(60_000, COLOUR)
     setting = {
         "engine": "vectorized", "selector": selector, "rounds": 14, "model.name": "cnn3",
         "training.learning_rate": 0.01, "training.batch_size": 50, "training.local_steps": 40,
@@ -145,8 +147,9 @@ def gpfl_rounds(selector: str, keys: dict[str, int], device: str) -> np.ndarray:
     }  # fmt: skip
     ends = [time.perf_counter()]
     simulate(
-        load_scenario("gpfl-fashion", setting | keys), device=device, data=(examples(50_000), examples(10_000)),
-        quiet=True, on_round=lambda _: ends.append(time.perf_counter()),
+        load_scenario("gpfl-fashion", setting | keys), device=device,
+        data=((inputs[:50_000], labels[:50_000]), (inputs[50_000:], labels[50_000:])), quiet=True,
+        on_round=lambda _: ends.append(time.perf_counter()),
     )  # fmt: skip
     return np.diff(ends)
 

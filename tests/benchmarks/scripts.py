@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -41,3 +42,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     """A CSV file."""
     with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def cells_of(text: str, heading: str, label: str) -> list[str]:
+    """The cells of a row in the first table after a heading."""
+    part = text[text.index(heading) :]
+    (line,) = re.findall(rf"^\| [`*]{re.escape(label)}[`*] \|.*$", part.split("\n\n![")[0].split("\n### ")[0], re.M)[:1]
+    return [cell.strip() for cell in line.strip("|").split("|")]

@@ -102,18 +102,3 @@ def test_the_verdict_and_one_measure_of_this_checkout() -> None:
     said = [TURNS.verdict(*bounds) for bounds in ((1.06, 1.4), (0.9, 1.2), (1.0, 1.06), (0.8, 0.88))]
     assert said == ["slower", "not decided", "no slower", "no slower"]
     assert TURNS.in_process(TURNS.ROOT, "round-500", None) > 0
-
-
-def test_the_numbers_of_the_cases_stand_in_the_results() -> None:
-    """Each ratio of docs/selectors.md is in the row of a selector that its case names."""
-    text = (ROOT / "docs" / "selectors.md").read_text("utf-8").partition("The cases:")[2].partition("## ")[0]
-    results = (ROOT / "docs" / "results" / "selectors.md").read_text("utf-8")
-    rows = {name: re.findall(rf"^\| `{name}`.*", results, re.MULTILINE) for name in names()}
-    seen = 0
-    for case in re.split(r"^ *- ", " ".join(text.split("\n\n")), flags=re.MULTILINE)[1:]:
-        case = " ".join(case.split())
-        said = [row for name in re.findall(r"`([a-z-]+)`", case) for row in rows.get(name, [])]
-        for ratio in re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", case):
-            assert any(ratio in row for row in said), (ratio, case[:80])
-            seen += 1
-    assert seen > 20

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from fedsel_flwr.simulations.reproductions.rows import Rows
-from tests.benchmarks.scripts import FOLDER, rows_of, run
+from tests.benchmarks.scripts import FOLDER, cells_of, rows_of, run
 
 RESULTS = FOLDER.parent / "docs" / "results"
 HOME = FOLDER / "selectors"
@@ -85,13 +85,6 @@ def fabricate(modules: Any, path: Path, left_out: tuple[str, ...] = ()) -> None:
                 fingerprint = modules.cells.Cell(own, entry.label).fingerprint
                 row = fabricated(modules, entry.label, seed, own, fingerprint)
                 rows.add(modules.runs.row_values(row))
-
-
-def cells_of(text: str, heading: str, label: str) -> list[str]:
-    """The cells of a row in the first table after a heading."""
-    part = text[text.index(heading) :]
-    (line,) = re.findall(rf"^\| [`*]{re.escape(label)}[`*] \|.*$", part.split("\n\n![")[0].split("\n### ")[0], re.M)[:1]
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 @pytest.fixture(scope="module")
@@ -439,45 +432,6 @@ def test_the_stored_page_is_the_program_of_its_rows(name: str, tmp_path: Path) -
     (tmp_path / rows.name).write_bytes(rows.read_bytes())
     run("selectors", "--page-only", "--page", tmp_path / "selectors.md")
     assert (tmp_path / name).read_text("utf-8") == (RESULTS / name).read_text("utf-8")
-
-
-def test_the_page_about_choosing_says_what_the_stored_page_has() -> None:
-    """Each claim of docs/selectors.md about the three worlds, read from the tables that the rows give."""
-    page = (RESULTS / "selectors.md").read_text("utf-8")
-    text = " ".join((RESULTS.parent / "selectors.md").read_text("utf-8").split())
-    worlds = dict(zip("abc", re.split(r"\n## \([bcd]\)", page)[:3], strict=True))
-
-    def of(world: str, label: str, column: int = 2) -> str:
-        return cells_of(worlds[world], "### Time to", label)[column]
-
-    for label in ("power-of-choice", "cpow-d"):
-        assert all(of(world, label).startswith("later") for world in "ab")
-    assert (of("a", "active-fl"), of("b", "active-fl")) == ("later", "not settled")
-    assert [of(world, "rpow-d") for world in "abc"] == ["not settled", "sooner", "not settled"]
-    assert [of(world, "gpfl") for world in "abc"] == ["not settled"] * 3
-    assert [of(world, "fedcm-ucb") for world in "abc"] == ["sooner", "sooner", "not settled"]
-    assert of("c", "tifl") == "not settled"
-    assert {label: "probe" in of("a", label, 1) for label in ("power-of-choice", "cpow-d", "fedcor", "rpow-d")} == {
-        "power-of-choice": True, "cpow-d": True, "fedcor": True, "rpow-d": False
-    }  # fmt: skip
-    missed, sooner = re.match(r"missed the target on (\d+) of 20 seeds \(sooner on (\d+)", of("a", "oort")).groups()
-    assert missed == "1"
-    assert f"In (a), it was sooner on {sooner} of 20 seeds, but missed the target on one" in text
-    seeds = [re.match(r"missed the target on (\d+) of", of(world, "pczfl"))[1] for world in "ac"]
-    assert f"In (a), it missed the target on {seeds[0]} of 20 seeds, and in (c) on {seeds[1]} of 5. In (b), it" in text
-    assert of("b", "pczfl") == "later"
-    assert all("missed the target" in of(world, f"fedcs-{5 if world != 'c' else 10}") for world in "abc")
-    assert "It asked {}, {} and {} clients".format(*(of(world, "fedcs", 4) for world in "abc")) in text
-    joules = cells_of(worlds["a"], "### Energy, accuracy", "fedcor")[2].split()[0]
-    assert f"and {joules} times the joules. In (b), where its probes took {float(of('b', 'fedcor', 12)):.0f} %" in text
-    assert f"In (b), its probes took {float(of('b', 'tifl', 12)):.0f} % of the time" in text
-    counts = re.findall(r"^- \*\*Sooner\*\* \((\d+)\)", page, re.MULTILINE)
-    assert "random selection, {} were sooner in (a), {} in (b), and {} in (c)".format(*counts) in text
-    part = worlds["a"][worlds["a"].index("### Rows that separate") :]
-    ratios = dict(re.findall(r"^\| `([a-z-]+)` \| `random(?:-filtered)?` \| [^|]*\| ([\d.]+) ", part, re.M))
-    assert f"already needed {ratios['random-filtered']} times the time" in text
-    low, high = sorted((ratios["fedcm-ts"], ratios["fedcm-ucb"]))
-    assert f"needed {low} to {high} times the time of random selection with the filter" in text
 
 
 def test_a_fingerprint_does_not_depend_on_other_selectors_or_texts(modules: Any) -> None:
