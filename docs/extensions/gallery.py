@@ -266,19 +266,19 @@ def _equations(name: str) -> str:
     cls = selector_class(name)
     before, symbols, after = docstrings.explanation(cls)
     # The first paragraphs hold the idea, which opens the page.
-    rest = "\n\n".join(before).split()
-    shown = docstrings.idea(cls).split()
-    parts = [" ".join(rest[len(shown) :])] if len(rest) > len(shown) else []
-    if shown := facts.equations()[name]:
-        parts += [_math(tex) for tex in shown]
+    words = "\n\n".join(before).split()
+    idea = docstrings.idea(cls).split()
+    parts = [" ".join(words[len(idea) :])] if len(words) > len(idea) else []
+    if equations := facts.equations()[name]:
+        parts += [f".. math::\n\n{_indented(tex)}" for tex in equations]
         parts.append(
             "There are K clients, m of them train in a round, and t is the number of the round. A letter in the table "
             "below has the meaning given there."
         )
     if symbols:
         head, *rows = symbols
-        cells = [[docstring_text(docstrings.symbols(symbol)), *map(docstring_text, rest)] for symbol, *rest in rows]
-        parts.append(_table(head, cells, "15 25 60"))
+        cells = ([docstrings.symbols(symbol), *others] for symbol, *others in rows)
+        parts.append(_table(head, [list(map(docstring_text, row)) for row in cells], "15 25 60"))
     parts += after
     parts = [part if part.startswith(".. ") else docstring_text(part) for part in parts]
     parts.append(
@@ -400,10 +400,8 @@ def docstring_text(text: str) -> str:
 
     text = re.sub(r":class:`([^`]+)`", linked, text)
     parts = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
-    text = "".join(part if part.startswith("`") else _mathematics(part) for part in parts)
-    parts = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
     # A bar in the text would begin a substitution.
-    return "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\\|", part) for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"(?<!\\)\|", r"\\|", _mathematics(part)) for part in parts)
 
 
 def _mathematics(text: str) -> str:
@@ -436,10 +434,6 @@ def _raw(text: str) -> str:
 
 def _code(text: str, language: str) -> str:
     return f".. code-block:: {language}\n\n{_indented(text)}"
-
-
-def _math(tex: str) -> str:
-    return f".. math::\n\n{_indented(tex)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], widths: str = "") -> str:

@@ -132,7 +132,7 @@ def evaluate(
     loss, parts = 0.0, []
     was_training = model.training
     model.eval()
-    examples, targets = read_only_tensor(inputs).to(device_of(model)), read_only_tensor(labels).to(device_of(model))
+    examples, targets = (read_only_tensor(part, device_of(model)) for part in (inputs, labels))
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
             outputs = model(examples[start : start + batch_size])

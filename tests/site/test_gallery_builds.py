@@ -1,0 +1,177 @@
+"""Builds of the gallery: a new selector, a fact that is missing, a mark of a card that is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import registry
+
+pytest.importorskip("sphinx", reason="the site needs the extra docs")
+
+import gallery_facts as facts
+import small_world
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util.docutils import docutils_namespace
+
+from tests.site.scenario_reference import tables
+
+OURS = facts.ours()
+TABLES = tables()
+Runs = dict[str, small_world.Played]
+NEWEST = '''"""Newest: a new selector of ours."""
+
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import MCMAHAN
+
+
+class Newest(Selector):
+    """Selects the first clients by index. It is short.
+
+    When not to use:
+        * The clients differ.
+
+    Deviations: none.
+
+    References:
+        No paper.
+    """
+
+    name = "newest"
+    citations = (MCMAHAN,)
+
+    def __init__(self, *, clients_per_round, seed=None):
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+
+    def _select(self, available):
+        return available[: self.clients_per_round]
+'''
+
+
+def _newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
+    """Add a selector to the catalogue of this process."""
+    file = tmp_path / "newest.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location("fedsel_flwr.selectors.newest", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "fedsel_flwr.selectors.newest", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(registry._CLASSES, "newest", module.Newest)
+    return module
+
+
+def _only(monkeypatch: pytest.MonkeyPatch, *shown: str) -> tuple[str, ...]:
+    """Build the pages of these selectors and of new ones alone: the site's own build has all pages."""
+    every = facts.ours
+    monkeypatch.setattr(facts, "ours", lambda: [name for name in every() if name in shown or name not in OURS])
+    return shown
+
+
+def _site(folder: Path) -> Path:
+    """Sources of a site with the gallery and with empty pages in place of those that it links to."""
+    (folder / "extensions").mkdir(parents=True)
+    (folder / "conf.py").write_text('extensions = ["gallery"]\nhtml_theme = "basic"\n')
+    (folder / "index.rst").write_text("Site\n====\n\n.. toctree::\n\n   gallery/index\n")
+    (folder / "extensions" / "small_world.toml").write_text(small_world.SCENARIO.read_text())
+    targets = {"results/selectors", "secure-aggregation", "benchmarks/selection"}
+    targets |= {f"papers/{facts.card(name)}" for name in OURS}
+    for target in targets:
+        page = folder / f"{target}.rst"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(f":orphan:\n\n{target}\n{'=' * len(target)}\n")
+    keys = "".join(f".. confval:: {key.name}\n\n" for found in TABLES.values() for key in found)
+    (folder / "scenario-reference.rst").write_text(f":orphan:\n\nKeys\n====\n\n{keys}")
+    return folder
+
+
+def _build(source: Path, out: Path) -> Sphinx:
+    # Without a namespace, the nodes of one build would be warnings of the next build in this process.
+    with docutils_namespace():
+        app = Sphinx(
+            source, source, out / "html", out / "trees", "html", status=None, warning=sys.stderr, warningiserror=True,
+        )  # fmt: skip
+        app.build()
+    return app
+
+
+def test_the_gallery_builds_without_a_warning_and_a_new_selector_has_a_page(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a selector that has a line in the catalogue, and no line anywhere else."""
+    _newest(tmp_path, monkeypatch, NEWEST)
+    shown = _only(monkeypatch, "fedcm-ts", "fedcm-ucb", "oort", "random")
+    source = _site(tmp_path / "docs")
+    play = small_world.play
+    monkeypatch.setattr(small_world, "play", lambda name: runs[name] if name in runs else play(name))
+    app = _build(source, tmp_path / "build")
+    assert app.statuscode == 0
+    html = tmp_path / "build" / "html" / "gallery"
+    assert {file.stem for file in html.glob("*.html")} == {"index", "newest", *shown}
+    page = (html / "newest.html").read_text()
+    assert "Selects the first clients by index. It is short." in page
+    assert "Of all 500 choices, the 10 fastest" in page
+    assert "The cost was not measured." in page
+    assert 'href="newest.html"' in (html / "index.html").read_text()
+    assert 'href="fedcm-ucb.html"' in (html / "fedcm-ts.html").read_text()
+    written = {file: file.stat().st_mtime_ns for file in (source / "gallery").iterdir()}
+    monkeypatch.setattr(small_world, "play", lambda name: pytest.fail(f"{name} was played again"))
+    _build(source, tmp_path / "build")
+    assert {file: file.stat().st_mtime_ns for file in (source / "gallery").iterdir()} == written
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((" It is short.", ""), "Newest needs two sentences on its idea"),
+        (("When not to use:", "Note:"), 'Newest has no section "When not to use:"'),
+        (("Deviations: none.", ""), 'Newest has no section "Deviations:"'),
+        (("References:", "Note:"), 'Newest has no section "References:"'),
+        (("citations = (MCMAHAN,)", ""), "names no paper"),
+        (("clients_per_round, seed=None", "clients_per_round, pace, seed=None"), r"small_world\.toml.*pace"),
+    ],
+)
+def test_a_missing_fact_is_an_error_that_names_it(
+    change: tuple[str, str], said: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _newest(tmp_path, monkeypatch, NEWEST.replace(*change))
+    _only(monkeypatch)
+    if "pace" not in change[1]:
+        monkeypatch.setattr(small_world, "play", lambda name: runs["random"])
+    with pytest.raises(ExtensionError, match=f"(?s)no page for the selector 'newest'.*{said}"):
+        _build(_site(tmp_path / "docs"), tmp_path / "build")
+
+
+def test_a_selector_that_cannot_play_names_the_world() -> None:
+    with pytest.raises(ParameterError, match="unknown selector"):
+        small_world.play("no-such-selector")
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        (
+            "<!-- equations of oort, no-such -->\n$$\nx\n$$\n",
+            "card.md has equations of 'no-such', which is no selector",
+        ),
+        ("<!-- equations of oort -->\n\nText\n", "card.md has a line .* without an equation"),
+    ],
+)
+def test_a_mark_without_a_selector_or_an_equation_is_an_error(
+    card: str, said: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text(facts.CARDS.read_text("utf-8"))
+    (tmp_path / "card.md").write_text(card)
+    source = _site(tmp_path / "docs")
+    _only(monkeypatch, "random")
+    monkeypatch.setattr(facts, "CARDS", tmp_path / "README.md")
+    monkeypatch.setattr(small_world, "play", lambda name: runs[name])
+    with pytest.raises(ExtensionError, match=f"(?s)no page for the selector 'random'.*{said}"):
+        _build(source, tmp_path / "build")
