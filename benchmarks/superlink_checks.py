@@ -21,7 +21,7 @@ def compared(
     Args:
         rounds: The rounds of the history, with ``round`` and ``clients``.
         works: What each node did with each message.
-        left: Round and node id of nodes that left.
+        left: Round and node id of nodes that were away in the round, or in a part of it.
 
     Returns:
         Number of selected clients by kind, see :data:`KINDS`. A timeout is a client whose node answered too late, or
@@ -65,7 +65,7 @@ def _kind(row: Mapping[str, Any], work: Work | None, left: bool) -> str:
     problem, outcome = row["problem"], work.outcome if work else "nothing"
     cut = outcome == "left while sending"  # the answer may have arrived all the same, whole or in part
     if row["timed_out"]:
-        return "timeouts"
+        return "left" if cut else "timeouts"
     if row["completed"]:
         return "answers" if outcome == "answered" or cut else "wrong"
     if FAILURE in problem:
@@ -73,6 +73,7 @@ def _kind(row: Mapping[str, Any], work: Work | None, left: bool) -> str:
     if cut and "objects are unavailable" in problem:
         return "left"
     if problem.startswith(UNAVAILABLE):
-        # After its return a node may still receive a message for which the SuperLink has answered.
-        return "left" if left and (cut or outcome in ("left", "nothing") or (work and work.late)) else "lost"
+        # The SuperLink answers for a node that is away when the ServerApp asks, which it does every 3 s. So a node that
+        # answered just before it left loses its answer, and one that has come back may answer in vain.
+        return "left" if left else "lost"
     return "wrong"

@@ -98,7 +98,7 @@ class Measured:
     Attributes:
         rounds: A line for each finished round, as the app wrote it.
         works: What the nodes did.
-        left: Round and node id of nodes that left.
+        left: Round and node id of nodes that were away in the round, or in a part of it.
         requests: The nodes' requests by kind.
         troubles: The nodes' requests without success, by kind and reason.
         waits_s: Seconds of the nodes' requests for a message, during the run.

@@ -77,14 +77,12 @@ class Work:
         delay_s: The drawn delay, seconds.
         outcome: "received", "sending", "answered", "failed" (answered with an error), "left" or "left while sending"
             (the node left before it had answered), or why the answer was lost.
-        late: Whether the message reached the node after the next round had begun.
     """
 
     node: int
     round: int
     delay_s: float
     outcome: str = "received"
-    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Fleet:
 
     Attributes:
         works: One entry for each TRAIN message that a node received.
-        left: Round and node id of the nodes that left in it.
+        left: Round and node id of the nodes that were away in it, or in a part of it.
         requests: Number of requests by kind.
         troubles: Number of requests that did not succeed, by kind and reason.
         waits_s: Seconds of each request for a message.
@@ -258,7 +256,7 @@ class Node:
         """Leave after some seconds, with a word to the SuperLink, as a SuperNode that gets SIGTERM."""
         await asyncio.sleep(after_s)
         self.away = True
-        self._fleet.left.add((round, self.id))
+        self._fleet.left |= {(round, self.id), (self._fleet.round, self.id)}
         await self.stop()
         if self._work is not None:
             cut = self._work.outcome == "sending"
@@ -269,6 +267,7 @@ class Node:
 
     async def come_back(self) -> None:
         """Come back with the same key, and so with the same id."""
+        self._fleet.left.add((self._fleet.round, self.id))
         with contextlib.suppress(RefusedError):
             await self._activate()
         self.away = False
@@ -314,7 +313,6 @@ class Node:
             else:
                 (config,) = content.config_records.values()
                 work.round = int(config["server-round"])
-                work.late = work.round < fleet.round
                 self._work = work
                 fleet.works.append(work)
                 fleet.begin(work.round)

@@ -330,8 +330,8 @@ def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
 # ---- round trips that the server reads from a clock: what sleeps moves it, and nobody waits --------------------------
 
 
-class Clock(threading.local):
-    """Stands in for the module ``time``; every thread has its own."""
+class Clock:
+    """Stands in for the module ``time``."""
 
     now = 0.0
 
@@ -340,6 +340,10 @@ class Clock(threading.local):
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class OwnClock(threading.local, Clock):
+    """Every thread has its own, as the legacy API has a thread for each client."""
 
 
 class Timed(FakeProxy):
@@ -367,7 +371,7 @@ def timed(
     api: str, name: str, count: int, rounds: int, seconds: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Played, list[Timed]]:
     """A strategy that chooses two of some clients a round, and its clients."""
-    clock = Clock()
+    clock = OwnClock() if api == "legacy" else Clock()
     monkeypatch.setattr(helpers, "time", clock if api == "legacy" else Clock())  # the node's answer takes its time
     monkeypatch.setattr(client_manager.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
     monkeypatch.setattr(grids, "time", clock)

@@ -9,7 +9,7 @@ legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the 
 ``bases``               facts about base strategies: what each requires, reads and cannot be combined with
 ``resuming``            checkpoints of a run: when they are written, and the fingerprint that they must match
 ``base_state``          state of a base strategy in a checkpoint
-``waiting``             bounded waiting, for clients to connect and for late replies
+``waiting``             bounded waiting: for clients to connect, for replies that hang, and for late ones
 ``grids``               grids around Flower's: time nodes, and bound the waiting of a base strategy
 ``client_manager``      client managers and proxies around Flower's
 ``legacy_transport``    the roll call and probes of the legacy API

@@ -24,7 +24,7 @@ from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, wait_for
 
 logger = logging.getLogger("fedsel_flwr")
 Item = TypeVar("Item")
@@ -240,31 +240,38 @@ class TimedGrid(_GridWrapper):
         self.elapsed_s, self.straggler_reply = {}, None
         # For one round only, because the evaluation that follows waits for all nodes.
         early_end, self.early_end = self.early_end, None
-        answers = 0
+        limits = [one for one in (timeout, None if early_end is None else early_end.seconds) if one is not None]
+        requests = ReplyRequests(lambda message_ids: repeated(partial(self._grid.pull_messages, message_ids)))
+        answers, elapsed = 0, 0.0
         replies: list[Message] = []
         while pending:
             requested = time.monotonic()
-            arrived = repeated(partial(self._grid.pull_messages, pending))
+            left = min((limit - elapsed for limit in limits), default=LONGEST_POLL_S)
+            arrived = requests.fetch(pending, max(POLL_S, min(LONGEST_POLL_S, left)))
             elapsed = time.monotonic() - start
-            # If replies have come, others are near, so the next request follows without a longer pause.
-            took = 0.0 if arrived else elapsed + start - requested
-            for reply in arrived:
-                answered = reply.metadata.reply_to_message_id
+            for reply in arrived or ():
+                if (answered := reply.metadata.reply_to_message_id) not in pending:
+                    continue  # a request that was under way at the same time has brought it already
                 pending.discard(answered)
+                replies.append(reply)
                 answers += not reply.has_error()
                 # The SuperLink answers in place of a disconnected node. The id of the answered message identifies the
                 # node.
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed
-            replies.extend(arrived)
             if pending and early_end is not None:
                 self.straggler_reply = early_end.straggler_reply(answers, elapsed)
             if self.straggler_reply is not None or not pending or (timeout is not None and elapsed >= timeout):
                 break
             if self.late is not None:
                 self.late.fetch_if_due()
-            limits = (timeout, None if early_end is None else early_end.seconds)
-            left = [limit - elapsed for limit in limits if limit is not None]
-            time.sleep(max(0.0, min([LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), *left])))
+            if arrived is None:
+                continue  # a request is still under way, and the time has passed in waiting for it
+            # If replies have come, others are near, so the next request follows without a longer pause.
+            took = 0.0 if arrived else elapsed + start - requested
+            pauses = [LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), *(limit - elapsed for limit in limits)]
+            time.sleep(max(0.0, min(pauses)))
+        if self.late is not None:
+            self.late.take_over(requests)
         return replies
 
 

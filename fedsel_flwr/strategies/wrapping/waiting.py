@@ -1,12 +1,15 @@
-"""Bounded waiting: for clients to connect, and for replies that arrive after their round."""
+"""Bounded waiting: for clients to connect, for requests that hang, and for replies that arrive after their round."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sized
-from threading import Lock
+from dataclasses import dataclass, field
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from flwr.common.constant import ErrorCode
 
 from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.eligibility import Busy
@@ -23,8 +26,12 @@ CONNECTED_POLL_S = 0.25
 """Seconds between two checks of the connected clients."""
 FREE_POLL_S = 0.25
 """Seconds between two checks for free clients before a round."""
-FETCH_EVERY_S = 3.0
-"""Seconds between two requests for late replies during a round."""
+HANG_S = 3.0
+"""Seconds after which a request for replies counts as hanging, so that another one may start."""
+MOST_REQUESTS = 8
+"""Largest number of requests for replies at the same time."""
+FETCH_EVERY_S, FETCH_PATIENCE_S = 3.0, 0.25
+"""Seconds between two requests for late replies during a round, and longest wait for one of these requests."""
 EXPIRY_MARGIN_S = 60.0
 """Seconds before a message's expiry at which its reply is given up, because the machines' clocks differ."""
 
@@ -63,6 +70,94 @@ def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *,
     return here
 
 
+@dataclass(eq=False)
+class _Request:
+    """A request for replies in its own thread.
+
+    Attributes:
+        message_ids: The messages whose replies it asks for.
+        began: When it began, in monotonic seconds.
+        ended: Set when ``outcome`` is there.
+        outcome: The replies, or the error.
+    """
+
+    message_ids: frozenset[str]
+    began: float
+    ended: Event = field(default_factory=Event)
+    outcome: list[Message] | BaseException = field(default_factory=list)
+
+    def run(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
+        """Send the request."""
+        try:
+            self.outcome = list(pull(sorted(self.message_ids)))
+        # The caller's thread raises it. Flower ends a run with SystemExit, which would end only this thread.
+        except BaseException as error:
+            self.outcome = error
+        self.ended.set()
+
+
+class ReplyRequests:
+    """Requests for replies, each in its own thread, so that one that hangs does not hold up the others.
+
+    A SuperNode announces its answer, and uploads it after that. Flower's request for replies claims the announced
+    answers, and returns when all of them are complete. If a node disconnects during its upload, the request takes three
+    minutes (``OBJECT_PUSH_SESSION_TTL_SECONDS``). Further requests get the other answers.
+
+    Args:
+        pull: Returns the replies to the messages with these ids that have arrived.
+    """
+
+    def __init__(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
+        self._pull = pull
+        self._running: list[_Request] = []
+
+    def fetch(self, message_ids: Iterable[str], patience_s: float) -> list[Message] | None:
+        """Start a request, and return the replies of all requests that have ended; None if none has ended.
+
+        Starts no request while the last one runs without hanging, or while too many run.
+
+        Args:
+            message_ids: The ids of messages that have no reply yet.
+            patience_s: Longest wait, seconds. The wait also ends when the last request begins to hang.
+
+        Raises:
+            BaseException: The error of a request.
+        """
+        now = time.monotonic()
+        hangs = all(now - one.began >= HANG_S for one in self._running[-1:])
+        if hangs and len(self._running) < MOST_REQUESTS:
+            self._running.append(_Request(frozenset(message_ids), now))
+            Thread(target=self._running[-1].run, args=(self._pull,), daemon=True).start()
+        last = self._running[-1]
+        last.ended.wait(min(patience_s, last.began + HANG_S - now) if last.began + HANG_S > now else patience_s)
+        return self._ended()
+
+    def take_over(self, other: ReplyRequests) -> None:
+        """Continue with the requests of ``other`` that still run."""
+        self._running += other._running
+
+    def _ended(self) -> list[Message] | None:
+        requests, self._running = self._running, [one for one in self._running if not one.ended.is_set()]
+        ended = [one for one in requests if one not in self._running]
+        replies: list[Message] = []
+        for request in ended:
+            if isinstance(request.outcome, BaseException):
+                raise request.outcome
+            # What an earlier request has claimed is "unavailable" to a later one.
+            claimed = frozenset[str]().union(*(one.message_ids for one in requests if one.began < request.began))
+            replies += [
+                reply
+                for reply in request.outcome
+                if not (is_unavailable(reply) and reply.metadata.reply_to_message_id in claimed)
+            ]
+        return replies if ended else None
+
+
+def is_unavailable(reply: Message) -> bool:
+    """Return whether the SuperLink does not have the message that a reply is asked for."""
+    return reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+
+
 class LateReplies:
     """Fetches late replies, which are dropped, to find out that their clients are free again.
 
@@ -80,6 +175,7 @@ class LateReplies:
         self.grid: Any = None
         # Message id -> the node that was asked, and the time until which its reply is fetched.
         self._owed: dict[str, tuple[str, float]] = {}
+        self._requests = ReplyRequests(lambda message_ids: self.grid.pull_messages(message_ids))
         self._lock, self._next = Lock(), 0.0
 
     def owe(self, messages: Iterable[Message]) -> None:
@@ -88,6 +184,11 @@ class LateReplies:
             for data in (message.metadata for message in messages):
                 self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - EXPIRY_MARGIN_S)
                 self.busy.owe([str(data.dst_node_id)])
+
+    def take_over(self, requests: ReplyRequests) -> None:
+        """Continue with the requests of a round that has ended."""
+        with self._lock:
+            self._requests.take_over(requests)
 
     def fetch(self) -> None:
         """Fetch the replies that have arrived since, in one request; without a request if no client owes a reply."""
@@ -140,7 +241,7 @@ class LateReplies:
         if not self._owed or self.grid is None:
             return
         try:
-            replies = list(self.grid.pull_messages(list(self._owed)))
+            replies = self._requests.fetch(self._owed, FETCH_PATIENCE_S) or []
         # A late reply must not end the run. Its client becomes free after busy_timeout at the latest.
         except Exception as error:
             logger.warning("late replies cannot be fetched: %s", described(error))
