@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.common.constant import ErrorCode
-
 from fedsel_flwr.errors import RunError, described
+from fedsel_flwr.flower import ErrorCode
 from fedsel_flwr.rounds.eligibility import Busy
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class ReplyRequests:
 
 
 def is_unavailable(reply: Message) -> bool:
-    """Return whether the SuperLink does not have the message that a reply is asked for."""
+    """Return whether a reply says that the SuperLink does not have the message any more."""
     return reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
 
 
