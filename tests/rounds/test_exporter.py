@@ -282,7 +282,7 @@ def is_open(url: str) -> bool:
     host, port = url.split("/")[2].rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: it closes at this moment
         return False
     return True
 
