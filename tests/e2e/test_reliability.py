@@ -60,11 +60,12 @@ def test_a_client_that_hangs_is_not_asked_again_before_its_time(fleet: Fleet, ap
 def test_a_straggler_past_the_timeout_is_asked_again_when_it_has_answered(fleet: Fleet, api: str) -> None:
     fleet.order("n0", sleep=90.0, in_round=1)
     fleet.order("n1", sleep=10.0)
-    rounds = fleet.run(api, rounds=7, timeout_s=TIMEOUT_S, **BSFL).wait(600)
+    # The SuperNode may need a minute before it notices that the last test ended its client.
+    rounds = fleet.run(api, rounds=10, timeout_s=TIMEOUT_S, **BSFL).wait(600)
     again = asked(rounds, "n0")[1]
     assert problems(rounds[0]) == {"n0": "no answer within 60 s"}
     assert again > 2
-    assert asked(rounds, "n0")[1:] == list(range(again, 8))
+    assert asked(rounds, "n0")[1:] == list(range(again, 11))
     assert not any(problems(one) for one in rounds[1:])
     check_statistics(rounds, BSFL["min_latency"])
 
