@@ -73,7 +73,7 @@ def _kind(row: Mapping[str, Any], work: Work | None, left: bool) -> str:
     if cut and "objects are unavailable" in problem:
         return "left"
     if problem.startswith(UNAVAILABLE):
-        # The SuperLink answers for a node that is away when the ServerApp asks, which it does every 3 s. So a node that
-        # answered just before it left loses its answer, and one that has come back may answer in vain.
+        # The SuperLink answers for a node that is away when the ServerApp asks. So a node that answered just before it
+        # left loses its answer, and one that has come back may answer in vain.
         return "left" if left else "lost"
     return "wrong"

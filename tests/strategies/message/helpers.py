@@ -272,6 +272,12 @@ def node_id(k: int) -> int:
     return (7919 * (k + 11) % 104729) * 10**6 + 13
 
 
+def train_message(node: int) -> Message:
+    """The message of a round that asks a node to train."""
+    content = RecordDict({"arrays": arrays_of(), "config": ConfigRecord({"server-round": 1})})
+    return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
+
+
 def crowd(count: int, *, prefix: str = "", **kwargs: Any) -> dict[int, FakeNode]:
     """Honest nodes with the client ids 0..count-1, or prefixed."""
     return {

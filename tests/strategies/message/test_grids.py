@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
@@ -19,16 +19,11 @@ from fedsel_flwr.strategies.wrapping.grids import SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_transport import addressed
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, train_message
 from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(20)
 POLL_S = 0.25  # how often the grid looks
-
-
-def _train(node: int) -> Message:
-    content = RecordDict({"arrays": arrays_of(), "config": ConfigRecord({"server-round": 1})})
-    return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
 
 
 def _slow(ready: dict[int, float], **kwargs: Any) -> FakeGrid:
@@ -39,12 +34,12 @@ def _slow(ready: dict[int, float], **kwargs: Any) -> FakeGrid:
 
 def test_each_node_is_timed_by_itself_at_the_last_sending() -> None:
     grid = TimedGrid(_slow({5: 0.0, 6: 0.3, 7: 0.6}))
-    replies = grid.send_and_receive((_train(k) for k in (7, 5, 6)), timeout=5.0)
+    replies = grid.send_and_receive((train_message(k) for k in (7, 5, 6)), timeout=5.0)
     assert {reply.metadata.src_node_id for reply in replies} == {5, 6, 7}
     assert grid.elapsed_s.keys() == {"5", "6", "7"}
     for node, least in (("5", 0.0), ("6", 0.3), ("7", 0.6)):
         assert least <= grid.elapsed_s[node] < least + POLL_S + 0.2, grid.elapsed_s
-    grid.send_and_receive([_train(5)], timeout=1.0)
+    grid.send_and_receive([train_message(5)], timeout=1.0)
     assert grid.elapsed_s.keys() == {"5"}
 
 
@@ -53,7 +48,7 @@ def test_after_the_timeout_the_rest_are_missing_and_untimed(timeout: float) -> N
     """A timeout of zero looks once."""
     grid = TimedGrid(_slow({5: 0.0, 6: 30.0}))
     start = time.monotonic()
-    replies = grid.send_and_receive([_train(5), _train(6)], timeout=timeout)
+    replies = grid.send_and_receive([train_message(5), train_message(6)], timeout=timeout)
     assert timeout <= time.monotonic() - start < timeout + 0.8
     assert [reply.metadata.src_node_id for reply in replies] == [5]
     assert grid.elapsed_s.keys() == {"5"}
@@ -63,7 +58,7 @@ def test_after_the_timeout_the_rest_are_missing_and_untimed(timeout: float) -> N
 
 def test_errors_from_the_superlink_are_timed_for_the_node_that_was_asked() -> None:
     grid = TimedGrid(_slow({5: 0.0}, fault="error-unavailable"))
-    (reply,) = grid.send_and_receive([_train(5)], timeout=1.0)
+    (reply,) = grid.send_and_receive([train_message(5)], timeout=1.0)
     assert reply.metadata.src_node_id == 1
     assert grid.elapsed_s.keys() == {"5"}
 
@@ -100,7 +95,7 @@ class Slow(FakeGrid):
 
 
 def _pushed(message_id: str) -> Message:
-    message = _train(5)
+    message = train_message(5)
     message.metadata.__dict__["_message_id"] = message_id
     return message
 
@@ -109,7 +104,7 @@ def _pushed(message_id: str) -> Message:
 def test_a_slow_superlink_is_asked_less_often(pull_s: float, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Slow(pull_s, answers=3)
     monkeypatch.setattr(grids, "time", inner)
-    assert len(TimedGrid(inner).send_and_receive([_train(5), _train(6)])) == 2
+    assert len(TimedGrid(inner).send_and_receive([train_message(5), train_message(6)])) == 2
     assert inner.pauses == pytest.approx([pause, pause, 0.25, pause])  # an answer came: the others are near
 
 
@@ -148,7 +143,7 @@ def test_an_internal_error_of_the_superlink_does_not_end_the_run(
     monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
     nodes = _slow({5: 0.0, 6: 0.0}).nodes
     grid = TimedGrid(Overloaded(nodes, failing=3, status=500))
-    replies = grid.send_and_receive([_train(5), _train(6)], timeout=5.0)
+    replies = grid.send_and_receive([train_message(5), train_message(6)], timeout=5.0)
     assert sorted(reply.metadata.src_node_id for reply in replies) == [5, 6]
     assert len([one for one in caplog.messages if "internal error of the SuperLink" in one]) == 3
     assert wait_for_nodes(Overloaded(nodes, failing=3, status=500), 2, 1.0, "a test") == ["5", "6"]
@@ -161,7 +156,7 @@ def test_other_errors_and_lasting_ones_end_it(
     monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
     inner = Overloaded(_slow({5: 0.0}).nodes, failing, status)
     with pytest.raises(OSError, match="Internal Server Error"):
-        TimedGrid(inner).send_and_receive([_train(5)], timeout=5.0)
+        TimedGrid(inner).send_and_receive([train_message(5)], timeout=5.0)
     assert inner.requests == requests
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from threading import Event, Timer
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.server.superlink.linkstate.utils import MESSAGE_UNAVAILABLE_ERROR_REASON
 
@@ -16,10 +16,10 @@ from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping import waiting
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
+from tests.e2e.fleet import wait_until
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
-from tests.strategies.message.helpers import FakeGrid, FakeNode
-from tests.strategies.message.models import arrays_of
+from tests.strategies.message.helpers import FakeGrid, FakeNode, train_message
 
 pytestmark = pytest.mark.timeout(30)
 HANG_S = 0.2
@@ -38,11 +38,10 @@ class Uploads(FakeGrid):
     def __init__(self, nodes: dict[int, FakeNode], uploading: Iterable[int]) -> None:
         super().__init__(nodes)
         self.uploading, self.uploaded = {*uploading}, Event()
-        self.requests = self.waiting = self.most_waiting = 0
+        self.waiting = self.most_waiting = 0
         self._claimed = set[str]()
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        self.requests += 1
         ids = {*message_ids}
         replies = [_unavailable(one) for one in sorted(ids & self._claimed)]
         claimed = list(super().pull_messages(ids - self._claimed))
@@ -82,13 +81,7 @@ def grid() -> Iterator[Uploads]:
 
 
 def _train(grid: FakeGrid) -> list[Message]:
-    return [
-        Message(
-            RecordDict({"arrays": arrays_of(), "config": ConfigRecord({"server-round": 1})}),
-            dst_node_id=node, message_type=MessageType.TRAIN,
-        )
-        for node in grid.nodes
-    ]  # fmt: skip
+    return [train_message(node) for node in grid.nodes]
 
 
 def _timed(grid: FakeGrid) -> TimedGrid:
@@ -135,7 +128,7 @@ def test_an_upload_that_ends_after_its_round_makes_its_client_free(grid: Uploads
     timed.send_and_receive(sent, timeout=1.0)
     if not owed_first:
         grid.uploaded.set()
-        _until(lambda: not grid.waiting)
+        wait_until(lambda: not grid.waiting, 5.0, "the end of the upload")
     late.owe([message for message in sent if message.metadata.dst_node_id == 6])
     if owed_first:
         start = time.monotonic()
@@ -143,7 +136,7 @@ def test_an_upload_that_ends_after_its_round_makes_its_client_free(grid: Uploads
         assert time.monotonic() - start < 1.0
         assert "6" in busy
         grid.uploaded.set()
-    _until(lambda: late.fetch() is None and "6" not in busy)
+    wait_until(lambda: late.fetch() is None and "6" not in busy, 5.0, "the end of the upload")
 
 
 def test_a_late_upload_does_not_hold_up_the_search_for_free_clients() -> None:
@@ -158,7 +151,7 @@ def test_a_late_upload_does_not_hold_up_the_search_for_free_clients() -> None:
     assert time.monotonic() - start < 2.0
     assert "6" in busy
     grid.uploaded.set()
-    _until(lambda: late.fetch() is None and "6" not in busy)
+    wait_until(lambda: late.fetch() is None and "6" not in busy, 5.0, "the end of the upload")
     assert "5" not in busy
 
 
@@ -198,10 +191,3 @@ def test_a_round_trains_with_the_others_and_its_history_names_the_uploading_clie
     assert [name for name, row in rows.items() if row.completed] == [str(proxy.client_id) for proxy in others]
     assert rows[str(first.client_id)].timed_out
     grid.uploaded.set()
-
-
-def _until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
