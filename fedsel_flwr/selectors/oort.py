@@ -105,7 +105,8 @@ class Oort(Selector):
         * The authors' code ignores the failure of a client (``training/param_server.py`` at 05a3aa1, lines 104 to 110).
           A client that never replies is then selected again and again. In this class, a first failure also changes
           nothing. From the second failure in a row on, the client counts as tried, with utility 0 and the latency in
-          the report.
+          the report. The statistical part of its score is then 0. A client with a utility, the same L(i) and the same
+          latency therefore has a higher score.
         * If a client completes a round but reports no loss, its utility does not change.
         * A *spare* is a client that was asked to train because of over-selection, and whose reply was not needed. A
           spare gets the mean utility of the used clients and its own latency. A straggler gets the same values in the
