@@ -8,9 +8,10 @@ between it and Flower's types.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from flwr.common import (
@@ -29,10 +30,13 @@ from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
-from fedsel_flwr.rounds.roster import id_order
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.client_manager import (
     BoundedManager,
     ChosenCohort,
@@ -41,6 +45,8 @@ from fedsel_flwr.strategies.wrapping.client_manager import (
     wait_for_clients,
 )
 from fedsel_flwr.strategies.wrapping.legacy_results import (
+    EvaluateResult,
+    FitResult,
     cleaned,
     decode,
     from_checkpoint,
@@ -48,14 +54,14 @@ from fedsel_flwr.strategies.wrapping.legacy_results import (
     reply_of,
     to_checkpoint,
     unwrapped,
-    usable_evaluations,
 )
 from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
 from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")
-FitFailure = tuple[ClientProxy, FitRes] | BaseException
-EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
+FitFailure = FitResult | BaseException
+EvaluateFailure = EvaluateResult | BaseException
+Failure = TypeVar("Failure", FitFailure, EvaluateFailure)
 
 
 class SelectionStrategy(Adapter, Strategy):
@@ -130,7 +136,7 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected at the end of the wait, the base chooses the clients itself, or
                 Flower's round does not follow the selector's.
         """
-        self._dispatched = {}
+        self._model, self._dispatched = parameters, {}
         if self._resuming.is_over:
             return []
         self.begin_metrics()
@@ -173,54 +179,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, {}
-        # Converting the replies belongs to reading them, which ``collect`` does.
-        self.core.stopwatch.switch("collect")
-        self._check_actors(str(failure) for failure in failures if isinstance(failure, BaseException))
-        # Before replies are read: under secure aggregation every result holds the sum, which looks like an update.
-        if reader := self.core.update_reader:
-            bases.check_not_aggregated([res.parameters for _, res in results], reader)
-        arrived = {result[0].cid: result for result in results}
-        refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
-        replies = {
-            cid: reply_of(self.base, proxy, arrived.get(cid), refused.get(cid))
-            for cid, proxy in self._dispatched.items()
-        }
-        self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
-        # If a client has a grid, the grid's own wait has marked it as busy. The other clients are marked here.
-        without_grid = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
-        self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
-        # The models are measured here, before the base, because a base may aggregate in place.
-        outcome = self.core.collect(replies)
-        parameters: Parameters | None = None
-        metrics: dict[str, Scalar] = {}
-        if outcome.enough:
-            bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            ours = self.core.settings.keys.own_keys()
-            vectors = VECTORS.intersection(self.core.asks.split(","))
-            kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
-            if outcome.averaging is not None:
-                kept = [
-                    (c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)
-                ]
-            # A base counts failures, for accept_failures or to calibrate noise, and an unusable update is a failure
-            # too.
-            unusable = [
-                RunError(self._fault(cid, result.problems))
-                for cid, result in outcome.results.items()
-                if cid in arrived and not result.completed and not result.spare
-            ]
-            failed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            number = bases.aggregation_round(self.base, self.core.round)
-            parameters, metrics = self.base.aggregate_fit(number, kept, [*failed, *unusable])
-        # Decoding a model takes time and memory, so it is skipped if no part reads the arrays.
-        after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
-        model = self.core.finish(after)
-        if model is not None and model is not after:
-            # The averaging scheme has mixed in the old model.
-            parameters = ndarrays_to_parameters(list(model))
-        if parameters is not None:
-            self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
-        return parameters, metrics
+        parameters, metrics = self._aggregate(_Results(self, results, failures))
+        return parameters, metrics or {}
 
     @saves_on_error
     def configure_evaluate(
@@ -242,16 +202,8 @@ class SelectionStrategy(Adapter, Strategy):
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate the results that can be averaged, in id order."""
-        absolute = self.core.numbering.absolute(server_round)
-        # Results arrive in any order, and a sum of floats depends on the order.
-        ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
-        usable, faults = usable_evaluations(ordered, self.core.max_examples)
-        for cid, fault in faults.items():
-            logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
-        unusable = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
-        failed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-        aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
-            absolute, usable, [*failed, *unusable]
+        aggregated: tuple[float | None, dict[str, Scalar]] = self._aggregate_evaluation(
+            server_round, _Evaluations(self, results, failures)
         )
         return aggregated
 
@@ -295,3 +247,88 @@ class SelectionStrategy(Adapter, Strategy):
         # The round is the seed: the global generator is not used, and a resumed run draws the same clients.
         generator = np.random.default_rng(self.core.round)
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)
+
+
+class _Results:
+    """The replies to a round's training (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Replies`)."""
+
+    def __init__(self, strategy: SelectionStrategy, results: list[FitResult], failures: list[FitFailure]) -> None:
+        self._strategy, self._failures = strategy, failures
+        self._arrived = {result[0].cid: result for result in results}
+
+    def errors(self) -> list[str]:
+        return [str(failure) for failure in self._failures if isinstance(failure, BaseException)]
+
+    def models(self) -> list[object]:
+        return [res.parameters for _, res in self._arrived.values()]
+
+    def read(self) -> dict[str, Reply]:
+        strategy = self._strategy
+        refused = {failure[0].cid: failure[1] for failure in self._failures if isinstance(failure, tuple)}
+        replies = {
+            cid: reply_of(strategy.base, proxy, self._arrived.get(cid), refused.get(cid))
+            for cid, proxy in strategy._dispatched.items()
+        }
+        strategy._timeout = next((proxy.timeout_s for proxy in strategy._dispatched.values()), None)
+        # If a client has a grid, the grid's own wait has marked it as busy. The other clients are marked here.
+        without_grid = [cid for cid, proxy in strategy._dispatched.items() if grid_of([proxy.proxy]) is None]
+        strategy.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
+        return replies
+
+    def base_result(self, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Parameters | None, dict[str, Scalar]]:
+        base, core = self._strategy.base, self._strategy.core
+        ours = core.settings.keys.own_keys()
+        vectors = VECTORS.intersection(core.asks.split(","))
+        kept = [cleaned(self._arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
+        if outcome.averaging is not None:
+            kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]
+        unusable = [RunError(fault) for cid, fault in faults.items() if cid in self._arrived]
+        number = bases.aggregation_round(base, core.round)
+        result: tuple[Parameters | None, dict[str, Scalar]]
+        result = base.aggregate_fit(number, kept, [*without_proxies(self._failures), *unusable])
+        return result
+
+    def decode(self, model: Parameters) -> Arrays | None:
+        return decode(model)
+
+    def encode(self, arrays: Arrays) -> Parameters:
+        return ndarrays_to_parameters(list(arrays))
+
+    def named(self, model: Parameters) -> tuple[list[str], Arrays]:
+        return to_checkpoint(model)
+
+
+class _Evaluations:
+    """The replies to an evaluation (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Evaluations`)."""
+
+    weight_key = "num_examples"
+
+    def __init__(
+        self, strategy: SelectionStrategy, results: list[EvaluateResult], failures: list[EvaluateFailure]
+    ) -> None:
+        self._strategy, self._failures = strategy, failures
+        self._arrived = {result[0].cid: result for result in results}
+
+    def read(self) -> dict[str, Evaluation]:
+        return {
+            cid: Evaluation(res.num_examples, [("loss", res.loss), *(res.metrics or {}).items()])
+            for cid, (_, res) in self._arrived.items()
+        }
+
+    def base_result(
+        self, number: int, usable: list[str], faults: Mapping[str, str]
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        most = self._strategy.core.max_examples
+        limited = [
+            (unwrapped(client), res if most is None else replace(res, num_examples=min(res.num_examples, most)))
+            for client, res in map(self._arrived.__getitem__, usable)
+        ]
+        failed = [*without_proxies(self._failures), *map(RunError, faults.values())]
+        result: tuple[float | None, dict[str, Scalar]]
+        result = self._strategy.base.aggregate_evaluate(number, limited, failed)
+        return result
+
+
+def without_proxies(failures: Iterable[Failure]) -> list[Failure]:
+    """Return failures with Flower's own proxies."""
+    return [(unwrapped(one[0]), one[1]) if isinstance(one, tuple) else one for one in failures]

@@ -22,9 +22,11 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
+from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, TimedGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import (
@@ -81,7 +83,6 @@ class SelectionStrategy(Adapter, Strategy):
     default_base = partial(FedAvg, fraction_evaluate=0.0)
     _timed: TimedGrid | None = None
     _names: tuple[str, ...] = ()
-    _arrays: ArrayRecord | None = None
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
     # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
@@ -152,7 +153,7 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
-        self._arrays, self._dispatched = arrays, {}
+        self._model, self._dispatched = arrays, {}
         # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
         if self._resuming.is_over:
@@ -187,44 +188,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, None
-        # Converting the replies belongs to reading them, which ``collect`` does.
-        self.core.stopwatch.switch("collect")
-        self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
         self._note_unanswered(self._dispatched, arrived)
-        cleaner = self._cleaner()
-        faults, key = cleaner.faults(arrived), cleaner.weight_key
-        # The models are measured here, before the base, because a base may aggregate in place.
-        outcome = self.core.collect(
-            {node: self._reply(node, arrived.get(node), faults, key) for node in self._dispatched}
-        )
-        arrays: ArrayRecord | None = None
-        metrics: MetricRecord | None = None
-        if outcome.enough:
-            bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            # A base counts failures, for accept_failures or to calibrate noise, and an unusable update is a failure
-            # too.
-            failures = [
-                sanitized(message) if message.has_error() else self._as_error(sent, outcome.results[node].problems)
-                for node, sent in self._dispatched.items()
-                if (message := arrived.get(node)) is not None
-                and node not in outcome.usable
-                and not outcome.results[node].spare
-            ]
-            usable = {node: arrived[node] for node in outcome.usable}
-            kept = cleaner.cleaned(usable, outcome.results, outcome.kept, self._names)
-            if outcome.averaging is not None:
-                # Schemes compute floats, but bases expect integers as numbers of examples.
-                for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
-                    metrics_of(message)[key] = int(weight) if weight.is_integer() else weight
-            arrays, metrics = self.base.aggregate_train(self.core.round, [*kept, *failures])
-        # Decoding a model takes time and memory, so it is skipped if no part reads the arrays.
-        after = self._decode(arrays) if arrays is not None and self.core.reads_global(outcome) else None
-        model = self.core.finish(after)
-        if model is not None and model is not after:
-            # The averaging scheme has mixed in the old model.
-            arrays = self._encode(model)
-        self._arrays = self._arrays if arrays is None else arrays
-        self._keeper.keep(self.core.round, partial(names_and_arrays, self._arrays or ArrayRecord()))
+        arrays, metrics = self._aggregate(_Replies(self, arrived))
         self._record_metrics("train_metrics_clientapp", self.core.round, metrics)
         if self._result_so_far is not None and arrays is not None:
             self._result_so_far.arrays = arrays
@@ -252,25 +217,15 @@ class SelectionStrategy(Adapter, Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the base aggregate the replies with common metrics, in id order."""
-        absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
         self._note_unanswered(sent, arrived)
-        # Replies arrive in any order, and a sum of floats depends on the order.
-        ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
-        usable, faults = self._cleaner().evaluations(ordered)
-        for node, fault in faults.items():
-            logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
-        failures = [
-            sanitized(message) if message.has_error() else self._as_error(sent[node], (faults[node],))
-            for node, message in ordered.items()
-            if message.has_error() or node in faults
-        ]
-        aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
+        aggregated: MetricRecord | None = self._aggregate_evaluation(server_round, _Evaluations(self, sent, arrived))
+        absolute = self.core.numbering.absolute(server_round)
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
             # Flower calls this even if no client evaluates: without a central evaluation it is the round's last call.
-            save = partial(self._save, server_round, self._arrays)
+            save = partial(self._save, server_round, self._model)
             save()
             self.finish_round(server_round, tuple, save)
         return aggregated
@@ -325,29 +280,91 @@ class SelectionStrategy(Adapter, Strategy):
         # A new one in each round, because under "auto" max_examples follows the clients' last claims.
         return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
 
-    def _decode(self, record: ArrayRecord) -> Arrays:
-        """Return a record's arrays in the order of the model."""
-        return [record[name].numpy() for name in self._names]
 
-    def _encode(self, arrays: Arrays) -> ArrayRecord:
-        """Return arrays under the names of the model."""
-        return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, arrays, strict=True)})
+class _Replies:
+    """The replies to a round's training (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Replies`)."""
 
-    def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
+    def __init__(self, strategy: SelectionStrategy, arrived: Mapping[str, Message]) -> None:
+        self._strategy, self._arrived = strategy, arrived
+        self._cleaner = strategy._cleaner()
+
+    def errors(self) -> list[str]:
+        return [message.error.reason or "" for message in self._arrived.values() if message.has_error()]
+
+    def models(self) -> list[object]:
+        return [message.content.array_records for message in self._arrived.values() if message.has_content()]
+
+    def read(self) -> dict[str, Reply]:
+        faults = self._cleaner.faults(self._arrived)
+        return {node: self._reply(node, self._arrived.get(node), faults) for node in self._strategy._dispatched}
+
+    def _reply(self, node: str, message: Message | None, faults: Mapping[str, str]) -> Reply:
         """Return a node's reply, or the reason why it is missing, in plain types."""
-        observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
-        if message is None and node in self._rejected:
+        strategy, timed = self._strategy, self._strategy._timed
+        observed = timed.elapsed_s.get(node) if timed is not None else None
+        if message is None and node in strategy._rejected:
             return Reply(error=NOT_REACHED)
-        if message is None and self._timed is not None and self._timed.straggler_reply is not None:
-            return self._timed.straggler_reply
+        if message is None and timed is not None and timed.straggler_reply is not None:
+            return timed.straggler_reply
         if message is None:
-            return Reply(error=no_answer(self._timeout), timed_out=True)
+            return Reply(error=no_answer(strategy._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
-        reply = reply_of(message, self._names, weight_key, observed)
-        fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
+        reply = reply_of(message, strategy._names, self._cleaner.weight_key, observed)
+        fault = bases.fault_in_model(strategy.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 
-    def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
-        """Return an unusable reply as the error that the base expects."""
-        return error_reply(sent, self._fault(str(sent.metadata.dst_node_id), problems))
+    def base_result(
+        self, outcome: Outcome, faults: Mapping[str, str]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        usable = {node: self._arrived[node] for node in outcome.usable}
+        kept = self._cleaner.cleaned(usable, outcome.results, outcome.kept, self._strategy._names)
+        if outcome.averaging is not None:
+            # Schemes compute floats, but bases expect integers as numbers of examples.
+            for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
+                metrics_of(message)[self._cleaner.weight_key] = int(weight) if weight.is_integer() else weight
+        failures = failures_of(self._strategy._dispatched, self._arrived, faults)
+        result: tuple[ArrayRecord | None, MetricRecord | None]
+        result = self._strategy.base.aggregate_train(self._strategy.core.round, [*kept, *failures])
+        return result
+
+    def decode(self, model: ArrayRecord) -> Arrays:
+        return [model[name].numpy() for name in self._strategy._names]
+
+    def encode(self, arrays: Arrays) -> ArrayRecord:
+        named = zip(self._strategy._names, arrays, strict=True)
+        return ArrayRecord({name: Array(np.asarray(array)) for name, array in named})
+
+    def named(self, model: ArrayRecord) -> tuple[list[str], Arrays]:
+        return names_and_arrays(model)
+
+
+class _Evaluations:
+    """The replies to an evaluation (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Evaluations`)."""
+
+    def __init__(
+        self, strategy: SelectionStrategy, sent: Mapping[str, Message], arrived: Mapping[str, Message]
+    ) -> None:
+        self._strategy, self._sent, self._arrived = strategy, sent, arrived
+        self._cleaner = strategy._cleaner()
+        self.weight_key = self._cleaner.weight_key
+
+    def read(self) -> dict[str, Evaluation]:
+        return {n: self._cleaner.evaluation(message) for n, message in self._arrived.items() if message.has_content()}
+
+    def base_result(self, number: int, usable: list[str], faults: Mapping[str, str]) -> MetricRecord | None:
+        cleaned = self._cleaner.evaluations({node: self._arrived[node] for node in usable})
+        failures = failures_of(self._sent, self._arrived, faults)
+        result: MetricRecord | None = self._strategy.base.aggregate_evaluate(number, [*cleaned, *failures])
+        return result
+
+
+def failures_of(
+    sent: Mapping[str, Message], arrived: Mapping[str, Message], faults: Mapping[str, str]
+) -> list[Message]:
+    """Return the failures that a base expects: the clients' own errors, and one in place of each unusable reply."""
+    return [
+        sanitized(message) if message.has_error() else error_reply(sent[node], faults[node])
+        for node, message in arrived.items()
+        if message.has_error() or node in faults
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -17,8 +17,9 @@ from fedsel_flwr.rounds.settings import Options, resolve_settings
 from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping import bases, resuming
+from fedsel_flwr.strategies.wrapping.aggregating import Aggregation
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
-from fedsel_flwr.strategies.wrapping.round_end import LastModelKeeper, RoundEnd
+from fedsel_flwr.strategies.wrapping.round_end import LastModelKeeper
 from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies
 
 P = ParamSpec("P")
@@ -62,7 +63,7 @@ def _takes(
     return decorate
 
 
-class Adapter(RoundEnd):
+class Adapter(Aggregation):
     """Base class of the strategies in both APIs: builds the core from a strategy's options.
 
     Args:
@@ -177,17 +178,9 @@ class Adapter(RoundEnd):
         """Return the names of the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
 
-    def _check_actors(self, errors: Iterable[str]) -> None:
-        """End the run if the round's failures show that Flower's simulation cannot continue."""
-        self._dead_actors.check(errors, self.core.round, self._resuming.resume_hint)
-
     def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
         """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients."""
         # A client that trains may need as long as the last round allowed. Before the first round, a client can only owe
         # an answer to the roll call.
         timeout = min(self.wait_timeout, self._timeout or self._question_timeout)
         return self._late.wait_for_free(connected, self.core.settings.min_completed, timeout)
-
-    def _fault(self, node: str, problems: Collection[str]) -> str:
-        """Return the fault of a client's reply, for the base strategy and Flower's log."""
-        return f"client {self.roster.name(node)}: {'; '.join(problems)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
-from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
 from fedsel_flwr.strategies.wrapping.failure_reasons import no_answer, reason_in
@@ -88,24 +87,6 @@ def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vector
     if read.converted is not None:
         res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
     return unwrapped(client), res
-
-
-def usable_evaluations(
-    results: Iterable[EvaluateResult], max_examples: int | None = None
-) -> tuple[list[EvaluateResult], dict[str, str]]:
-    """Return the results of ``evaluate`` that can be averaged, and connection -> fault for the others."""
-    usable, faults = list[EvaluateResult](), dict[str, str]()
-    for client, res in results:
-        if not usable_count(res.num_examples):
-            faults[client.cid] = f"num_examples: expected an integer above 0, got {shown(res.num_examples)}"
-        elif finite_number(res.loss) is None:
-            faults[client.cid] = f"loss: expected a finite number, got {shown(res.loss)}"
-        elif len(res.metrics or {}) > MAX_METRICS:
-            faults[client.cid] = f"metrics: {len(res.metrics)} reported, more than {MAX_METRICS}"
-        else:
-            limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
-            usable.append((unwrapped(client), limited))
-    return usable, faults
 
 
 def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:

@@ -19,9 +19,10 @@ from flwr.serverapp.strategy import Result
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
+from fedsel_flwr.rounds.untrusted import finite_number, shown
 from fedsel_flwr.selectors.columns import ASKED, VECTORS
 from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = ASKED & VECTORS
@@ -146,22 +147,17 @@ class Cleaner:
             twin.content[array_name] = _model_record(messages[node], results[node], names)
         return [copies[node] for node in kept]
 
-    def evaluations(self, messages: Mapping[str, Message]) -> tuple[list[Message], dict[str, str]]:
-        """Copy the usable replies to EVALUATE messages, and return connection -> fault for the others."""
-        usable, faults = dict[str, Message](), dict[str, str]()
-        for node, message in messages.items():
-            if not message.has_content():
-                continue
-            if not _has_one_metric_record(message):
-                faults[node] = f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}"
-            elif len(metrics_of(message)) > MAX_METRICS:
-                faults[node] = f"metrics: {len(metrics_of(message))} reported, more than {MAX_METRICS}"
-            elif not usable_count(weight := _weight_of(metrics_of(message), self.weight_key)):
-                faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
-            else:
-                usable[node] = message
-        limits = {} if self._max_examples is None else dict.fromkeys(usable, self._max_examples)
-        return list(self._with_common_metrics(usable, "evaluate_metrics_aggr_fn", limits).values()), faults
+    def evaluation(self, message: Message) -> Evaluation:
+        """Read a reply to an EVALUATE message that is no error."""
+        if not _has_one_metric_record(message):
+            return Evaluation(0, (), f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}")
+        metrics = metrics_of(message)
+        return Evaluation(_weight_of(metrics, self.weight_key), metrics.items())
+
+    def evaluations(self, messages: Mapping[str, Message]) -> list[Message]:
+        """Copy the usable replies to EVALUATE messages."""
+        limits = {} if self._max_examples is None else dict.fromkeys(messages, self._max_examples)
+        return list(self._with_common_metrics(messages, "evaluate_metrics_aggr_fn", limits).values())
 
     def _with_common_metrics(
         self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]
