@@ -241,11 +241,23 @@ class SelectionCore:
         self.stopwatch.switch("aggregate")
         return self._round.outcome
 
-    def finish(self, after: Arrays | None = None) -> Arrays | None:
+    def skip(self) -> None:
+        """End the round without clients, because the base strategy configures nobody; the choice counts as never made.
+
+        Raises:
+            RunError: :meth:`choose` was not called before.
+        """
+        if self._round is not None:
+            self._round.chosen = {}
+        self.collect({})
+        self.finish(remark="skipped: the base strategy configured no client")
+
+    def finish(self, after: Arrays | None = None, remark: str = "") -> Arrays | None:
         """End the round: mix the model by the averaging scheme, pass the report to the selector, write the history.
 
         Args:
             after: The mean of the kept models, or the base strategy's result; None if the model did not change.
+            remark: A remark on the round for the history: its kind, a colon and details.
 
         Returns:
             The new global model: ``after``, or ``after`` mixed with the old model. None if the model did not change.
@@ -281,6 +293,7 @@ class SelectionCore:
             probe_j=probe_j,
             num_probed=num_probed,
             clients=parts.reporter.records(round, outcome),
+            remark=remark,
         )
         self._round = None
         parts.history.log_unusable_rounds()

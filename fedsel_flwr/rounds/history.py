@@ -96,6 +96,7 @@ class History(state_dicts.NotByClient):
         probe_s: float = 0.0,
         probe_j: float = 0.0,
         num_probed: int = 0,
+        remark: str = "",
     ) -> RoundRecord:
         """Add a round and its clients, and accumulate times and joules, including those of probes.
 
@@ -128,6 +129,7 @@ class History(state_dicts.NotByClient):
             probe_s=probe_s,
             probe_j=probe_j,
             num_probed=num_probed,
+            remark=remark,
         )
         if self.journal is None:
             self._rounds.append(record)

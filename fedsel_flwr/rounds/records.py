@@ -117,6 +117,7 @@ class RoundRecord:
         num_timeouts: Number of clients without an answer before the timeout or the round's deadline.
         num_probed: Number of clients probed before the choice, counted once per probe.
         num_spares: Number of clients that the round did not wait for, because enough others were earlier.
+        remark: Empty, or a problem of the round itself: its kind, a colon and details.
     """
 
     round: int
@@ -135,6 +136,7 @@ class RoundRecord:
     num_timeouts: int = 0
     num_probed: int = 0
     num_spares: int = 0
+    remark: str = ""
 
     @property
     def num_failed(self) -> int:

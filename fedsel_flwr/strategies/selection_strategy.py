@@ -28,7 +28,7 @@ from flwr.common import (
 from flwr.server import ClientManager
 from flwr.server.strategy import FedAvg, Strategy
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
@@ -148,14 +148,23 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
         if not chosen:
             return []
-        instructions = self.base.configure_fit(
-            server_round=self.core.round,
-            parameters=parameters,
-            client_manager=ChosenCohort(chosen, len(clients)),
-        )
+        cohort = ChosenCohort(chosen, len(clients))
+        try:
+            instructions = self.base.configure_fit(
+                server_round=self.core.round, parameters=parameters, client_manager=cohort
+            )
+        # The errors of a base that requires its own client manager, or looks for other clients.
+        except (AssertionError, AttributeError, LookupError, TypeError) as error:
+            raise RunError(
+                f"{type(self.base).__name__}.configure_fit raised {described(error)}. With a selector it gets a client "
+                "manager that has only the chosen clients, and must not need another one. Use another base, or let it "
+                "take the clients of this client manager"
+            ) from error
         # Sorted lists, not sets, so that a base that sends a client two instructions is refused too.
         dispatched = sorted(client.cid for client, _ in instructions)
-        if dispatched != sorted(chosen):
+        if not dispatched:
+            self.core.skip()
+        elif dispatched != sorted(chosen):
             raise RunError(
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
                 f"{len(chosen)} clients. A base that chooses clients itself cannot be combined with a selector. Wrap "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flwr import serverapp
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
@@ -60,18 +60,34 @@ def test_a_wrapper_sees_exactly_the_chosen(layers: int, options: dict[str, Any])
         outer = Counting(outer)
     server = _server(outer).play(3)
     seen = [[str(server.grid.nodes[node].proxy.client_id) for node in nodes] for nodes in outer.seen]
-    assert seen == server.dispatched()
+    assert [sorted(one, key=int) for one in seen] == server.dispatched()
     assert "configure_train" not in vars(inner)  # as it was
     assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT] * 3
 
 
-def test_a_wrapper_that_asks_others_is_refused_by_name_and_the_base_of_an_error_is_as_it_was() -> None:
-    with pytest.raises(RunError, match="Counting configured 2 messages, but the selector chose 3 nodes"):
-        _server(Counting(base_of("message"), most=2)).play(1)
-    inner = base_of("message", fraction_train=0.0)
-    with pytest.raises(RunError, match=r"its fraction_train is 0\.0"):
-        _server(Counting(inner)).play(1)
-    assert "configure_train" not in vars(inner)
+class Greeting(Counting):
+    """A wrapper whose messages differ."""
+
+    def configure_train(self, *args: Any) -> Any:
+        messages = list(super().configure_train(*args))
+        for message in messages:
+            message.content = RecordDict({**message.content, "you": ConfigRecord({"id": message.metadata.dst_node_id})})
+        return messages
+
+
+def test_a_node_that_a_wrapper_leaves_out_gets_a_copy_unless_the_messages_differ() -> None:
+    server = _server(Counting(base_of("message"), most=2)).play(1)
+    assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT]
+    with pytest.raises(RunError, match="Greeting configured 2 messages to 2 nodes, with different contents, but the"):
+        _server(Greeting(base_of("message"), most=2)).play(1)
+
+
+def test_training_nobody_is_refused_by_name_before_round_1() -> None:
+    server = _server(Counting(base_of("message", fraction_train=0.0)))
+    with pytest.raises(RunError, match="FedAvg configures no messages, because its fraction_train is 0"):
+        server.play(1)
+    assert not server.strategy.history.rounds
+    assert not server.grid.sent
 
 
 # ---- Flower's accountants, by 1.41 ------------------------------------------------------------------------------

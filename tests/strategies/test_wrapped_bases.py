@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.common import FitIns, FitRes, Parameters
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random
 from tests.strategies.apis import BOTH, make
 from tests.strategies.both_ways import Course, legacy_function, message_function, play_legacy, play_messages
@@ -168,21 +168,11 @@ def test_an_unusable_value_of_ours_reaches_the_base_as_it_came(value: float) -> 
     assert repr((wrapped.given, wrapped.metrics)) == repr((alone.given, alone.metrics))
 
 
-def test_a_base_that_decides_itself_who_trains_is_refused() -> None:
-    """In the legacy API it works with one client."""
-
-    def strategy(cohort: int) -> Any:
-        base = legacy.FedXgbCyclic(initial_parameters=Parameters([], ""), fraction_evaluate=0.0)
-        return make("legacy", Random(clients_per_round=cohort, seed=0), base)
-
-    proxies = [TreeProxy(f"node-{k}", k, number=k) for k in range(2)]
-    with pytest.raises(RunError, match="FedXgbCyclic dispatched 1 instructions, but the selector chose 2"):
-        play_legacy(strategy(2), proxies, Course())
-    assert [len(one) for one in play_legacy(strategy(1), proxies, Course()).models] == [1, 1, 1]
-    nodes: dict[int, FakeNode] = {node_id(k): TreeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
-    wrapped = make("message", Random(clients_per_round=1, seed=0), message.FedXgbCyclic())
-    with pytest.raises(RunError, match="FedXgbCyclic chooses clients itself"):
-        play_messages(wrapped, nodes, Course(), as_record(b""))
+@BOTH
+def test_a_base_that_decides_itself_who_trains_is_refused(api: str) -> None:
+    base = legacy.FedXgbCyclic() if api == "legacy" else message.FedXgbCyclic()
+    with pytest.raises(ParameterError, match="FedXgbCyclic chooses clients itself"):
+        make(api, Random(clients_per_round=1, seed=0), base)
 
 
 @BOTH

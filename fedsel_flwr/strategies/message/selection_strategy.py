@@ -12,13 +12,15 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
@@ -33,6 +35,7 @@ from fedsel_flwr.strategies.wrapping.message_records import (
     Cleaner,
     metrics_of,
     names_and_arrays,
+    record_of,
     renumber_rounds,
     reply_of,
 )
@@ -43,7 +46,9 @@ from fedsel_flwr.strategies.wrapping.message_transport import (
     configured,
     error_reply,
     sanitized,
+    taking_all,
 )
+from fedsel_flwr.strategies.wrapping.own_start import with_own_start
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -58,8 +63,7 @@ class SelectionStrategy(Adapter, Strategy):
     A round:
         1. ``configure_train`` waits a bounded time for nodes, and registers new nodes with QUERY messages.
         2. The selector chooses nodes. Before that it may probe nodes with EVALUATE messages.
-        3. One of the messages that ``base`` configures is the template, and each chosen node gets a copy. The
-           strategies inside ``base`` see exactly these messages.
+        3. ``base`` configures messages. It sees exactly the chosen nodes, and each of them gets its own message.
         4. ``aggregate_train`` drops updates that cannot be used. ``base`` aggregates copies of the others in a fixed
            order. The copies have the same keys, so that one deviating reply cannot end the run.
         5. The selector observes the round, and the history gets its record.
@@ -84,10 +88,20 @@ class SelectionStrategy(Adapter, Strategy):
     _timed: TimedGrid | None = None
     _names: tuple[str, ...] = ()
     _evaluates = False
+    # Whether the base has configured nobody in this round.
+    _skipped = False
     _evaluating: tuple[Message, ...] = ()
+    # Whether the base's own ``start`` runs and has not reached Flower's loop.
+    _in_own_start = False
+    _checkpoint: Checkpoint | None = None
+    # The server's number of the round that is not closed yet.
+    _open: int | None = None
+    _recording_now = False
+    _stop_signals: list[Callable[[int, Result], bool]]
     # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
     _result_so_far: Result | None = None
 
+    @with_own_start
     def start(
         self,
         grid: Grid,
@@ -104,32 +118,32 @@ class SelectionStrategy(Adapter, Strategy):
         ``should_stop`` works with every version of flwr, although ``start`` does not have it up to 1.42. The strategy's
         own option applies too, with absolute rounds.
 
+        A base's own ``start`` is called with the same arguments, and may call this one by ``super().start``. If it is a
+        loop of its own, the run cannot be resumed.
+
         A resumed run starts from the checkpoint's arrays instead of ``initial_arrays``. It runs ``num_rounds`` minus
         the finished rounds. The rounds in its result are absolute, and the result has no metrics of earlier rounds.
 
         Raises:
-            RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written.
+            RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written. Or the run
+                should be resumed, but the base has a loop of its own.
         """
+        checkpoint = self._checkpoint if self._in_own_start else self._begin(initial_arrays)
+        self._in_own_start, self._timeout, self._evaluates = False, timeout, evaluate_fn is not None
         check_should_stop(should_stop)
-        self._result_so_far = result_so_far = Result()
-        signal = None if should_stop is None else lambda number, _: should_stop(number, result_so_far)
-        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()}, signal)
+        if should_stop is not None:
+            self._stop_signals.append(should_stop)
         done = 0 if checkpoint is None else checkpoint.round
         num_rounds = self._resuming.rounds_left(num_rounds, done)
         if checkpoint is not None:
-            initial_arrays = ArrayRecord(
-                {name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)}
-            )
-        result_so_far.arrays = initial_arrays
-        if self.core.settings.clock == "server":
-            grid = self._timed = TimedGrid(grid)
-            self._timed.late = self._late
-        self._evaluates, self._timeout = evaluate_fn is not None, timeout
-        recording = None if evaluate_fn is None else self._recording(evaluate_fn)
+            initial_arrays = record_of(checkpoint)
         if checkpoint is not None and not self._evaluates:
             # With a central evaluation, Flower's round 0 evaluates the checkpoint's round once more and closes it.
             self._end_round(0)
-        start = partial(super().start, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
+        recording = None if evaluate_fn is None else self._recording(evaluate_fn)
+        start = partial(
+            super().start, self._timed_grid(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
+        )
         # From flwr 1.43 on. Older versions count the remaining rounds, which choose no clients.
         if "should_stop" in inspect.signature(Strategy.start).parameters:
             start = partial(start, should_stop=lambda number, result: self.core.ended)
@@ -139,7 +153,43 @@ class SelectionStrategy(Adapter, Strategy):
         if checkpoint is not None:
             renumber_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
+        # A second loop of a base's own start is a run of its own.
+        self._checkpoint = None
         return result
+
+    def _begin(self, initial_arrays: ArrayRecord | None) -> Checkpoint | None:
+        """Begin a run, and return the checkpoint from which it is resumed."""
+        self._result_so_far, self._stop_signals, self._open = Result(), [], None
+        # A list, not a generator: each signal may count the rounds.
+        signal = lambda number, _: any([stop(number, self._result_so_far) for stop in self._stop_signals])  # noqa: E731
+        initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
+        self._checkpoint = checkpoint = self._begin_run(initial, signal)
+        if (start := initial_arrays if checkpoint is None else record_of(checkpoint)) is not None:
+            self._result_so_far.arrays = start
+        return checkpoint
+
+    def _begin_own_start(self, grid: Any, initial_arrays: ArrayRecord | None, evaluate_fn: Any) -> dict[int, Any]:
+        """Begin a run by the base's own ``start``; return the replacements of its arguments, by the ids of these."""
+        checkpoint = self._begin(initial_arrays)
+        self._in_own_start, self._evaluates = True, evaluate_fn is not None
+        swapped = {id(grid): self._timed_grid(grid), id(evaluate_fn): evaluate_fn and self._recording(evaluate_fn)}
+        return swapped if checkpoint is None else {**swapped, id(initial_arrays): record_of(checkpoint)}
+
+    def _end_own_start(self) -> None:
+        """End a run by the base's own ``start``."""
+        self._close_open_round()
+        self._in_own_start = False
+        self.end_metrics()
+
+    def _timed_grid(self, grid: Any) -> Any:
+        """Return a grid that times nodes, on the server's clock."""
+        if self.core.settings.clock != "server" or grid is None:
+            return grid
+        if not isinstance(grid, TimedGrid):
+            grid = TimedGrid(grid)
+            grid.late = self._late
+        self._timed = grid
+        return grid
 
     def summary(self) -> None:
         """Log the base's configuration."""
@@ -153,11 +203,17 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
-        self._model, self._dispatched = arrays, {}
+        if self._in_own_start:
+            self._check_own_loop()
+        self._close_open_round()
+        self._model, self._dispatched, self._skipped = arrays, {}, False
+        self._open = server_round
         # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
         if self._resuming.is_over:
             return []
+        if not self.core.round:
+            bases.check_trains(self.base)
         self.begin_metrics()
         self._late.grid = grid
         connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
@@ -168,9 +224,11 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
-        # The base waits without limit for its own minimum of nodes, although its messages are only templates.
-        shown = SnapshotGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
+        shown = SnapshotGrid(grid, chosen, self.wait_timeout)
         messages = configured(self.base, self.core.round, arrays, config, shown, chosen)
+        self._skipped = not messages
+        if not messages:
+            self.core.skip()
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
         if self._timed is not None and self.core.settings.ends_early:
             self._timed.early_end = EarlyEnd(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
@@ -186,10 +244,11 @@ class SelectionStrategy(Adapter, Strategy):
         """
         arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
-            # No client was chosen, and ``choose`` already wrote the round to the history.
-            return None, None
+            # The round is in the history already. Flower calls a base that has configured nobody too.
+            return self.base.aggregate_train(self.core.round, []) if self._skipped else (None, None)
         self._note_unanswered(self._dispatched, arrived)
         arrays, metrics = self._aggregate(_Replies(self, arrived))
+        self._dispatched = {}
         self._record_metrics("train_metrics_clientapp", self.core.round, metrics)
         if self._result_so_far is not None and arrays is not None:
             self._result_so_far.arrays = arrays
@@ -208,11 +267,10 @@ class SelectionStrategy(Adapter, Strategy):
         needed = max(self.min_available, bases.min_evaluation_nodes(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
-        shown = SnapshotGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluation_nodes(self.base))
-        messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
-        # SnapshotGrid adds invented nodes, and no client can evaluate on these.
-        connected = frozenset(free)
-        self._evaluating = tuple(message for message in messages if str(message.metadata.dst_node_id) in connected)
+        shown = SnapshotGrid(grid, free, self.wait_timeout)
+        with taking_all(self.base, dict.fromkeys(("min_evaluate_nodes", "min_available_nodes"), len(free))):
+            messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
+            self._evaluating = tuple(messages)
         return list(self._evaluating)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -225,10 +283,29 @@ class SelectionStrategy(Adapter, Strategy):
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
             # Flower calls this even if no client evaluates: without a central evaluation it is the round's last call.
-            save = partial(self._save, server_round, self._model)
+            self._close_open_round()
+        return aggregated
+
+    def _close_open_round(self) -> None:
+        """Close the round that no central evaluation has closed, if there is one."""
+        if (server_round := self._open) is not None:
+            self._open, save = None, partial(self._save, server_round, self._model)
             save()
             self.finish_round(server_round, tuple, save)
-        return aggregated
+
+    def _check_own_loop(self) -> None:
+        """Refuse what a base's own loop of rounds cannot do."""
+        base = type(self.base).__name__
+        if self.core.settings.resume:
+            raise RunError(
+                f"start of {base} is a loop of its own, which begins at round 1, so that the run cannot be resumed. "
+                "Leave resume out, or let its start call super().start"
+            )
+        if self._dispatched:
+            raise RunError(
+                f"start of {base} did not call self.aggregate_train after self.configure_train, so that the selector "
+                "learned nothing. Call it once in each round"
+            )
 
     def _recording(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
@@ -236,6 +313,9 @@ class SelectionStrategy(Adapter, Strategy):
         """Return a central evaluation that also writes the checkpoint and records its results in the history."""
 
         def recording(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            # A base may wrap the function that it gets, and Flower's loop records the outer one. Or it evaluates twice.
+            if self._recording_now or server_round not in (0, self._open):
+                return evaluate_fn(server_round, arrays)
             number = self.core.numbering.absolute(server_round)
             save = partial(self._save, server_round, arrays)
             metrics: MetricRecord | None = None
@@ -247,8 +327,12 @@ class SelectionStrategy(Adapter, Strategy):
                 self._record_metrics("evaluate_metrics_serverapp", number, metrics)
                 return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
 
-            save()
-            self.finish_round(server_round, evaluate, save)
+            self._recording_now = True
+            try:
+                save()
+                self.finish_round(server_round, evaluate, save)
+            finally:
+                self._recording_now, self._open = False, None
             return metrics
 
         return recording

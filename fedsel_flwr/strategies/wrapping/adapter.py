@@ -103,6 +103,7 @@ class Adapter(Aggregation):
             )
         self.base: Any = base if base is not None else type(self).default_base()
         # All checks that are possible now run here, before a server starts.
+        bases.check_accepts_selector(self.base)
         cohort = selector.clients_per_round
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
@@ -144,7 +145,7 @@ class Adapter(Aggregation):
         self._dead_actors = DeadActors()
         self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
-        # Connection -> what it got in this round: a proxy in the legacy API, a message in the Message API.
+        # Connection -> what it got in this round: a proxy (legacy API) or a message. The last attribute.
         self._dispatched: dict[str, Any] = {}
 
     @property
@@ -173,6 +174,29 @@ class Adapter(Aggregation):
         self.core.load_state_dict(state)
         if self._exporter is not None:
             self._exporter.follow(self.history)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the base's attribute, for public names that the strategy does not have."""
+        # Not by ``self.base``, which is missing while an object is copied or unpickled.
+        base = vars(self).get("base")
+        error: AttributeError | None = None
+        if base is not None and not name.startswith("_"):
+            try:
+                return getattr(base, name)
+            # A property of the base may lack something else.
+            except AttributeError as raised:
+                error = raised
+        lacks = f"neither {type(self).__name__} nor its base {type(base).__name__} has {name!r}"
+        raise AttributeError(f"{lacks}: {error}" if error else lacks) from error
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of the strategy, or of the base if only the base has it."""
+        own = vars(self)
+        # The constructor sets the strategy's own attributes.
+        ours = "_dispatched" not in own or name.startswith("_") or name in own or hasattr(type(self), name)
+        # In the class too, because a property may have no value yet.
+        theirs = not ours and (hasattr(self.base, name) or hasattr(type(self.base), name))
+        (self.base if theirs else super()).__setattr__(name, value)
 
     def __repr__(self) -> str:
         """Return the names of the selector and the base."""

@@ -172,12 +172,23 @@ def _check_trees(document: Any) -> None:
 
 
 def check_accepts_selector(base: object) -> None:
-    """Refuse a base that takes the nodes in turn and ignores the selector's choice."""
+    """Refuse a base that takes the clients in turn and ignores the selector's choice."""
     if has_layer(base, "FedXgbCyclic"):
-        raise RunError(
-            f"{type(base).__name__} chooses clients itself, one node after the other. It cannot be combined with a "
+        raise ParameterError(
+            f"{type(base).__name__} chooses clients itself, one after the other. It cannot be combined with a "
             "selector. Use another base"
         )
+
+
+def check_trains(base: object) -> None:
+    """Refuse a base of the Message API whose fraction_train of 0 configures nobody in any round."""
+    for layer in layers(base):
+        own = getattr(type(layer), "configure_train", None)
+        if getattr(layer, "fraction_train", None) == 0 and getattr(own, "__module__", "").startswith("flwr."):
+            raise RunError(
+                f"{type(layer).__name__} configures no messages, because its fraction_train is 0. Set fraction_train "
+                "above 0. The selector decides how many clients train"
+            )
 
 
 def check_cohort(base: object, clients_per_round: int) -> None:

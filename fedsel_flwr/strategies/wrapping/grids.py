@@ -282,16 +282,12 @@ class SnapshotGrid(_GridWrapper):
         grid: Flower's grid.
         nodes: The connected nodes.
         timeout: Seconds after which a base that still asks for nodes is stopped.
-        at_least: Smallest number of nodes to show, filled up with ids that no node has. Use this for training, whose
-            messages are only templates: the chosen nodes replace their destinations.
     """
 
-    def __init__(self, grid: Grid, nodes: Sequence[str], timeout: float, at_least: int = 0) -> None:
+    def __init__(self, grid: Grid, nodes: Sequence[str], timeout: float) -> None:
         super().__init__(grid)
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
-        real = [int(node) for node in nodes]
-        spare = (number for number in range(1, len(real) + at_least + 1) if number not in set(real))
-        self._nodes = real + [next(spare) for _ in range(max(0, at_least - len(real)))]
+        self._nodes = [int(node) for node in nodes]
         self._asked = False
 
     def get_node_ids(self) -> list[int]:
@@ -299,8 +295,8 @@ class SnapshotGrid(_GridWrapper):
         # Flower's strategies ask in a loop until they see enough nodes. The first request is always answered.
         if self._asked and time.monotonic() >= self._deadline:
             raise RunError(
-                f"the base strategy waits for more nodes than the {len(self._nodes)} that are connected, for longer "
-                f"than wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
+                f"the base strategy waits for more nodes than the {len(self._nodes)} that it gets, for longer than "
+                f"wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
             )
         self._asked = True
         return list(self._nodes)

@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
+from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.settings import MetricKeys
@@ -73,6 +74,11 @@ def metrics_of(message: Message) -> MetricRecord:
 def names_and_arrays(record: ArrayRecord) -> tuple[list[str], Arrays]:
     """Return the names and arrays of a model."""
     return list(record), [array.numpy() for array in record.values()]
+
+
+def record_of(checkpoint: Checkpoint) -> ArrayRecord:
+    """Return the model of a checkpoint as Flower's record."""
+    return ArrayRecord({name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)})
 
 
 def query(node: str, message_type: str, config: dict[str, str | int], arrays: ArrayRecord | None = None) -> Message:

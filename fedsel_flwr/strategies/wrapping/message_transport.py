@@ -1,8 +1,8 @@
 """Transport of the Message API: the roll call, probes and the round's messages to many nodes at once.
 
-:class:`MessageTransport` asks nodes for their identity, and lets them measure the model. :func:`configured` and
-:func:`addressed` turn the messages of a base strategy into one message for each chosen node. :func:`by_node` sorts the
-replies.
+:class:`MessageTransport` asks nodes for their identity, and lets them measure the model. :func:`configured` gets one
+message for each chosen node from a base strategy, and :func:`addressed` adds the selector's wishes. :func:`by_node`
+sorts the replies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -22,13 +22,12 @@ from flwr.serverapp.strategy import Strategy
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Registration
-from fedsel_flwr.rounds.untrusted import indented_lines
+from fedsel_flwr.rounds.untrusted import indented_lines, shown
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import has_no_query
 from fedsel_flwr.strategies.wrapping.grids import (
     FIRST_WINDOW,
     WINDOW,
-    SnapshotGrid,
     TimedGrid,
     accepted,
     is_simulation,
@@ -144,71 +143,67 @@ def send_windowed(
 
 
 def configured(
-    base: Strategy,
-    server_round: int,
-    arrays: ArrayRecord,
-    config: ConfigRecord,
-    grid: SnapshotGrid | Grid,
-    chosen: Sequence[str],
+    base: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, chosen: Sequence[str]
 ) -> dict[str, Message]:
-    """Return the messages that ``base`` configures for the chosen nodes.
+    """Return the messages that ``base`` configures for the chosen nodes, each node's own.
 
-    The first message of the innermost strategy is the template. Strategies that wrap the innermost one get one message
-    for each chosen node. They may count the messages, as differential privacy with an accountant does.
+    A node without a message gets a copy of another node's, if all messages have the same content.
 
     Args:
         base: The wrapped strategy.
         server_round: The absolute round.
         arrays: The global model.
         config: The round's config.
-        grid: A grid that shows as many nodes as ``base`` requires.
+        grid: A grid that shows the chosen nodes.
         chosen: The nodes.
 
     Returns:
-        Node -> message, in the order of ``chosen``.
+        Node -> message, in the order of ``chosen``; empty if the base configures nobody in this round.
 
     Raises:
-        RunError: The base chooses the nodes itself, or configures no message.
+        RunError: The base sends messages to other nodes, several to one node, or different ones to a part of the nodes.
     """
-    bases.check_accepts_selector(base)
-    with _templates_for(base, chosen):
+    limits = {"fraction_train": float("1"), "min_train_nodes": len(chosen), "min_available_nodes": len(chosen)}
+    with taking_all(base, limits):
         messages: list[Message] = list(base.configure_train(server_round, arrays, config, grid))
     sent = {str(message.metadata.dst_node_id): message for message in messages}
-    if len(messages) != len(chosen) or sent.keys() != {*chosen}:
+    others = sent.keys() - {*chosen}
+    differ = 0 < len(sent) < len(chosen) and any(one.content != messages[0].content for one in messages)
+    if len(sent) < len(messages) or others or differ:
+        fault = f"{len(messages)} messages to {len(sent)} nodes"
+        fault += f", {shown(sorted(others))} among them" if others else ", with different contents" if differ else ""
         raise RunError(
-            f"{type(base).__name__} configured {len(messages)} messages, but the selector chose {len(chosen)} nodes. "
-            "This base chooses clients itself and cannot be combined with a selector. Use another base"
+            f"{type(base).__name__} configured {fault}, but the selector chose {len(chosen)} nodes, {shown(chosen)}. "
+            "A base that chooses clients itself cannot be combined with a selector. Let it send one message to each "
+            "node of the grid that it gets"
         )
-    return {node: sent[node] for node in chosen}
+    return {node: sent.get(node) or addressed(messages[0], node) for node in chosen} if sent else {}
 
 
-# The method is replaced on the instance for one call. Flower has no hook between a wrapper and its inner strategy, so
-# only this way do wrappers see the messages to the chosen nodes.
 @contextmanager
-def _templates_for(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
-    """Let the innermost strategy of ``base`` configure one message for each chosen node."""
-    *_, inner = bases.layers(base)
-    # If a user has set the method on the instance, that method is restored, else the method of the class.
-    configure, own = inner.configure_train, vars(inner).get("configure_train")  # type: ignore[attr-defined]
+def taking_all(base: object, limits: Mapping[str, float]) -> Iterator[None]:
+    """Let every layer of ``base`` take all of the nodes that it sees, for one call.
 
-    def for_the_chosen(*args: Any, **kwargs: Any) -> list[Message]:
-        messages = list(configure(*args, **kwargs))
-        if not messages:
-            fraction = getattr(base, "fraction_train", getattr(inner, "fraction_train", "unknown"))
-            raise RunError(
-                f"{type(base).__name__} configured no messages, because its fraction_train is {fraction}. Set "
-                "fraction_train above 0. The selector decides how many clients train"
-            )
-        return [addressed(messages[0], node) for node in chosen]
-
-    inner.configure_train = for_the_chosen  # type: ignore[attr-defined]
+    Args:
+        base: The wrapped strategy.
+        limits: Attribute -> its largest value for the call; a fraction has this value, unless it is 0. What the base
+            itself assigns during the call stays.
+    """
+    changed = []
+    for layer in bases.layers(base):
+        for name, most in limits.items():
+            old = getattr(layer, name, None)
+            if isinstance(old, int | float) and old and (old > most or name.startswith("fraction")):
+                changed.append((layer, name, most, vars(layer).get(name)))
+                setattr(layer, name, most)
     try:
         yield
     finally:
-        if own is None:
-            del inner.configure_train  # type: ignore[attr-defined]
-        else:
-            inner.configure_train = own  # type: ignore[attr-defined]
+        for layer, name, most, old in changed:
+            if getattr(layer, name) is not most:
+                continue
+            # Some classes declare the number, and have no attribute of their own.
+            delattr(layer, name) if old is None else setattr(layer, name, old)
 
 
 def addressed(template: Message, node: str, asks: str = "") -> Message:

@@ -203,16 +203,6 @@ def test_on_the_virtual_clock_the_grid_is_not_replaced() -> None:
 # ---- what a base is shown -----------------------------------------------------------------------------------------
 
 
-def test_the_shown_nodes_are_made_up_to_the_number_a_base_asks_for() -> None:
-    inner = FakeGrid(crowd(3))
-    nodes = sorted(str(node) for node in inner.nodes)
-    shown = SnapshotGrid(inner, nodes, 1.0, at_least=6).get_node_ids()
-    assert len(set(shown)) == 6
-    assert shown[:3] == [int(node) for node in nodes]
-    assert SnapshotGrid(inner, ["1", "2", "4"], 1.0, at_least=5).get_node_ids() == [1, 2, 4, 3, 5]
-    assert SnapshotGrid(inner, nodes, 1.0).get_node_ids() == [int(node) for node in nodes]
-
-
 def test_a_base_cannot_send_while_it_configures() -> None:
     with pytest.raises(RunError, match="while it configures"):
         SnapshotGrid(FakeGrid(), [], 1.0).send_and_receive([])
