@@ -1,6 +1,7 @@
 """Strategies as people outside write them: wrapped equals alone, and the chosen nodes get their own messages.
 
-The clients, the runs and what is compared: ``world.py``. The strategies: ``own_start.py``, ``own_messages.py``.
+The clients, the runs and what is compared: ``world.py``. The strategies: ``own_start.py``,
+``own_messages.py``, ``own_payload.py``, ``legacy.py``.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.strategies.foreign import own_messages, own_start
+from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
 from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, node_id, play
 
 pytestmark = pytest.mark.timeout(60)
 CASES: dict[str, dict[str, Case]] = {
-    "message": {**own_start.AROUND, **own_start.LOOPS, **own_messages.OWN},
+    "legacy": legacy.LEGACY,
+    "message": {**own_start.AROUND, **own_start.LOOPS, **own_messages.OWN, **own_payload.PAYLOADS},
 }
 ALL = [(api, name) for api, cases in CASES.items() for name in cases]
 CLOCKS = pytest.mark.parametrize("clock", ["virtual", "server"])
@@ -50,7 +52,7 @@ def test_a_strangers_strategy_does_wrapped_what_it_does_alone(api: str, name: st
     assert _rounds_of(wrapped) == [*range(1, played + 1)]
     completed = [row.num_completed for row in wrapped.strategy.history.rounds if row.num_completed]
     assert completed == [CLIENTS] * len(alone.cohorts)
-    assert wrapped.strategy.history.problem_counts() == {}
+    assert wrapped.strategy.history.problem_counts().keys() <= {*CASES[api][name].problems}
 
 
 @CLOCKS

@@ -58,6 +58,7 @@ class Case:
         start: Further arguments of ``start`` (Message API), from the folder.
         evaluation: What a node answers to an evaluation (Message API).
         evaluates_centrally: Whether ``start`` gets an ``evaluate_fn``.
+        problems: Problems that the history counts although the base learns from every reply.
         skips: Whether the base leaves out rounds, which Flower counts; else each round trains.
         options: Options of the wrapper.
     """
@@ -68,6 +69,7 @@ class Case:
     start: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
     evaluation: MessageClient | None = None
     evaluates_centrally: bool = True
+    problems: tuple[str, ...] = ()
     skips: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
