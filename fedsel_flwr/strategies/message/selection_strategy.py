@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
@@ -91,13 +92,17 @@ class SelectionStrategy(Adapter, Strategy):
     # Whether the base has configured nobody in this round.
     _skipped = False
     _evaluating: tuple[Message, ...] = ()
-    # Whether the base's own ``start`` runs and has not reached Flower's loop.
-    _in_own_start = False
+    # While the base's own ``start`` runs: how often it has called Flower's loop; else None.
+    _loops: int | None = None
+    # The last absolute round that the base does not count, because its own ``start`` has begun another loop.
+    _shown_from = 0
     _checkpoint: Checkpoint | None = None
     # The server's number of the round that is not closed yet.
     _open: int | None = None
     _recording_now = False
-    _stop_signals: list[Callable[[int, Result], bool]]
+    # Loss and accuracy of the open round, from an evaluation that a base's function has called.
+    _evaluated: tuple[object, ...] = ()
+    _signals: list[Callable[[int, Result], bool]]
     # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
     _result_so_far: Result | None = None
 
@@ -128,18 +133,22 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written. Or the run
                 should be resumed, but the base has a loop of its own.
         """
-        checkpoint = self._checkpoint if self._in_own_start else self._begin(initial_arrays)
-        self._in_own_start, self._timeout, self._evaluates = False, timeout, evaluate_fn is not None
         check_should_stop(should_stop)
-        if should_stop is not None:
-            self._stop_signals.append(should_stop)
+        if self._loops is None:
+            self._begin(initial_arrays, should_stop)
+        elif should_stop is not None:
+            self._signals.append(should_stop)
+        if self._loops:
+            # One more loop of a base's own ``start``, in which Flower counts from 1 again.
+            self._close_open_round()
+            self._checkpoint, self._shown_from = None, self.core.round
+            self.core.begin_run(self.core.round, self._signal)
+        self._loops = None if self._loops is None else self._loops + 1
+        self._timeout, self._evaluates, checkpoint = timeout, evaluate_fn is not None, self._checkpoint
         done = 0 if checkpoint is None else checkpoint.round
         num_rounds = self._resuming.rounds_left(num_rounds, done)
         if checkpoint is not None:
             initial_arrays = record_of(checkpoint)
-        if checkpoint is not None and not self._evaluates:
-            # With a central evaluation, Flower's round 0 evaluates the checkpoint's round once more and closes it.
-            self._end_round(0)
         recording = None if evaluate_fn is None else self._recording(evaluate_fn)
         start = partial(
             super().start, self._timed_grid(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
@@ -147,39 +156,57 @@ class SelectionStrategy(Adapter, Strategy):
         # From flwr 1.43 on. Older versions count the remaining rounds, which choose no clients.
         if "should_stop" in inspect.signature(Strategy.start).parameters:
             start = partial(start, should_stop=lambda number, result: self.core.ended)
-        with self.saving_on_error():
-            result = start(recording)
-        self.end_metrics()
+        # A base's own start goes on. It may evaluate the last model, or catch an error.
+        result = start(recording) if self._loops else self._guarded(lambda: start(recording))
         if checkpoint is not None:
             renumber_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
-        # A second loop of a base's own start is a run of its own.
-        self._checkpoint = None
         return result
 
-    def _begin(self, initial_arrays: ArrayRecord | None) -> Checkpoint | None:
-        """Begin a run, and return the checkpoint from which it is resumed."""
-        self._result_so_far, self._stop_signals, self._open = Result(), [], None
-        # A list, not a generator: each signal may count the rounds.
-        signal = lambda number, _: any([stop(number, self._result_so_far) for stop in self._stop_signals])  # noqa: E731
+    def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
+        """Begin a run, and load the checkpoint from which it is resumed."""
+        self._result_so_far, self._signals, self._shown_from = Result(), [], 0
+        if should_stop is not None:
+            self._signals.append(should_stop)
         initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
-        self._checkpoint = checkpoint = self._begin_run(initial, signal)
-        if (start := initial_arrays if checkpoint is None else record_of(checkpoint)) is not None:
-            self._result_so_far.arrays = start
-        return checkpoint
+        self._checkpoint = self._begin_run(initial, self._signal)
+        arrays = initial_arrays if self._checkpoint is None else record_of(self._checkpoint)
+        self._result_so_far.arrays = ArrayRecord() if arrays is None else arrays
+        # A resumed run closes the checkpoint's round once more.
+        self._open, self._model = 0, arrays
 
-    def _begin_own_start(self, grid: Any, initial_arrays: ArrayRecord | None, evaluate_fn: Any) -> dict[int, Any]:
-        """Begin a run by the base's own ``start``; return the replacements of its arguments, by the ids of these."""
-        checkpoint = self._begin(initial_arrays)
-        self._in_own_start, self._evaluates = True, evaluate_fn is not None
-        swapped = {id(grid): self._timed_grid(grid), id(evaluate_fn): evaluate_fn and self._recording(evaluate_fn)}
-        return swapped if checkpoint is None else {**swapped, id(initial_arrays): record_of(checkpoint)}
+    def _signal(self, number: int, history: History) -> bool:
+        """Return whether a signal that ``start`` got ends the run."""
+        # A list, because every signal is called: each may count rounds.
+        return any([stop(number, self._result_so_far or Result()) for stop in self._signals])
 
-    def _end_own_start(self) -> None:
-        """End a run by the base's own ``start``."""
-        self._close_open_round()
-        self._in_own_start = False
+    def _run_own_start(self, start: Callable[..., Result], given: Mapping[str, Any], should_stop: Any) -> Result:
+        """Run a base's own ``start``.
+
+        Args:
+            start: Calls it with other arguments in place of some of its own, by the ids of these.
+            given: Its arguments that Flower knows.
+            should_stop: The stop signal, if its own ``start`` does not take one.
+        """
+        check_should_stop(should_stop)
+        grid, initial_arrays, evaluate_fn = given["grid"], given["initial_arrays"], given.get("evaluate_fn")
+        self._begin(initial_arrays, should_stop)
+        self._loops, self._evaluates, self._timeout = 0, evaluate_fn is not None, given.get("timeout")
+        swapped = {id(initial_arrays): self._model, id(grid): self._timed_grid(grid)}
+        if evaluate_fn is not None:
+            swapped[id(evaluate_fn)] = self._recording(evaluate_fn)
+        try:
+            return self._guarded(lambda: start(swapped))
+        finally:
+            self._loops = None
+
+    def _guarded(self, play: Callable[[], Result]) -> Result:
+        """Play all rounds of a run, and end it."""
+        with self.saving_on_error():
+            result = play()
+            self._close_open_round()
         self.end_metrics()
+        return result
 
     def _timed_grid(self, grid: Any) -> Any:
         """Return a grid that times nodes, on the server's clock."""
@@ -203,11 +230,11 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
-        if self._in_own_start:
+        if self._loops == 0:
             self._check_own_loop()
         self._close_open_round()
         self._model, self._dispatched, self._skipped = arrays, {}, False
-        self._open = server_round
+        self._open, self._evaluated = server_round, ()
         # Before anything can fail, so that an error of this round can name the place of the model.
         self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
         if self._resuming.is_over:
@@ -225,7 +252,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not chosen:
             return []
         shown = SnapshotGrid(grid, chosen, self.wait_timeout)
-        messages = configured(self.base, self.core.round, arrays, config, shown, chosen)
+        messages = configured(self.base, self.core.round - self._shown_from, arrays, config, shown, chosen)
         self._skipped = not messages
         if not messages:
             self.core.skip()
@@ -245,7 +272,7 @@ class SelectionStrategy(Adapter, Strategy):
         arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
             # The round is in the history already. Flower calls a base that has configured nobody too.
-            return self.base.aggregate_train(self.core.round, []) if self._skipped else (None, None)
+            return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
         self._note_unanswered(self._dispatched, arrived)
         arrays, metrics = self._aggregate(_Replies(self, arrived))
         self._dispatched = {}
@@ -269,7 +296,8 @@ class SelectionStrategy(Adapter, Strategy):
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         shown = SnapshotGrid(grid, free, self.wait_timeout)
         with taking_all(self.base, dict.fromkeys(("min_evaluate_nodes", "min_available_nodes"), len(free))):
-            messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
+            number = self.core.numbering.absolute(server_round) - self._shown_from
+            messages = self.base.configure_evaluate(number, arrays, config, shown)
             self._evaluating = tuple(messages)
         return list(self._evaluating)
 
@@ -281,7 +309,7 @@ class SelectionStrategy(Adapter, Strategy):
         aggregated: MetricRecord | None = self._aggregate_evaluation(server_round, _Evaluations(self, sent, arrived))
         absolute = self.core.numbering.absolute(server_round)
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
-        if not self._evaluates:
+        if not self._evaluates and self._loops is None:
             # Flower calls this even if no client evaluates: without a central evaluation it is the round's last call.
             self._close_open_round()
         return aggregated
@@ -291,7 +319,7 @@ class SelectionStrategy(Adapter, Strategy):
         if (server_round := self._open) is not None:
             self._open, save = None, partial(self._save, server_round, self._model)
             save()
-            self.finish_round(server_round, tuple, save)
+            self.finish_round(server_round, lambda: self._evaluated, save)
 
     def _check_own_loop(self) -> None:
         """Refuse what a base's own loop of rounds cannot do."""
@@ -314,8 +342,10 @@ class SelectionStrategy(Adapter, Strategy):
 
         def recording(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             # A base may wrap the function that it gets, and Flower's loop records the outer one. Or it evaluates twice.
-            if self._recording_now or server_round not in (0, self._open):
-                return evaluate_fn(server_round, arrays)
+            if self._recording_now or server_round != self._open:
+                inner = evaluate_fn(server_round, arrays)
+                self._evaluated = _loss_and_accuracy(inner)
+                return inner
             number = self.core.numbering.absolute(server_round)
             save = partial(self._save, server_round, arrays)
             metrics: MetricRecord | None = None
@@ -323,16 +353,17 @@ class SelectionStrategy(Adapter, Strategy):
             # finish_round calls this only if the evaluation of this round is due.
             def evaluate() -> tuple[object, ...]:
                 nonlocal metrics
-                metrics = evaluate_fn(number, arrays)
+                metrics = evaluate_fn(number - self._shown_from, arrays)
                 self._record_metrics("evaluate_metrics_serverapp", number, metrics)
-                return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
+                return _loss_and_accuracy(metrics)
 
             self._recording_now = True
             try:
                 save()
                 self.finish_round(server_round, evaluate, save)
+                self._open = None
             finally:
-                self._recording_now, self._open = False, None
+                self._recording_now = False
             return metrics
 
         return recording
@@ -363,6 +394,10 @@ class SelectionStrategy(Adapter, Strategy):
     def _cleaner(self) -> Cleaner:
         # A new one in each round, because under "auto" max_examples follows the clients' last claims.
         return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
+
+
+def _loss_and_accuracy(metrics: MetricRecord | None) -> tuple[object, ...]:
+    return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
 
 
 class _Replies:
@@ -409,7 +444,8 @@ class _Replies:
                 metrics_of(message)[self._cleaner.weight_key] = int(weight) if weight.is_integer() else weight
         failures = failures_of(self._strategy._dispatched, self._arrived, faults)
         result: tuple[ArrayRecord | None, MetricRecord | None]
-        result = self._strategy.base.aggregate_train(self._strategy.core.round, [*kept, *failures])
+        strategy = self._strategy
+        result = strategy.base.aggregate_train(strategy.core.round - strategy._shown_from, [*kept, *failures])
         return result
 
     def decode(self, model: ArrayRecord) -> Arrays:
@@ -439,6 +475,7 @@ class _Evaluations:
     def base_result(self, number: int, usable: list[str], faults: Mapping[str, str]) -> MetricRecord | None:
         cleaned = self._cleaner.evaluations({node: self._arrived[node] for node in usable})
         failures = failures_of(self._sent, self._arrived, faults)
+        number -= self._strategy._shown_from
         result: MetricRecord | None = self._strategy.base.aggregate_evaluate(number, [*cleaned, *failures])
         return result
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from flwr.app import ArrayRecord
@@ -54,21 +54,15 @@ def with_own_start(
         function = own_start(self.base)
         if function is None:
             return loop(self, *args, **kwargs)
-        given = _flowers_arguments(function, args, kwargs)
-        should_stop = given.get("should_stop")
-        if should_stop is not None and not _takes(function, "should_stop"):
-            kwargs.pop("should_stop")
-        swapped = self._begin_own_start(given.get("grid"), given.get("initial_arrays"), given.get("evaluate_fn"))
-        if should_stop is not None and "should_stop" not in kwargs:
-            self._stop_signals.append(should_stop)
+        # Only by name, because Flower's ``start`` does not have it up to 1.42.
+        should_stop = None if _takes(function, "should_stop") else kwargs.pop("should_stop", None)
         driver, before = _driver(self.base, self, loop), self.core.round
-        with self.saving_on_error():
-            result: Result = function(
-                driver,
-                *[swapped.get(id(value), value) for value in args],
-                **{key: swapped.get(id(value), value) for key, value in kwargs.items()},
-            )
-            self._end_own_start()
+
+        def call(swapped: Mapping[int, Any]) -> Any:
+            own = {key: swapped.get(id(value), value) for key, value in kwargs.items()}
+            return function(driver, *[swapped.get(id(value), value) for value in args], **own)
+
+        result = self._run_own_start(call, _flowers_arguments(function, args, kwargs), should_stop)
         if self.core.round == before and not self.core.ended:
             logger.warning(
                 "start of %s never called self.configure_train, so the selector has chosen no clients",
