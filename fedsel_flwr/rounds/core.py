@@ -97,6 +97,11 @@ class SelectionCore:
         return self.parts.selector.round
 
     @property
+    def reference(self) -> Arrays | None:
+        """Return the global model that the clients got in this round; None if it cannot be decoded."""
+        return None if self._round is None else self._round.reference
+
+    @property
     def asks(self) -> str:
         """Return the columns that clients report only if the train config names them, comma-separated."""
         return ",".join(sorted(self.parts.selector.needs & ASKED))

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.models import Arrays, ModelList, Models
+from fedsel_flwr.rounds.models import Arrays, ModelList, Models, with_norm
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
 from fedsel_flwr.rounds.roster import Roster
@@ -94,6 +94,15 @@ class Outcome:
     def kept(self) -> list[str]:
         """Return the connections of the kept models, by ascending row."""
         return [self.usable[i] for i in self.positions]
+
+    def with_norms(self, reference: Arrays) -> Outcome:
+        """Return the outcome with updates that can be clipped (:func:`~fedsel_flwr.rounds.models.with_norm`)."""
+        models, results = list(self.models.as_list()), dict(self.results)
+        for i, arrays in enumerate(models):
+            if (changed := with_norm(arrays, reference)) is not None:
+                models[i], node = changed, self.usable[i]
+                results[node] = replace(results[node], converted=changed)
+        return replace(self, models=ModelList(models), results=results)
 
     @property
     def weights(self) -> FloatArray:

@@ -38,7 +38,7 @@ class ObservedRound:
         configs: Node id -> the train config it received.
         before: The global model before the round.
         after: The global model after the round.
-        base_config: The base's train config, None if the base was not asked.
+        base_configs: Node -> the train config that the base made for it, None if the base was not asked.
         given: The updates that the base received, None if the base was not called.
         failures: Number of failures that the base received.
         base_model: The model that the base returned, None if it returned none.
@@ -59,7 +59,7 @@ class ObservedRound:
     asked: list[str] = field(default_factory=list)
     keeps_model: bool = False
     broken: Mapping[str, Fault] = field(default_factory=dict)
-    base_config: dict[str, Any] | None = None
+    base_configs: dict[str, dict[str, Any]] | None = None
     given: list[ReceivedUpdate] | None = None
     failures: int = 0
     base_model: Model | None = None
@@ -141,7 +141,7 @@ class ObservedRun:
         """
 
         def configured(instructions: Any) -> None:
-            self.now.base_config = next((config for _, config in api.configs(instructions)), {})
+            self.now.base_configs = dict(api.configs(instructions))
 
         # Read before the base aggregates, because it may aggregate in place.
         def given(server_round: int, *replies: Any) -> None:

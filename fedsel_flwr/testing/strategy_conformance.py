@@ -91,11 +91,18 @@ def check_cohort_size(harness: StrategyHarness) -> None:
 
 
 def check_train_configs(harness: StrategyHarness) -> None:
-    """Check that the base's train config reaches every client that is asked."""
+    """Check that every client that is asked gets the train config that the base made for it.
+
+    A client without a config of its own gets that of another one, which must then be the same for all.
+    """
     for seen in harness.full_run.rounds:
-        promise(not seen.asked or seen.base_config is not None, "the base configures every round")
+        made = seen.base_configs or {}
+        promise(not seen.asked or bool(made), "the base configures every round in which clients are asked")
+        promise(
+            made.keys() <= {*seen.asked}, f"the base sees the chosen clients only; in round {seen.number} others too"
+        )
         for node in seen.asked:
-            config, wanted = seen.configs.get(node, {}), seen.base_config or {}
+            config, wanted = seen.configs.get(node, {}), made.get(node) or next(iter(made.values()))
             lost = {key: value for key, value in wanted.items() if config.get(key) != value}
             promise(not lost, f"the base's train config reaches every client; in round {seen.number} {lost} was lost")
 

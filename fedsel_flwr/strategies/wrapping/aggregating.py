@@ -140,6 +140,8 @@ class Aggregation(RoundEnd):
         outcome = core.collect(replies.read())
         model, metrics = None, None
         if outcome.enough:
+            if bases.clips(self.base) and core.reference is not None:
+                outcome = outcome.with_norms(core.reference)
             bases.check_survivors(self.base, len(outcome.kept), core.round)
             # A base counts failures, for accept_failures or to calibrate noise, and these include unusable updates.
             faults = {

@@ -239,6 +239,15 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
         )
 
 
+def clips(base: object) -> bool:
+    """Return whether a layer of ``base`` clips the updates on the server, and divides by their norms."""
+    return any(
+        one.__name__.startswith("DifferentialPrivacyServerSide")
+        for layer in layers(base)
+        for one in type(layer).__mro__
+    )
+
+
 def warn_of_privacy(base: object, reader: str) -> None:
     """Warn that differential privacy does not cover the updates that a selector reads."""
     # With server_side_noising=False, the clients add the noise of the older wrappers, before anybody reads the updates.
