@@ -20,8 +20,9 @@ from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
 """The first bytes of a line. The record of the round follows."""
-ROUND_BYTES = 2**11
-"""Number of bytes at the start of a line that always include the record of the round: 15 numbers with their names."""
+ROUND_BYTES = 2**12
+"""Number of bytes at the start of a line that always include the record of the round: 16 numbers with their names, and
+a remark of at most 300 characters."""
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors from decoding a damaged line."""
 _decoder = json.JSONDecoder()
@@ -117,6 +118,7 @@ class RoundRecord:
         num_timeouts: Number of clients without an answer before the timeout or the round's deadline.
         num_probed: Number of clients probed before the choice, counted once per probe.
         num_spares: Number of clients that the round did not wait for, because enough others were earlier.
+        remark: Empty, or a problem of the round itself: its kind, a colon and details.
     """
 
     round: int
@@ -135,6 +137,7 @@ class RoundRecord:
     num_timeouts: int = 0
     num_probed: int = 0
     num_spares: int = 0
+    remark: str = ""
 
     @property
     def num_failed(self) -> int:

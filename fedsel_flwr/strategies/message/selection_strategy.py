@@ -83,6 +83,8 @@ class SelectionStrategy(Adapter, Strategy):
     _names: tuple[str, ...] = ()
     _arrays: ArrayRecord | None = None
     _evaluates = False
+    # The run's own, for probes.
+    _evaluate_config: ConfigRecord | None = None
     _evaluating: tuple[Message, ...] = ()
     # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
     _result_so_far: Result | None = None
@@ -123,7 +125,7 @@ class SelectionStrategy(Adapter, Strategy):
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
             self._timed.late = self._late
-        self._evaluates, self._timeout = evaluate_fn is not None, timeout
+        self._evaluates, self._timeout, self._evaluate_config = evaluate_fn is not None, timeout, evaluate_config
         recording = None if evaluate_fn is None else self._recording(evaluate_fn)
         if checkpoint is not None and not self._evaluates:
             # With a central evaluation, Flower's round 0 evaluates the checkpoint's round once more and closes it.
@@ -141,8 +143,9 @@ class SelectionStrategy(Adapter, Strategy):
         return result
 
     def summary(self) -> None:
-        """Log the base's configuration."""
+        """Log the base's configuration, and which selector chooses."""
         self.base.summary()
+        logger.info("strategy: %s", self.core.summary(self.base))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -163,7 +166,7 @@ class SelectionStrategy(Adapter, Strategy):
         nodes = self._wait_for_free(connected)
         names, reference = names_and_arrays(arrays)
         self._names = tuple(names)
-        transport = MessageTransport(grid, arrays, self._question_timeout, self._late)
+        transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
@@ -344,7 +347,7 @@ class SelectionStrategy(Adapter, Strategy):
             return Reply(error=no_answer(self._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
-        reply = reply_of(message, self._names, weight_key, observed)
+        reply = reply_of(message, self._names, weight_key, observed, self.core.settings.keys)
         fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 

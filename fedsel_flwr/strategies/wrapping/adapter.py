@@ -19,7 +19,7 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping import bases, resuming
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
 from fedsel_flwr.strategies.wrapping.round_end import LastModelKeeper, RoundEnd
-from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies
+from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies, Startup
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -143,6 +143,15 @@ class Adapter(RoundEnd):
         self._dead_actors = DeadActors()
         self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
+        # What the questions of both APIs have in common.
+        self._asking: dict[str, Any] = {
+            "timeout": self._question_timeout,
+            "late": self._late,
+            "base": self.base,
+            "keys": settings.keys,
+            "startup": Startup(self.wait_timeout),
+            "check_errors": self._check_probed_actors,
+        }
         # Connection -> what it got in this round: a proxy in the legacy API, a message in the Message API.
         self._dispatched: dict[str, Any] = {}
 
@@ -180,6 +189,10 @@ class Adapter(RoundEnd):
     def _check_actors(self, errors: Iterable[str]) -> None:
         """End the run if the round's failures show that Flower's simulation cannot continue."""
         self._dead_actors.check(errors, self.core.round, self._resuming.resume_hint)
+
+    def _check_probed_actors(self, errors: Iterable[str]) -> None:
+        """End the run if the errors of a probe show that Flower's simulation cannot continue."""
+        self._dead_actors.check(errors, self.core.round + 1, self._resuming.resume_hint, probe=True)
 
     def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
         """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients."""
