@@ -13,6 +13,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.missing_columns import ColumnWatch
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
 from fedsel_flwr.rounds.registration import IdentityResolver, Registrar
 from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply, with_equal_lengths
@@ -37,6 +38,7 @@ class Collector:
         measurer: Measures models.
         identities: Decides whether a client's own claim of its identity counts.
         cold_starts: Replaces the first time of each client.
+        watch: Ends the run if no client reports what the selector reads.
 
     Attributes:
         simulated: Whether a simulation draws the clients' times and failures. The log then has no warnings about them.
@@ -51,10 +53,11 @@ class Collector:
         measurer: Measurer,
         identities: IdentityResolver,
         cold_starts: ColdStarts,
+        watch: ColumnWatch,
     ) -> None:
         self._selector, self._settings, self._roster = selector, settings, roster
         self._registrar, self._measurer, self._identities = registrar, measurer, identities
-        self._cold_starts, self._wanted = cold_starts, selector.needs & FROM_REPLY
+        self._cold_starts, self._watch, self._wanted = cold_starts, watch, selector.needs & FROM_REPLY
         self.simulated = False
 
     def waits_for(self, chosen: int) -> int | None:
@@ -81,7 +84,8 @@ class Collector:
             The outcome of the round, which names the updates to aggregate.
 
         Raises:
-            RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays.
+            RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays. Or no client
+                has ever reported a column that the selector reads.
         """
         s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
         reference = round.reference if s.compare_models else None
@@ -101,6 +105,10 @@ class Collector:
         results, round_s = end_round(results, s, self.waits_for(len(results)))
         # After the stragglers: the round lasted as long as the server waited, cold starts included.
         results = self._cold_starts.replace_times(round.rows, results)
+        used = [replies[node].metrics for node, result in results.items() if result.completed or result.answered]
+        lacking = self._watch.check_replies(round.number, used)
+        # One line has named the columns that all replies lack.
+        quiet = tuple(f"{name}: not reported" for name in lacking)
         log_faults(
             f"round {round.number}",
             [
@@ -108,6 +116,7 @@ class Collector:
                 for row, node in round.chosen.items()
                 # The last problem of a spare is that other clients were earlier, which is no fault.
                 for problem in results[node].problems[: -1 if results[node].spare else None]
+                if not problem.startswith(quiet)
             ],
             simulated=self.simulated,
         )
@@ -119,7 +128,9 @@ class Collector:
         # An opening that only measures clients leaves the global model unchanged.
         only_measured = self._selector.keeps_model and not self._selector.warming_up
         enough = len(usable) >= s.min_completed and not only_measured
-        outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s)
+        outcome = Outcome(
+            results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s, lacking=lacking
+        )
         if not len(usable):
             return outcome
         if reference is None:

@@ -7,6 +7,7 @@ Everything else happens here, in plain types.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.eligibility import Busy, Cooldown, NewcomerQuota, Participation, as_availability, available
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.missing_columns import ColumnWatch
 from fedsel_flwr.rounds.models import Arrays, ModelStack
-from fedsel_flwr.rounds.probing import Probing
+from fedsel_flwr.rounds.probing import ProbeFaults, Probing
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Introductions, Registrar
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
@@ -28,9 +30,13 @@ from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
 
+logger = logging.getLogger("fedsel_flwr")
+MOST_CHOSEN = 10
+"""Largest number of chosen clients that a round's line names."""
 ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
@@ -65,13 +71,14 @@ class SelectionCore:
         for limit in ("max_clients", "max_new_per_round", "evict_after"):
             if (given := getattr(settings, limit)) is not None:
                 setattr(roster, limit, given)
-        measurer = Measurer(selector, settings)
+        measurer, watch = Measurer(selector, settings), ColumnWatch(selector, settings)
         self.parts = Parts(
             selector=selector,
             roster=roster,
             roll_call=RollCall(settings.roll_call_timeout),
             registrar=Registrar(selector, settings, roster, measurer, client_values),
-            probing=Probing(selector, roster, settings),
+            probing=Probing(selector, roster, settings, watch),
+            missing_columns=watch,
             busy=Busy(settings.busy_timeout),
             cooldown=Cooldown(settings.cooldown),
             newcomer_quota=NewcomerQuota(roster),
@@ -85,7 +92,7 @@ class SelectionCore:
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
         self._collector = Collector(
-            selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts
+            selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts, watch
         )
         self._round: Round | None = None
         # Not among the parts, because a checkpoint must be the same in equal runs.
@@ -122,6 +129,11 @@ class SelectionCore:
     def max_examples(self) -> int | None:
         """Return the largest number of examples that a client may claim now; None for no limit."""
         return self.parts.registrar.max_examples()
+
+    def summary(self, base: object) -> str:
+        """Return who selects, who aggregates and whose times count, for the log at the start of a run."""
+        s = self.settings
+        return f'selector: {self.parts.selector!r}; base: {type(base).__name__}; clock: "{s.clock}"'
 
     def in_simulation(self) -> None:
         """Declare a simulation: the log then counts stragglers and dropouts once, at the end of the run."""
@@ -165,7 +177,8 @@ class SelectionCore:
             round is already in the history.
 
         Raises:
-            RunError: The server's round number does not follow the selector's.
+            RunError: The server's round number does not follow the selector's. Or no client answers a column that the
+                selector's first probe asks for.
         """
         self.ending.check()
         if self.ended:
@@ -178,22 +191,28 @@ class SelectionCore:
         present = self._available(connected, upcoming)
         at_least = int(parts.selector.asked_per_round or 1)
         eligible = present.only(parts.participation.eligible(present.rows, at_least))
-        if (question := parts.probing.question(eligible)) is not None:
+        faults = ProbeFaults()
+        if (question := parts.probing.question(eligible, reference)) is not None:
             with self.stopwatch.paused():
                 answers = transport.probe(question.nodes, question.config)
-            parts.probing.answer(question, answers, reference)
+            faults = parts.probing.answer(question, answers, reference)
             # A client that did not reply to the probe is now busy, and could not train either.
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
             present = present.only(parts.busy.eligible(present.nodes))
         parts.registrar.inform_initial_accuracy(reference)
         self.stopwatch.switch("select")
         chosen = eligible.nodes_of(parts.selector.select(eligible.rows))
+        if chosen:
+            named = first_ids([parts.roster.ids[row] for row in chosen], MOST_CHOSEN)
+            logger.info("round %d: %s chooses clients %s", upcoming, parts.selector.name, named)
         self._round = Round(
             number=upcoming,
             num_available=len(eligible.rows),
             available=present.rows,
             chosen=chosen,
-            reference=reference,
+            # A model without arrays has nothing to compare the replies with.
+            reference=reference or None,
+            probe_faults=faults,
         )
         # Without selected clients no adapter receives a reply, so none would end this round.
         if not chosen:
@@ -236,7 +255,7 @@ class SelectionCore:
 
         Raises:
             RunError: :meth:`choose` was not called before. Or models must be measured or mixed, but the global model
-                does not consist of NumPy arrays.
+                does not consist of NumPy arrays. Or no client reports a column that the selector reads.
         """
         if self._round is None or self._round.outcome is not None:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
@@ -298,7 +317,7 @@ class SelectionCore:
             probe_j=probe_j,
             num_probed=num_probed,
             clients=parts.reporter.records(round, outcome),
-            remark=remark,
+            remark=remark or parts.missing_columns.remark(round.probe_faults.lacking, outcome.lacking),
         )
         self._round = None
         parts.history.log_unusable_rounds()
@@ -357,6 +376,7 @@ class Parts(NamedTuple):
     roll_call: RollCall
     registrar: Registrar
     probing: Probing
+    missing_columns: ColumnWatch
     busy: Busy
     cooldown: Cooldown
     newcomer_quota: NewcomerQuota

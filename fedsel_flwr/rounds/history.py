@@ -20,13 +20,14 @@ from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord, from_columns, to_columns
+from fedsel_flwr.rounds.untrusted import one_line
 from fedsel_flwr.selectors.columns import COLUMNS
 
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
-MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples"} - {"num_examples"})
+MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples", "probe"} - {"num_examples"})
 """Kinds of problems that leave the update usable."""
 MAX_REASONS = 8
 """Largest number of reasons in a line; further reasons count as "other"."""
@@ -129,7 +130,8 @@ class History(state_dicts.NotByClient):
             probe_s=probe_s,
             probe_j=probe_j,
             num_probed=num_probed,
-            remark=remark,
+            # So short that the journal finds the record at the start of its line.
+            remark=one_line(remark),
         )
         if self.journal is None:
             self._rounds.append(record)
@@ -174,8 +176,15 @@ class History(state_dicts.NotByClient):
         return np.bincount(rows, minlength=num_clients)
 
     def problem_counts(self) -> Counter[str]:
-        """Return the number of problems of each kind."""
-        return Counter(kind for row in self.clients if row.problem for kind in row.problem_kinds)
+        """Return the number of problems of each kind: of clients' replies, and of whole rounds (their remarks)."""
+        counts = Counter(kind for row in self.clients if row.problem for kind in row.problem_kinds)
+        for remark, rounds in self.remarks().items():
+            counts[remark.split(":")[0]] += rounds
+        return counts
+
+    def remarks(self) -> Counter[str]:
+        """Return the remarks of rounds, with their numbers of rounds."""
+        return Counter(one.remark for one in self.rounds if one.remark)
 
     def log_unusable_rounds(self) -> None:
         """Log an error if the last :data:`UNUSABLE_ROUNDS` rounds had no usable update."""

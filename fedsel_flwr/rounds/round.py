@@ -19,6 +19,7 @@ from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, with_norm
+from fedsel_flwr.rounds.probing import ProbeFaults
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
 from fedsel_flwr.rounds.roster import Roster
@@ -45,6 +46,7 @@ class Round:
         available: Rows of the available clients, including those above ``max_participation``, shape (n,).
         chosen: Row -> connection, by ascending row.
         reference: The global model that the clients receive; None if it cannot be decoded.
+        probe_faults: The faults of the answers to the round's probe.
         outcome: The outcome of the replies; None before they are collected.
     """
 
@@ -53,6 +55,7 @@ class Round:
     available: IntArray
     chosen: dict[int, str]
     reference: Arrays | None
+    probe_faults: ProbeFaults = field(default_factory=ProbeFaults)
     outcome: Outcome | None = None
 
     @property
@@ -73,6 +76,7 @@ class Outcome:
         columns: The columns measured on the usable models, one row for each model.
         averaging: The scheme that averages the kept models; None leaves the averaging to the base strategy.
         round_s: Duration of the round without its probes, seconds.
+        lacking: The reported columns that all usable replies lacked.
     """
 
     results: Mapping[str, ClientResult]
@@ -82,6 +86,7 @@ class Outcome:
     columns: Mapping[str, FloatArray | BoolArray | IntArray] = field(default_factory=dict)
     averaging: Averaging | None = None
     round_s: float = 0.0
+    lacking: frozenset[str] = frozenset()
 
     @property
     def positions(self) -> IntArray:
@@ -229,14 +234,14 @@ class Reporter(state_dicts.NotByClient):
             value = columns[name]
             # A client lacks a vector column if any of its numbers is missing.
             lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
-            if lacking.any():
+            if lacking.any() and name not in outcome.lacking:
                 ids = [self._roster.ids[row] for row in round.rows[lacking]]
                 remedy = "Make them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
                     "round %d: clients %s lack %s and count as failed for the selector. %s",
                     round.number, first_ids(ids), name, remedy,
                 )  # fmt: skip
-                completed &= ~lacking
+            completed &= ~lacking
         if "kept" in self._selector.needs:
             kept = set(outcome.kept)
             columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
@@ -270,7 +275,9 @@ class Reporter(state_dicts.NotByClient):
                 completed=result.completed,
                 kept=node in kept,
                 # Semicolons separate problems, so a client's own text must not add one.
-                problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
+                problem="; ".join(
+                    [one.replace(";", ",") for one in (*round.probe_faults.problems.get(row, ()), *result.problems)]
+                ),
                 latency_s=result.latency_s,
                 latency_source=result.latency_source,
                 **dict[str, Any](zip(RECORDED_NUMBERS, result.values.values(), strict=True)),

@@ -21,7 +21,7 @@ from fedsel_flwr.rounds.exporter import parse_address
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
-from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
+from fedsel_flwr.selectors.columns import COLUMNS, FROM_CLIENTS, RECORDED, with_fields
 
 if TYPE_CHECKING:
     # Only for the types of options, because these rooms read the settings themselves.
@@ -39,38 +39,42 @@ Identity = Literal["node", "key", "name", "claim"]
 """Identity of a client: its node id, its public key, its registered name, or its own claim."""
 MaxExamples = int | Literal["auto"]
 """Largest number of examples that a client may claim; "auto" uses a multiple of the median claim."""
+MissingColumns = Literal["error", "random"]
+"""Whether a run ends or continues if no client reports a column that the selector reads."""
 CooldownSetting = bool | Literal["auto"]
 """Whether clients are excluded after failures; "auto" follows the selector's class."""
 OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", "client_id"}
 """Metrics that only this package reads."""
 
 
-@with_fields("str", {name: COLUMNS[name].key for name in sorted(RECORDED)})
+@with_fields("str", {name: COLUMNS[name].key for name in sorted(FROM_CLIENTS)})
 @dataclass(frozen=True, kw_only=True)
 class MetricKeys:
     """Metric names in clients' reports; change them if a deployment uses others.
 
-    There is one field for each recorded column of :mod:`fedsel_flwr.selectors.columns`.
+    There is one field for each column of :mod:`fedsel_flwr.selectors.columns` that clients report. The names count in
+    the roll call, in answers to probes and in replies after training.
+
+    >>> MetricKeys(loss="eval_loss", latency="seconds").of("loss")
+    'eval_loss'
     """
 
-    latency: str = COLUMNS["latency"].key
-    energy: str = COLUMNS["energy"].key
-    download: str = COLUMNS["download"].key
-    compute: str = COLUMNS["compute"].key
-    upload: str = COLUMNS["upload"].key
-    train_loss: str = COLUMNS["train_loss"].key
     client_id: str = "client_id"
-    num_examples: str = COLUMNS["num_examples"].key
-    energy_score: str = COLUMNS["energy_score"].key
     energy_modelled: str = "energy_modelled"
+
+    if TYPE_CHECKING:
+        # The table has the other fields, so a list of them for type checkers would be a second one.
+        def __init__(self, **keys: str) -> None: ...
+
+        def __getattr__(self, column: str) -> str: ...
 
     def own_keys(self) -> frozenset[str]:
         """Return the keys of metrics that only this package reads."""
         return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
-        """Return the key of a column that clients report: the field of that name, else the column's own key."""
-        return str(getattr(self, column, None) or COLUMNS[column].key)
+        """Return the key of a column that clients report."""
+        return str(getattr(self, column))
 
 
 def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object]:
@@ -172,6 +176,10 @@ class Options:
         evict_after: When ``max_clients`` is reached, replace clients that were absent for more than this many rounds.
             If None: never.
         metric_keys: Metric names in clients' reports. If None: those of :class:`MetricKeys`.
+        missing_columns: What happens if no client reports a column that the selector reads, such as the loss. With
+            "error", the run ends in the first round with usable replies, or at the first probe. The message lists the
+            metrics that arrived. With "random", the run continues with a warning, and the selector chooses without this
+            column. On the virtual clock the latency is such a column.
         roll_call_timeout: Seconds to wait for replies to the roll call and to probes.
         averaging: Averaging scheme for the usable models (with a filter, for the kept models), one of
             :data:`fedsel_flwr.aggregation.SCHEMES`. If None: the scheme of the selector's paper, else the base's own
@@ -231,6 +239,9 @@ class Options:
     max_new_per_round: int | None = field(default=None, metadata=_rule(_count))
     evict_after: int | None = field(default=None, metadata=_rule(_count))
     metric_keys: MetricKeys | None = None
+    missing_columns: MissingColumns = field(
+        default="error", metadata=_rule(partial(one_of, allowed=get_args(MissingColumns)), key="missing_columns")
+    )
     roll_call_timeout: float = field(default=60.0, metadata=_rule(ABOVE_0))
     averaging: str | None = field(default=None, metadata=_rule(SCHEME, key="averaging", unset=""))
     filter: Filter | None = None

@@ -261,11 +261,11 @@ def _kind(problem: str) -> str:
     return problem.split(":")[0]
 
 
-def first_ids(ids: Sequence[str]) -> str:
-    """Return a list of client ids for a message; for a long list the first :data:`MAX_NAMED`.
+def first_ids(ids: Sequence[str], most: int = MAX_NAMED) -> str:
+    """Return a list of client ids for a message; for a long list the first ``most``, and the number of the others.
 
     >>> first_ids(["a", "b"]), first_ids(list("abcdefghijk"))
     ("['a', 'b']", "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] and 3 more")
     """
-    rest = len(ids) - MAX_NAMED
-    return str(list(ids)) if rest <= 0 else f"{list(ids[:MAX_NAMED])} and {rest} more"
+    rest = len(ids) - most
+    return str(list(ids)) if rest <= 0 else f"{list(ids[:most])} and {rest} more"

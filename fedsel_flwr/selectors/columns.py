@@ -50,6 +50,7 @@ class Column:
         validated: Whether the server needs a validation set to measure it.
         per_update: Whether it is computed from the clients' individual updates.
         recorded: Whether it is read from every reply, needed or not, and recorded in the history; only for numbers.
+        aliases: Names of the same or a similar quantity in Flower's own apps, the likeliest first, for messages.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Column:
     validated: bool = False
     per_update: bool = False
     recorded: bool = False
+    aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Set the default of ``key``."""
@@ -90,8 +92,10 @@ class Column:
         return (values < self.low - ROUNDING) | (values > self.high + ROUNDING)
 
 
+_LOSSES = ("eval_loss", "val_loss", "test_loss", "test_logloss", "train_loss")
 _ROWS = (
     Column(name="latency", key="latency_s", source="clock", low=0.0, high=LARGEST, recorded=True,
+           aliases=("latency", "train_time", "training_time", "fit_time", "duration"),
            meaning="seconds from sending the model to receiving the update"),
     Column(name="spare", source="clock", shape="flag",
            meaning="whether the client was asked as a spare (over-selection) and was not needed"),
@@ -107,17 +111,21 @@ _ROWS = (
            meaning="seconds to send the update"),
     Column(name="num_examples", source="reply", low=0.0, high=MOST_EXAMPLES, informed=True, recorded=True,
            meaning="training examples of the client"),
-    Column(name="loss", source="reply", low=-LARGEST, high=LARGEST, informed=True, probed=True,
+    Column(name="loss", source="reply", low=-LARGEST, high=LARGEST, informed=True, probed=True, aliases=_LOSSES,
            meaning="loss of the received model on the client's training data, before training, nats"),
     Column(name="batch_loss", source="reply", low=-LARGEST, high=LARGEST, reported=False, informed=True, probed=True,
+           aliases=("loss", *_LOSSES),
            meaning="loss of the received model on one mini-batch of the client's training data (cpow-d), nats"),
     Column(name="train_loss", source="reply", low=-LARGEST, high=LARGEST, recorded=True,
+           aliases=("training_loss", "avg_loss", "loss"),
            meaning="mean loss over the local training's steps, each before the step (rpow-d), nats"),
     Column(name="energy_score", source="reply", low=0.0, high=1.0, informed=True, recorded=True,
            meaning="PCZFL's energy score"),
     Column(name="rms_loss", source="reply", low=0.0, high=LARGEST, informed=True, probed=True,
+           aliases=("loss", *_LOSSES),
            meaning="root mean square of the per-sample losses of the received model (Oort), nats"),
     Column(name="local_accuracy", source="reply", low=0.0, high=1.0, informed=True, probed=True,
+           aliases=("accuracy", "eval_acc", "eval_accuracy", "val_acc", "val_accuracy", "test_accuracy", "acc"),
            meaning="accuracy of the received model on the client's test data"),
     Column(name="gradient", source="reply", shape="vector", low=-LARGEST, high=LARGEST, informed=True, probed=True,
            meaning="flattened full-batch gradient at the received model (DivFL)"),
@@ -172,6 +180,8 @@ ASKED = columns_where(lambda column: column.source == "reply" and column.probed)
 """Columns that clients report only on request: in the train config (``needs``) or by a probe."""
 RECORDED = columns_where(lambda column: column.recorded)
 """Columns that the history records, under their keys."""
+FROM_CLIENTS = columns_where(lambda column: column.source == "reply" or column.recorded)
+"""Columns that clients report, each under a key that a deployment may rename."""
 HolderType = TypeVar("HolderType", bound=type[Any])
 
 

@@ -105,6 +105,7 @@ class SelectionStrategy(Adapter, Strategy):
         """
         known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
         checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
+        logger.info("strategy: %s", self.core.summary(self.base))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
@@ -144,8 +145,10 @@ class SelectionStrategy(Adapter, Strategy):
         self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
         clients = self._wait_for_free(connected)
-        transport = LegacyTransport(clients, parameters, self._question_timeout, self._late)
-        chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
+        transport = LegacyTransport(clients, parameters, **self._asking)
+        # An empty model, as that of trees before round 1, cannot be decoded, but is known to have no numbers.
+        model = decode(parameters) if any(parameters.tensors) else []
+        chosen = {cid: clients[cid] for cid in self.core.choose(clients, model, transport, server_round)}
         if not chosen:
             return []
         cohort = ChosenCohort(chosen, len(clients))
@@ -287,7 +290,7 @@ class _Results:
     def base_result(self, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Parameters | None, dict[str, Scalar]]:
         base, core = self._strategy.base, self._strategy.core
         ours = core.settings.keys.own_keys()
-        vectors = VECTORS.intersection(core.asks.split(","))
+        vectors = [core.settings.keys.of(name) for name in VECTORS.intersection(core.asks.split(","))]
         kept = [cleaned(self._arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
         if outcome.averaging is not None:
             kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]

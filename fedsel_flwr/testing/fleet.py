@@ -79,6 +79,7 @@ class FleetPlan:
         keys: Names of the clients' metrics.
         max_latency: Longest wait for a client, seconds.
         metrics: Further metrics that every client reports.
+        reported: The names of all metrics that the clients report; None for everything that is asked.
     """
 
     arrays: Model
@@ -86,6 +87,11 @@ class FleetPlan:
     keys: Any
     max_latency: float
     metrics: Mapping[str, float]
+    reported: frozenset[str] | None = None
+
+    def told(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics that clients report, with a number for each name that the fleet does not know."""
+        return dict(metrics) if self.reported is None else {name: metrics.get(name, 0.5) for name in self.reported}
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -206,21 +212,26 @@ class Fleet:
         ]
         told = {of("client_id"): max(0, k), of("train_loss"): float(draws.uniform(0.1, 2.0))}
         metrics = {**self.plan.metrics, **self._costs(k), **told, **self._columns(k, str(config.get("needs", "")))}
-        reply = Reply([np.asarray(a) for a in arrays], self.num_examples(k), metrics)
+        reply = Reply([np.asarray(a) for a in arrays], self.num_examples(k), self.plan.told(metrics))
         if node in self.broken:
             reply = self.broken[node].change(reply)
         self.sent[node] = reply
         return reply
 
     def evaluation_reply(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of examples and metrics of an evaluation. In every fourth round one client fails."""
+        """Return loss, number of examples and metrics of an evaluation. In every fourth round one client fails.
+
+        The loss is among the metrics too, as in Flower's own apps of the Message API.
+        """
         if "probe" not in config:
             self.evaluated[node] = dict(config)
         k = self.numbers[node]
         if self.round % 4 == k:
             raise OSError("the battery; is: empty")
         probed = self._columns(k, str(config.get("probe", "")))
-        return 0.1 * (max(0, k) + 1), self.num_examples(k), {**self.plan.metrics, **probed, **self._costs(k)}
+        loss = 0.1 * (max(0, k) + 1)
+        told = self.plan.told({"loss": loss, **self.plan.metrics, **probed, **self._costs(k)})
+        return loss, self.num_examples(k), told
 
     def num_examples(self, k: int) -> int:
         """Return a client's number of examples."""

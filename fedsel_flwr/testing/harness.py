@@ -9,7 +9,7 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class StrategyHarness:
         arrays: The initial model.
         num_clients: Clients of the fleet. None takes 12, or four more than the strategy waits for.
         metrics: Further metrics that every client reports.
+        reported: The names of all metrics that the clients report; None for everything that is asked.
 
     Attributes:
         plan: The model, the clients and the metrics of every run.
@@ -51,6 +52,7 @@ class StrategyHarness:
         arrays: Sequence[Any],
         num_clients: int | None = None,
         metrics: Mapping[str, float] | None = None,
+        reported: Collection[str] | None = None,
     ) -> None:
         self._make = make
         first = self.build()
@@ -84,6 +86,7 @@ class StrategyHarness:
             keys=settings.keys,
             max_latency=float(settings.max_latency),
             metrics=dict(metrics or {}),
+            reported=None if reported is None else frozenset(reported) - {"num-examples"},
         )
 
     def build(self) -> Any:

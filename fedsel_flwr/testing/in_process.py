@@ -49,7 +49,8 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
 
     Args:
         strategy: A strategy of :mod:`fedsel_flwr.strategies` or of :mod:`fedsel_flwr.strategies.message`.
-        clients: The connected clients. The position of a client is its ``client_id``. A client that raises has failed.
+        clients: The connected clients. The position of a client is its ``client_id``. A client that raises has failed,
+            and so has a client whose reply Flower cannot send.
         model: The global model before the round.
         server_round: Flower's number of the round.
 
@@ -152,8 +153,13 @@ class InProcessProxy(ClientProxy):
             parameters = Parameters([reply.arrays], "numpy.ndarray")
         else:
             parameters = ndarrays_to_parameters(reply.arrays)
-        status = Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK
-        return FitRes(status, parameters, reply.num_examples, _scalars(reply.metrics))
+        status, metrics = (
+            Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK,
+            _scalars(reply.metrics),
+        )
+        # Flower's client raises for the same values, when it writes its reply into records.
+        ConfigRecord({**metrics, "num_examples": reply.num_examples})
+        return FitRes(status, parameters, reply.num_examples, metrics)
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Return an evaluation for the base strategy, or the answer to a probe."""
@@ -253,20 +259,20 @@ class InProcessGrid(Grid):
             if kind == MessageType.QUERY:
                 return RecordDict({"facts": ConfigRecord(clients.properties_of(node))})
             if kind == MessageType.EVALUATE:
-                loss, examples, metrics = clients.evaluation_reply(node, config)
-                return _content({"num-examples": examples, "loss": loss, **metrics})
+                _, examples, metrics = clients.evaluation_reply(node, config)
+                return _content({"num-examples": examples, **metrics})
             (record,) = message.content.array_records.values()
             reply = clients.training_reply(node, [array.numpy() for array in record.values()], config)
+            if not reply.refused:
+                content = _content({"num-examples": reply.num_examples, **reply.metrics})
+                content["arrays"] = _encoded(reply, list(record))
+                return content
         except NoReply:
             return None
         except Exception as error:
             # Flower's ClientApp turns any exception into an error reply too.
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
-        if reply.refused:
-            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.refused)
-        content = _content({"num-examples": reply.num_examples, **reply.metrics})
-        content["arrays"] = _encoded(reply, list(record))
-        return content
+        return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.refused)
 
 
 def config_of(message: Message) -> dict[str, Any]:

@@ -9,7 +9,8 @@ promise. The checks of the history, of identities and of resuming are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedsel_flwr.testing.strategy_state_conformance import (
     check_selector_observes,
 )
 
+logger = logging.getLogger("fedsel_flwr")
 PLAIN = (None, "fedpdp", "mean")
 """Averaging schemes under which the base's model is the new global model."""
 
@@ -43,6 +45,20 @@ def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
         raise AssertionError(
             f"broken promise: no client breaks a round; in round {number} ({_shortened(who)}) it raised {what}"
         ) from run.error
+
+
+def check_columns_are_reported(harness: StrategyHarness) -> None:
+    """Check that the clients report the columns without which the selector learns nothing."""
+    run = harness.full_run
+    needed = sorted((run.strategy.core.parts.missing_columns.needed | run.strategy.selector.asks) - {"latency"})
+    if harness.plan.reported is None and needed:
+        logger.warning(
+            "check_strategy: %s reads %s. The clients of this check report what is asked, but an unchanged client does "
+            "not. Name the metrics of your clients: check_strategy(..., reported={...})",
+            run.strategy.selector.name, ", ".join(needed),
+        )  # fmt: skip
+    unreported = run.error is not None and "missing_columns=" in str(run.error)
+    promise(not unreported, f"the clients report what the selector reads; {run.error}")
 
 
 def check_only_connected_are_asked(harness: StrategyHarness) -> None:
@@ -221,6 +237,7 @@ def _shortened(facts: object) -> str:
 
 
 STRATEGY_CHECKS: tuple[Callable[[StrategyHarness], None], ...] = (
+    check_columns_are_reported,
     check_no_client_breaks_a_round,
     check_only_connected_are_asked,
     check_impostor,
@@ -250,6 +267,7 @@ def check_strategy(
     *,
     num_clients: int | None = None,
     metrics: Mapping[str, float] | None = None,
+    reported: Collection[str] | None = None,
 ) -> None:
     """Run a strategy with a fleet of simulated clients, and run all checks on it.
 
@@ -264,6 +282,9 @@ def check_strategy(
             must be the same.
         num_clients: Clients of the fleet, for parameters that are set by client. None takes 12 or more.
         metrics: Further metrics that every client reports, for a base that reads them.
+        reported: The names of all metrics that your clients report, after training and in an evaluation. A selector
+            that would learn nothing from these clients then breaks a promise. If None: the clients report everything
+            that the selector asks for.
 
     Raises:
         AssertionError: A promise is broken. The message names it.
@@ -273,6 +294,6 @@ def check_strategy(
     >>> from fedsel_flwr.strategies import CSUCB
     >>> check_strategy(lambda: CSUCB(clients_per_round=3, max_latency=5.0, seed=1), arrays=[np.zeros((3, 2))])
     """
-    harness = StrategyHarness(make_strategy, arrays, num_clients, metrics)
+    harness = StrategyHarness(make_strategy, arrays, num_clients, metrics, reported)
     for check in STRATEGY_CHECKS:
         check(harness)

@@ -37,7 +37,7 @@ def _flooded(name: str, limit: int | None, rounds: int = FLOODED) -> tuple[Any, 
     exam = Validation(lambda arrays, x: x @ arrays[0] + arrays[1], np.eye(4, 3), np.arange(4) % 2)
     core = core_of(
         create(name, clients_per_round=COHORT, seed=0, **BANDITS[name]), roster=Roster(max_new_per_round=limit),
-        max_latency=5.0, validation=exam, learning_rate=0.1,
+        max_latency=5.0, validation=exam, learning_rate=0.1, missing_columns="random",
         filter=Filter(score="accuracy") if name.startswith("fedcm") else None,
     )  # fmt: skip
     said = {f"old-{k}": {"client_id": f"old-{k}", "num_examples": 10, "energy_score": 0.9} for k in range(OLD)}

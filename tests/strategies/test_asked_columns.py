@@ -34,10 +34,10 @@ class Asking(Spy):
         return Probe(clients=available, columns=self.columns)
 
 
-def _played(api: str, spy: Spy, reported: list[dict[str, Any]], rounds: int = 1) -> Played:
+def _played(api: str, spy: Spy, reported: list[dict[str, Any]], rounds: int = 1, **options: Any) -> Played:
     """Clients with these metrics in their replies."""
     proxies = [FakeProxy(f"node-{k}", k, number=k, extra=extra) for k, extra in enumerate(reported)]
-    return play(api, spy, proxies, rounds, min_available=len(proxies))
+    return play(api, spy, proxies, rounds, min_available=len(proxies), **options)
 
 
 def _vector(*numbers: float) -> bytes:
@@ -99,10 +99,10 @@ def test_an_odd_vector_is_missing_in_its_row_alone_and_its_model_is_averaged(
 
 @BOTH
 def test_where_nobody_has_a_vector_the_round_goes_on(api: str) -> None:
-    played = _played(api, spy := Spy("gradient"), [{}, {}])
+    played = _played(api, spy := Spy("gradient"), [{}, {}], missing_columns="random")
     assert np.isnan(spy.reports[0].gradient).all()
     assert len(spy.reports[0].gradient) == 2
-    assert played.strategy.history.problem_counts() == {"gradient": 2}
+    assert played.strategy.history.problem_counts() == {"gradient": 2, "missing_columns": 1}
 
 
 @BOTH
@@ -194,10 +194,10 @@ def test_the_train_config_asks_for_what_must_be_asked_for_in_copies(
     shared: dict[str, Any] = {"lr": 0.5}
     if api == "legacy":
         base = helpers.RecordingBase(on_fit_config_fn=lambda server_round: shared)
-        Federation(make(api, Spy(*needs), base, min_available=2), proxies).play(2)
+        Federation(make(api, Spy(*needs), base, min_available=2, missing_columns="random"), proxies).play(2)
     else:
         record = ConfigRecord({"lr": 0.5})
-        strategy = make(api, Spy(*needs), min_available=2)
+        strategy = make(api, Spy(*needs), min_available=2, missing_columns="random")
         message.play(strategy, FakeGrid(nodes_of(proxies)), 2, train_config=record)
         shared = {key: value for key, value in record.items() if key != "server-round"}
     assert shared == {"lr": 0.5}

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Error, MessageType
+from flwr.common import Parameters
 
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import MetricKeys
-from tests.strategies.either_api import APIS, Server, selection
-from tests.strategies.helpers import model, parameters_to_ndarrays
-from tests.strategies.message.helpers import ProbeProxy
+from tests.strategies.apis import nodes_of
+from tests.strategies.either_api import APIS, BASES, Server, base_of, private, selection
+from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
+from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
+from tests.strategies.trees import TreeNode, TreeProxy
 
 pytestmark = pytest.mark.timeout(30)
 MAX_LATENCY = 9.0
@@ -154,7 +158,7 @@ def test_what_is_not_answered_comes_as_nan_and_costs_max_latency(api: str, caplo
         assert np.isnan(columns["local_accuracy"]).tolist() == [False, True, False, False]
         assert columns["local_accuracy"][2] == proxies[2].accuracy(server_round)
     assert [(r.probe_s, r.probe_j) for r in history.rounds] == [(MAX_LATENCY, pytest.approx(3 * 0.125))] * 2
-    assert sum("client 1: probe: no local_accuracy" in text for text in caplog.messages) >= 1
+    assert sum("client 1: probe: ValueError: no evaluation here" in text for text in caplog.messages) == 2
     assert not [text for text in caplog.messages if "client 0" in text]
     assert [r.num_completed for r in history.rounds] == [4, 4]  # the round goes on
 
@@ -211,11 +215,94 @@ def test_metric_keys_name_the_cost_of_a_probe(api: str) -> None:
     assert (record.probe_s, record.probe_j, record.round_s) == (3.0, 8.0, 4.0)
 
 
+class Unasked:
+    """A base whose own evaluations are not configured."""
+
+    configured = 0
+
+    def configure_evaluate(self, *args: Any, **kwargs: Any) -> list[Any]:
+        self.configured += 1
+        return []
+
+
+@APIS
+def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none(api: str) -> None:
+    """An app that reads its own key in every evaluation finds it, and a wrapper's inner base names the records."""
+    kind = type("Base", (Unasked, BASES[api].FedAvg), {})
+    names = {"arrayrecord_key": "weights", "configrecord_key": "settings"}
+    asked: list[int] = []
+
+    def config(server_round: int) -> dict[str, Any]:
+        asked.append(server_round)
+        return {"lr": 0.5 * server_round}
+
+    own = {"on_evaluate_config_fn": config} if api == "legacy" else names
+    base = private(api, base_of(api, kind, **own))
+    strategy = selection(api, Curious(clients_per_round=2), base)
+    proxies = _proxies(3, answer=lambda proxy, metrics: {**metrics, "loss": proxy.probed[-1]["lr"]})
+    if api == "legacy":
+        Federation(strategy, proxies).play(2)
+    else:
+        grid = FakeGrid(nodes_of(proxies))
+        play(strategy, grid, 2, evaluate_config=ConfigRecord({"lr": 0.5}))
+        probes = [one for node in grid.nodes.values() for one in node.messages(MessageType.EVALUATE)]
+        assert [set(one.content) for one in probes] == [{"weights", "settings"}] * 6
+    sent = [
+        {"lr": 0.5 * n, "probe": "loss", "round": n} if api == "legacy"
+        else {"lr": 0.5, "server-round": n, "probe": "loss", "round": n}
+        for n in (1, 2)
+    ]  # fmt: skip
+    assert [proxy.probed for proxy in proxies] == [sent] * 3
+    told = [columns["loss"] for _, columns in strategy.selector.informed if "loss" in columns]
+    assert told == [[one["lr"]] * 3 for one in sent]
+    assert asked == ([1, 2] if api == "legacy" else [])
+    assert base.strategy.configured == (2 if api == "legacy" else 0), "Flower's own evaluations alone"
+
+
+@APIS
+def test_an_error_in_an_answer_is_shown_with_its_reason(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    def raises(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
+        return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
+
+    failing = [1]
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        history = _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
+    assert [text for text in caplog.messages if "client 1" in text] == ["round 1, client 1: probe: KeyError: 'lr'"]
+    assert [row.problem for row in history.clients] == ["", "probe: KeyError: 'lr'", "", ""]
+    assert (history.problem_counts(), history.rounds[0].num_completed) == ({"probe": 1}, 4)
+    failing = [0, 1, 2, 3]
+    with pytest.raises(RunError, match=r"4 clients answered with an error \(probe: KeyError: 'lr'\)"):
+        _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
+
+
+@APIS
+def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
+    api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Boosted trees have none before round 1. Who is asked later has not been asked before."""
+    selector = create("active-fl", clients_per_round=2, seed=0)
+    base = base_of(api, "FedXgbBagging", **({"initial_parameters": Parameters([], "")} if api == "legacy" else {}))
+    strategy = selection(api, selector, base, missing_columns="random")
+    proxies = [TreeProxy(f"node-{k}", k, number=k) for k in range(4)]
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        if api == "legacy":
+            Federation(strategy, proxies).play(1)
+        else:
+            grid = FakeGrid({node_id(p.number): TreeNode(p) for p in proxies})
+            play(strategy, grid, 1, initial_arrays=ArrayRecord([np.array([])]))
+    assert not any(proxy.evaluations for proxy in proxies)
+    assert [r.num_probed for r in strategy.history.rounds] == [0]
+    said = [text for text in caplog.messages if "no numbers" in text]
+    assert said == ["the global model has no numbers yet, so no client is probed"]
+    assert strategy.selector.probe(np.arange(4)) is not None
+
+
 def test_in_the_message_api_a_probe_is_an_evaluate_message_with_a_config_of_its_own() -> None:
     selector = create("local-accuracy", clients_per_round=2, seed=0)
     server = Server("message", selection("message", selector), _proxies(4)).play(1)
     (batch,) = server.batches(MessageType.EVALUATE)
-    assert [dict(m.content["config"]) for m in batch] == [{"probe": "local_accuracy", "round": 1}] * 4
+    sent = {"server-round": 1, "probe": "local_accuracy", "round": 1}
+    assert [dict(m.content["config"]) for m in batch] == [sent] * 4
     assert len({id(m.content["config"]) for m in batch}) == 4
 
 

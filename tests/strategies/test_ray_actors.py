@@ -13,10 +13,10 @@ from flwr.app import Error
 from flwr.common import FitIns, FitRes
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import Random
+from fedsel_flwr.selectors import Probe, Random
 from tests.strategies import apis
 from tests.strategies.helpers import FakeProxy
-from tests.strategies.message.helpers import FakeNode
+from tests.strategies.message.helpers import FakeNode, ProbeProxy
 
 pytestmark = pytest.mark.timeout(30)
 CLIENTS, ROUNDS = 4, 4
@@ -123,6 +123,47 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
         resumed, model = play(api, lambda round, k: None, checkpoint_dir=tmp_path, resume="must")
         straight, expected = play(api, lambda round, k: None)
         assert (resumed.history, model) == (straight.history, expected)
+
+
+class Asks(Random):
+    """Asks everybody before each choice."""
+
+    name = "asks"
+
+    def _probe(self, available: Any) -> Probe:
+        return Probe(clients=available, columns=("loss",))
+
+
+@pytest.mark.parametrize(
+    ("lost", "lost_in"),
+    [
+        (lambda round, k: dead() if round == 2 and k else None, "the probe before round 2: 3"),
+        (lambda round, k: dead() if round == 2 and k == 1 else None, "round 2: 1"),
+    ],
+    ids=["within the probe", "in the round after"],
+)
+def test_a_message_names_the_probe_in_which_an_actor_died(api: str, lost: Lost, lost_in: str) -> None:
+    def answer(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
+        if reason := lost(int(proxy.probed[-1]["round"]), proxy.number):
+            raise ValueError(
+                f"Message contains an Error (reason: {reason}). It originated during client-side execution"
+            )
+        return metrics
+
+    def in_training(round: int, k: int) -> str | None:
+        return dead() if "probe" not in lost_in and (round, k) == (2, 3) else None
+
+    class LossyProbed(ProbeProxy, Lossy):
+        """Its errors come in place of answers to probes too."""
+
+    clients = [LossyProbed(str(k), k, number=k, answer=answer) for k in range(CLIENTS)]
+    for client in clients:
+        client.lost = in_training
+    with pytest.raises(RunError) as ended:
+        apis.play(api, Asks(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=apis.fedavg(api))
+    message = str(ended.value)
+    assert message.startswith("a Ray actor has died in the probe before round 2 (")
+    assert f"Messages lost in {lost_in}. " in message
 
 
 def test_what_is_said_without_a_checkpoint(api: str, tmp_path: Path) -> None:

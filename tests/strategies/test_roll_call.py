@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, Message
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.superlink import grid as superlink
 
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, RollCall
@@ -18,6 +19,7 @@ from fedsel_flwr.selectors import CSUCBQ, Random
 from fedsel_flwr.strategies.wrapping import legacy_transport as legacy
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
+from fedsel_flwr.strategies.wrapping.waiting import Startup
 from tests.strategies import deployed
 from tests.strategies.apis import BOTH
 from tests.strategies.deployed import Deployment, Node, lines
@@ -321,6 +323,50 @@ def test_those_that_never_answer_do_not_keep_the_others_from_being_asked(api: st
     said, missed, *_ = introduced(api, clients, simulated=True, seconds=0.9)
     assert missed == [str(k) for k in range(hanging)]
     assert sorted(said, key=int) == [one.cid for one in clients[hanging:]]
+
+
+class Starting(deployed.SuperLink):
+    """The grid of a simulation whose actors have started only some time after the first message."""
+
+    starts_s, first = 1.2, 0.0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.first = self.first or time.monotonic()
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages(message_ids) if time.monotonic() >= self.first + self.starts_s else []
+
+
+Starting.__name__ = "InMemoryGrid"
+
+
+@BOTH
+def test_the_start_of_a_simulations_actors_is_no_time_of_the_roll_call(api: str) -> None:
+    """The clock starts with the first answer."""
+    apps = {100 + k: Node(api, says={"client_id": k}) for k in range(10)}
+    world = Deployment(
+        api, everybody(), apps, Starting, 10.0, clock="virtual", roll_call_timeout=0.6, wait_timeout=10.0,
+    ).play(1)  # fmt: skip
+    assert world.chosen() == [[str(k) for k in range(10)]]
+
+
+@BOTH
+def test_a_start_is_waited_for_no_longer_than_wait_timeout(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    startup = Startup(0.4)
+    start = time.monotonic()
+    if api == "message":
+        grid = InMemoryGrid({100: Deaf(FakeProxy("100", 0))})
+        said, missed = MessageTransport(grid, ArrayRecord([]), 0.3, startup=startup).introduce(["100"])
+    else:
+        monkeypatch.setattr(Starting, "starts_s", 60.0)
+        monkeypatch.setattr(Starting, "pull_interval", 0.02)
+        grid = Starting(nodes("legacy", 1))  # type: ignore[assignment]
+        proxies = {"100": GridClientProxy(100, grid, 7)}
+        said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), 0.3, startup=startup).introduce(["100"])  # type: ignore[arg-type,assignment]
+    assert (said, missed) == ({}, ["100"])
+    assert 0.7 <= time.monotonic() - start < 5.0
+    assert startup.first_s is None
 
 
 def test_where_nobody_answers_the_window_opens_and_those_never_asked_are_not_missed(

@@ -79,6 +79,7 @@ class Deployment:
         updates: Number of usable updates.
         spares: Number of spares.
         reasons: Reason of failure, as in the metrics for Prometheus -> number of failures, the most frequent first.
+        remarks: Remark of a round, such as a column that no client reported -> number of rounds.
         waiting: The cost of waiting for the slowest client.
         clients: Figures of each client that was ever selected, the costliest client first.
         checkpoint: The newest checkpoint; None if there is none.
@@ -111,6 +112,7 @@ class Deployment:
     updates: int
     spares: int
     reasons: Mapping[str, int]
+    remarks: Mapping[str, int]
     waiting: WaitingCost
     clients: Sequence[ClientFigures]
     checkpoint: NewestCheckpoint | None
@@ -221,7 +223,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         quarters_measured_s=_quarters(durations - counted),
         p95_s=float(np.percentile(durations, PERCENTILE)), selections=sum(one.num_selected for one in rounds),
         updates=sum(one.num_completed for one in rounds), spares=sum(one.num_spares for one in rounds),
-        reasons=dict(failed.most_common()), waiting=waiting, clients=clients,
+        reasons=dict(failed.most_common()), remarks=dict(history.remarks()), waiting=waiting, clients=clients,
         checkpoint=checkpoint, settings=settings, accuracy=_accuracy_table(rounds),
         status=run_status((now - as_of).total_seconds(), rounds[-1].round, median, checkpoint),
         parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts),

@@ -70,6 +70,10 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
         ("updates", f"{found.updates:,} usable updates, {failed:,} failure{'' if failed == 1 else 's'}{_reasons(found)}"
                     + (f", {found.spares:,} spares" if found.spares else "")),
     ]  # fmt: skip
+    rows += [
+        ("remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")
+        for remark, rounds in found.remarks.items()
+    ]
     if found.checkpoint:
         one = found.checkpoint
         behind = found.last_round - one.round

@@ -115,10 +115,16 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return remarks on probable problems, one line each.
 
-        They report runs that diverged, and selectors whose clients often replied too late. They also report a target
-        that no run reached, or that every run reached in the first possible round.
+        They report runs that diverged, and selectors whose clients often replied too late. They report columns that no
+        client reported although the selector reads them. They also report a target that no run reached, or that every
+        run reached in the first possible round.
         """
         lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
+        lines += [
+            f"{run.name}: {remark.partition(': ')[2]} in {rounds:,} rounds"
+            for run in self.runs
+            for remark, rounds in run.history.remarks().items()
+        ]
         lines += self._remark_on_target()
         for selector in self.selectors:
             own = [run for run in self.runs if run.selector == selector]

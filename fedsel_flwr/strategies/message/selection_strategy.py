@@ -91,6 +91,8 @@ class SelectionStrategy(Adapter, Strategy):
     _evaluates = False
     # Whether the base has configured nobody in this round.
     _skipped = False
+    # The run's own, for probes.
+    _evaluate_config: ConfigRecord | None = None
     _evaluating: tuple[Message, ...] = ()
     # While the base's own ``start`` runs: how often it has called Flower's loop; else None.
     _loops: int | None = None
@@ -145,6 +147,7 @@ class SelectionStrategy(Adapter, Strategy):
             self.core.begin_run(self.core.round, self._signal)
         self._loops = None if self._loops is None else self._loops + 1
         self._timeout, self._evaluates, checkpoint = timeout, evaluate_fn is not None, self._checkpoint
+        self._evaluate_config = evaluate_config
         done = 0 if checkpoint is None else checkpoint.round
         num_rounds = self._resuming.rounds_left(num_rounds, done)
         if checkpoint is not None:
@@ -192,6 +195,7 @@ class SelectionStrategy(Adapter, Strategy):
         grid, initial_arrays, evaluate_fn = given["grid"], given["initial_arrays"], given.get("evaluate_fn")
         self._begin(initial_arrays, should_stop)
         self._loops, self._evaluates, self._timeout = 0, evaluate_fn is not None, given.get("timeout")
+        self._evaluate_config = given.get("evaluate_config")
         swapped = {id(initial_arrays): self._model, id(grid): self._timed_grid(grid)}
         if evaluate_fn is not None:
             swapped[id(evaluate_fn)] = self._recording(evaluate_fn)
@@ -219,8 +223,9 @@ class SelectionStrategy(Adapter, Strategy):
         return grid
 
     def summary(self) -> None:
-        """Log the base's configuration."""
+        """Log the base's configuration, and which selector chooses."""
         self.base.summary()
+        logger.info("strategy: %s", self.core.summary(self.base))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -247,7 +252,7 @@ class SelectionStrategy(Adapter, Strategy):
         nodes = self._wait_for_free(connected)
         names, reference = names_and_arrays(arrays)
         self._names = tuple(names)
-        transport = MessageTransport(grid, arrays, self._question_timeout, self._late)
+        transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
@@ -429,7 +434,7 @@ class _Replies:
             return Reply(error=no_answer(strategy._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
-        reply = reply_of(message, strategy._names, self._cleaner.weight_key, observed)
+        reply = reply_of(message, strategy._names, self._cleaner.weight_key, observed, strategy.core.settings.keys)
         fault = bases.fault_in_model(strategy.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 

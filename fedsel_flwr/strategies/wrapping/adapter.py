@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +20,7 @@ from fedsel_flwr.strategies.wrapping import bases, resuming
 from fedsel_flwr.strategies.wrapping.aggregating import Aggregation
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
 from fedsel_flwr.strategies.wrapping.round_end import LastModelKeeper
-from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies
+from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies, Startup
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -145,6 +145,15 @@ class Adapter(Aggregation):
         self._dead_actors = DeadActors()
         self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
+        # What the questions of both APIs have in common.
+        self._asking: dict[str, Any] = {
+            "timeout": self._question_timeout,
+            "late": self._late,
+            "base": self.base,
+            "keys": settings.keys,
+            "startup": Startup(self.wait_timeout),
+            "check_errors": self._check_probed_actors,
+        }
         # Connection -> what it got in this round: a proxy (legacy API) or a message. The last attribute.
         self._dispatched: dict[str, Any] = {}
 
@@ -201,6 +210,10 @@ class Adapter(Aggregation):
     def __repr__(self) -> str:
         """Return the names of the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    def _check_probed_actors(self, errors: Iterable[str]) -> None:
+        """End the run if the errors of a probe show that Flower's simulation cannot continue."""
+        self._dead_actors.check(errors, self.core.round + 1, self._resuming.resume_hint, probe=True)
 
     def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
         """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients."""

@@ -91,6 +91,21 @@ def weight_key(base: object) -> str:
     return next((str(key) for key in keys if key is not None), "num-examples")
 
 
+def record_names(base: object) -> tuple[str, str]:
+    """Return the names of the records in which ``base`` sends the model and the config in the Message API."""
+    models, configs = (
+        [getattr(layer, f"{kind}record_key", None) for layer in layers(base)] for kind in ("array", "config")
+    )
+    return next(filter(None, models), "arrays"), next(filter(None, configs), "config")
+
+
+def evaluate_config(base: object, round: int) -> dict[str, Any]:
+    """Return the config of an evaluation in the legacy API, from the function that FedAvg calls for it."""
+    functions = [getattr(layer, "on_evaluate_config_fn", None) for layer in layers(base)]
+    own = next((function for function in functions if function is not None), None)
+    return {} if own is None else dict(own(round))
+
+
 def averages_lists(base: object, function: str) -> bool:
     """Return whether ``base`` averages list-valued metrics element by element; a user's own function may not.
 

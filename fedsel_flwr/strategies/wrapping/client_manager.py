@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,11 @@ from flwr.server import ClientManager
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
+from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached
-from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, TimedGrid
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
+from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, no_answer
+from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, EarlyEnd, TimedGrid
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup, wait_for
 
 
 def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason: str) -> dict[str, ClientProxy]:
@@ -259,14 +261,39 @@ class LateReplyGrid(TimedGrid):
         return replies
 
 
-def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateReplies | None) -> ClientProxy:
-    """Return a copy of a proxy that sends through :class:`LateReplyGrid`; the proxy itself without grid or timeout."""
+@dataclass(frozen=True)
+class _Started(EarlyEnd):
+    """Ends a wait after the timeout, which begins when the first actor of a simulation answers."""
+
+    startup: Startup = field(default_factory=Startup)
+    timeout: float = 0.0
+
+    def straggler_reply(self, answers: int, elapsed_s: float) -> Reply | None:
+        now = time.monotonic()
+        over = now >= self.startup.deadline(now - elapsed_s, self.timeout)
+        return Reply(error=no_answer(self.timeout), timed_out=True) if over else None
+
+
+def with_late_replies(
+    proxy: ClientProxy, timeout: float | None, late: LateReplies | None, startup: Startup | None = None
+) -> ClientProxy:
+    """Return a copy of a proxy that sends through :class:`LateReplyGrid`; the proxy itself without grid or timeout.
+
+    Args:
+        proxy: Flower's proxy.
+        timeout: Longest wait, seconds.
+        late: Fetches late replies.
+        startup: The start of a simulation's actors, which does not count as waiting; None to wait from the call.
+    """
     grid = grid_of([proxy])
     if timeout is None or late is None or grid is None:
         return proxy
     # A copy, because Flower's server keeps the proxy, and threads of other calls may be using it.
     twin = copy.copy(proxy)
-    twin.grid = LateReplyGrid(grid, timeout, late)  # type: ignore[attr-defined]
+    # The wait of a message that is sent now; the condition ends it earlier once an actor has answered.
+    longest = timeout if startup is None else startup.deadline(now := time.monotonic(), timeout) - now
+    twin.grid = LateReplyGrid(grid, longest, late)  # type: ignore[attr-defined]
+    twin.grid.early_end = None if startup is None else _Started(startup=startup, timeout=timeout)  # type: ignore[attr-defined]
     return twin
 
 

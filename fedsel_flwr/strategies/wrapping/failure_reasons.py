@@ -138,14 +138,17 @@ class DeadActors:
 
     def __init__(self) -> None:
         self._lost: Counter[str] = Counter()
+        # Actor -> where its first message was lost.
+        self._died: dict[str, str] = {}
 
-    def check(self, errors: Iterable[str], round: int, resume_hint: str) -> None:
-        """Count the dead actors among a round's failures.
+    def check(self, errors: Iterable[str], round: int, resume_hint: str, *, probe: bool = False) -> None:
+        """Count the dead actors among the failures of a round or a probe.
 
         Args:
             errors: The texts of the errors.
             round: The absolute round.
             resume_hint: A sentence for the message: how to resume a run that ends here.
+            probe: Whether the messages were those of the probe before the round.
 
         Raises:
             RunError: A dead actor got another message.
@@ -155,11 +158,15 @@ class DeadActors:
             return
         found = [match[1] for error in errors if (match := DEAD_ACTOR.search(error[:MAX_READ]))]
         self._lost.update(found)
-        if any(self._lost[actor] > 1 for actor in found):
+        where = f"the probe before round {round}" if probe else f"round {round}"
+        for actor in found:
+            self._died.setdefault(actor, where)
+        if again := [actor for actor in found if self._lost[actor] > 1]:
             raise RunError(
-                "a Ray actor has died (was it killed, or did memory run out?), but Flower's simulation still sends "
-                f"it messages. Messages lost in round {round}: {len(found)}. Later rounds would lose most of theirs. "
-                f"Round {round} does not count. {resume_hint}. If memory ran out, let fewer clients train at one time"
+                f"a Ray actor has died in {self._died[again[0]]} (was it killed, or did memory run out?), but Flower's "
+                f"simulation still sends it messages. Messages lost in {where}: {len(found)}. Later rounds would lose "
+                f"most of theirs. Round {round} does not count. {resume_hint}. If memory ran out, let fewer clients "
+                f"{'work' if probe else 'train'} at one time"
             )
 
 

@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
-from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
+from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters
 
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.roll_call import Registration
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import shown
+from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import grid_of, with_late_replies
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered
+from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, reason_in
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation, registrations
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -36,12 +39,20 @@ class LegacyTransport:
         parameters: The current global model.
         timeout: Longest wait for all answers, seconds.
         late: Fetches the answers to unanswered questions.
+        base: The base strategy, whose evaluation config a probe carries too.
+        keys: The names of the metrics.
+        startup: The start of a simulation's actors, which does not count as waiting.
+        check_errors: Function of the texts of a probe's errors, which may end the run.
     """
 
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
+    base: object = None
+    keys: MetricKeys = field(default_factory=MetricKeys)
+    startup: Startup = field(default_factory=Startup)
+    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
     # Clients without ``get_properties`` answer with a status, not with an error, so all can be asked at once.
     one_first: ClassVar[bool] = False
 
@@ -58,20 +69,35 @@ class LegacyTransport:
         """Ask clients for their properties."""
         return self._ask(nodes, lambda client: introduce_client(client, self.timeout))
 
-    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
-        """Let clients evaluate the current model."""
-        sent = dict[str, Scalar](config)
-        answers, _ = self._ask(nodes, lambda client: probe_client(client, self.parameters, sent, self.timeout))
-        return {node: answer for node, answer in answers.items() if answer is not None}
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
+        """Let clients evaluate the current model, with the config of the base's own evaluations.
+
+        The metrics of ``evaluate`` are the answer. Without a metric that has the key of the column ``loss``, the
+        result's own loss has this key. A metric of the client counts first, because the client names it itself.
+        """
+        ins = EvaluateIns(self.parameters, bases.evaluate_config(self.base, int(config["round"])) | dict(config))
+        said, _ = self._ask(nodes, lambda client: probe_client(client, ins, self.timeout))
+        self.check_errors(str(one) for one in said.values() if isinstance(one, Exception))
+        loss = self.keys.of("loss")
+        return {
+            node: reason_in(one, self.timeout, None) if isinstance(one, Exception) else {loss: one.loss} | one.metrics
+            for node, one in said.items()
+        }
 
     def _ask(self, nodes: list[str], question: Callable[[ClientProxy], Answer]) -> tuple[dict[str, Answer], list[str]]:
         asked = [self.clients[node] for node in nodes]
-        timeout, late = self.timeout, self.late
-        return ask_all(asked, lambda one: question(with_late_replies(one, timeout, late)), timeout, late.busy)
+        timeout, late, startup = self.timeout, self.late, self.startup if self.simulated else None
+        return ask_all(
+            asked, lambda one: question(with_late_replies(one, timeout, late, startup)), timeout, late.busy, startup
+        )
 
 
 def ask_all(
-    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy
+    clients: Iterable[ClientProxy],
+    question: Callable[[ClientProxy], Answer],
+    timeout: float,
+    busy: Busy,
+    startup: Startup | None = None,
 ) -> tuple[dict[str, Answer], list[str]]:
     """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
 
@@ -80,21 +106,24 @@ def ask_all(
         question: Asks one client. It may raise only ``TimeoutError``, if no answer came, and ``NotReached``.
         timeout: Longest wait for all of them, seconds.
         busy: Tracks the clients that did not answer in time, and frees clients that answer later.
+        startup: The start of a simulation's actors, which does not count as waiting; None in a deployment.
 
     Returns:
         Connection -> answer, and the connections that were asked and did not answer in time.
     """
     asked = list(clients)
-    deadline = time.monotonic() + timeout
-    simulated = is_simulation(grid_of(asked))
-    executor = ThreadPoolExecutor(WINDOW if simulated else MAX_PARALLEL, thread_name_prefix="fedsel-ask")
+    sent = time.monotonic()
+    executor = ThreadPoolExecutor(MAX_PARALLEL if startup is None else WINDOW, thread_name_prefix="fedsel-ask")
     futures: dict[str, Future[Answer]] = {}
-    first = asked[:FIRST_WINDOW] if simulated else asked
+    first = asked if startup is None else asked[:FIRST_WINDOW]
     futures |= {client.cid: executor.submit(question, client) for client in first}
-    if len(first) < len(asked):
+    if startup is not None:
         # Half of the time, so that the other half is left for the others if the first clients hang.
-        wait(futures.values(), timeout=timeout / 2, return_when=FIRST_COMPLETED)
+        longest = startup.deadline(sent, timeout) - sent - timeout / 2
+        if wait(futures.values(), timeout=longest, return_when=FIRST_COMPLETED).done:
+            startup.answered()
         futures |= {client.cid: executor.submit(question, client) for client in asked[len(first) :]}
+    deadline = sent + timeout if startup is None else startup.deadline(sent, timeout)
     done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
     # A thread that hangs in a client must not delay the server. Questions that wait for a thread are dropped.
     executor.shutdown(wait=False, cancel_futures=True)
@@ -126,21 +155,22 @@ def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] |
         return None
 
 
-def probe_client(
-    client: ClientProxy, parameters: Parameters, config: dict[str, Scalar], timeout: float
-) -> dict[str, object] | None:
-    """Let a client evaluate the current model; None if it fails.
+class Evaluated(NamedTuple):
+    """A client's evaluation of the current model."""
 
-    The metrics of ``evaluate`` are the answer. If they have no ``loss``, the result's loss is added.
-    """
+    loss: float
+    metrics: dict[str, object]
+
+
+def probe_client(client: ClientProxy, ins: EvaluateIns, timeout: float) -> Evaluated | Exception:
+    """Let a client evaluate the current model; return the error of a client that fails."""
     try:
-        answer = client.evaluate(EvaluateIns(parameters, dict(config)), timeout, None)
+        # A copy of the config, because the clients of a simulation share the server's process.
+        answer = client.evaluate(EvaluateIns(ins.parameters, dict(ins.config)), timeout, None)
         if answer.status.code != Code.OK:
-            raise ValueError(f"{answer.status.code.name}: {answer.status.message}")
-        metrics: dict[str, object] = dict(answer.metrics or {})
+            raise RuntimeError(f"{answer.status.code.name}: {answer.status.message}")
+        return Evaluated(answer.loss, dict(answer.metrics or {}))
     # A client that fails is data, not an exception.
     except Exception as error:
         check_answered(error)
-        logger.warning("probe: client %s answered with %s", client.cid, shown(error))
-        return None
-    return {"loss": answer.loss} | metrics
+        return error

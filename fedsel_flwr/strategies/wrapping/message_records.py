@@ -26,13 +26,15 @@ from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
-SENT = ASKED & VECTORS
-"""The vectors that clients send, each in a record with the column's name."""
+SENT = sorted(ASKED & VECTORS)
+"""The columns of vectors that clients send, each in a record with the column's key."""
 SCALAR = -1
 """Kind of a metric that is a number. The kind of a list is its length, or 0 if lengths may differ."""
 
 
-def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s: float | None) -> Reply:
+def reply_of(
+    message: Message, names: Sequence[str], weight_key: str, observed_s: float | None, keys: MetricKeys
+) -> Reply:
     """Read a client's message into plain types; no content of a message raises an error."""
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
@@ -40,7 +42,7 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
     metrics = list(content.metric_records.values())
     if len(metrics) != 1:
         return Reply(error=f"metrics: expected one MetricRecord, got {len(metrics)}", observed_s=observed_s)
-    models = [content.array_records[name] for name in _model_records(content)]
+    models = [content.array_records[name] for name in _model_records(content, keys)]
     if len(models) != 1:
         return Reply(error=f"arrays: expected one ArrayRecord, got {len(models)}", observed_s=observed_s)
     arrays = _decoded(models[0], names)
@@ -50,19 +52,20 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
         arrays=arrays,
         num_examples=_weight_of(metrics[0], weight_key),
         weight=metrics[0].get(weight_key),
-        metrics=dict(metrics[0]) | _vectors_in(content, content.array_records.keys() - _model_records(content)),
+        metrics=dict(metrics[0])
+        | _vectors_in(content, content.array_records.keys() - _model_records(content, keys), keys),
         observed_s=observed_s,
     )
 
 
-def entries_in(content: RecordDict) -> dict[str, object]:
+def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
     """Return all entries of the metric and config records of a reply, with any record names, and its vector columns."""
     # Metrics come last, because if a config repeats a metric's key, the metric is the measured value.
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
     merged: dict[str, object] = {}
     for record in records:
         merged |= dict(record)
-    return merged | _vectors_in(content, content.array_records)
+    return merged | _vectors_in(content, content.array_records, keys)
 
 
 def metrics_of(message: Message) -> MetricRecord:
@@ -81,11 +84,17 @@ def record_of(checkpoint: Checkpoint) -> ArrayRecord:
     return ArrayRecord({name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)})
 
 
-def query(node: str, message_type: str, config: dict[str, str | int], arrays: ArrayRecord | None = None) -> Message:
-    """Return a question to one node."""
-    content = RecordDict({"config": ConfigRecord(dict(config))})
-    if arrays is not None:
-        content["arrays"] = arrays
+def query(
+    node: str,
+    message_type: str,
+    config: Mapping[str, Any],
+    arrays: ArrayRecord | None = None,
+    array_name: str = "arrays",
+    config_name: str = "config",
+) -> Message:
+    """Return a question to one node, in records with the given names."""
+    content = RecordDict() if arrays is None else RecordDict({array_name: arrays})
+    content[config_name] = ConfigRecord(dict(config))
     return Message(content=content, dst_node_id=int(node), message_type=message_type)
 
 
@@ -111,7 +120,7 @@ class Cleaner:
     def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
         self._base, self._max_examples = base, max_examples
         self.weight_key = bases.weight_key(base)
-        self._ours = keys.own_keys()
+        self._ours, self._keys = keys.own_keys(), keys
 
     def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
         """Find the replies to TRAIN messages that lack a metric that the base reads by name.
@@ -148,9 +157,11 @@ class Cleaner:
         # Metrics common to all usable replies, not only to those in ``kept``, so that FedCA's filter does not change
         # them.
         copies = self._with_common_metrics(messages, "train_metrics_aggr_fn", limits)
-        array_name = _model_records(next(iter(messages.values())).content)[0] if copies else ""
+        found = {node: _model_records(messages[node].content, self._keys)[0] for node in copies}
+        array_name = next(iter(found.values()), "")
         for node, twin in copies.items():
-            twin.content[array_name] = _model_record(messages[node], results[node], names)
+            record = messages[node].content.array_records[found[node]]
+            twin.content[array_name] = _model_record(record, results[node], names)
         return [copies[node] for node in kept]
 
     def evaluation(self, message: Message) -> Evaluation:
@@ -258,29 +269,29 @@ def _weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
     return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
-def _model_records(content: RecordDict) -> list[str]:
+def _model_records(content: RecordDict, keys: MetricKeys) -> list[str]:
     """Return the names of the records that may be the model: all ArrayRecords that are not vector columns."""
     # A single ArrayRecord is the model, even if it has a column's name by chance.
-    others = [name for name in content.array_records if name not in SENT]
+    vectors = {keys.of(name) for name in SENT}
+    others = [name for name in content.array_records if name not in vectors]
     return others or (list(content.array_records) if len(content.array_records) == 1 else [])
 
 
-def _model_record(message: Message, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
+def _model_record(record: ArrayRecord, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
     """Return the arrays of a reply in the types and the order of the global model."""
     # Flower's averages take the order of the first reply, which then becomes the order of the next global model.
-    record: ArrayRecord = message.content.array_records[_model_records(message.content)[0]]
     if result.converted is not None:
         return ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(names, result.converted, strict=True)})
     return ArrayRecord({name: record[name] for name in names})
 
 
-def _vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, object]:
-    """Return the vector columns among these records of a reply: ArrayRecords with a column's name and one array.
+def _vectors_in(content: RecordDict, records: Collection[str], keys: MetricKeys) -> dict[str, object]:
+    """Return the vector columns among these records of a reply: ArrayRecords with a column's key and one array.
 
     A text stands for a vector that cannot be read. It is refused later, with the column's name.
     """
     vectors: dict[str, object] = {}
-    for name in SENT.intersection(records):
+    for name in {keys.of(column) for column in SENT}.intersection(records):
         arrays = list(content.array_records[name].values())
         vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
         if len(arrays) == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,10 +21,12 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Registration
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import indented_lines, shown
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.failure_reasons import has_no_query
+from fedsel_flwr.strategies.wrapping.failure_reasons import has_no_query, reason_of
 from fedsel_flwr.strategies.wrapping.grids import (
     FIRST_WINDOW,
     WINDOW,
@@ -34,7 +36,7 @@ from fedsel_flwr.strategies.wrapping.grids import (
     registrations,
 )
 from fedsel_flwr.strategies.wrapping.message_records import entries_in, query
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup
 
 POLL_S = 0.05
 """Seconds between two requests for answers in a simulation, in which a request needs no network."""
@@ -49,12 +51,22 @@ class MessageTransport:
         arrays: The current global model.
         timeout: Longest wait for all answers, seconds.
         late: Fetches the answers to unanswered questions.
+        base: The base strategy, whose records a probe has too.
+        keys: The names of the metrics.
+        evaluate_config: The run's config of evaluations, which a probe carries too.
+        startup: The start of a simulation's actors, which does not count as waiting.
+        check_errors: Function of the texts of a probe's errors, which may end the run.
     """
 
     grid: Grid
     arrays: ArrayRecord
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
+    base: object = None
+    keys: MetricKeys = field(default_factory=MetricKeys)
+    evaluate_config: ConfigRecord | None = None
+    startup: Startup = field(default_factory=Startup)
+    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
     # An app without a query function answers with an error and its traceback, so one such answer is enough.
     one_first: ClassVar[bool] = True
 
@@ -70,13 +82,19 @@ class MessageTransport:
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask nodes for their properties: node -> properties, None for an error; and the nodes that hang."""
         answers, asked = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
-        facts = {node: _facts(message) for node, message in answers.items()}
+        facts = {node: self._facts(message) for node, message in answers.items()}
         return facts, [node for node in asked if node not in facts]
 
-    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
-        """Let nodes evaluate the current model."""
-        answers, _ = self._ask([query(node, MessageType.EVALUATE, dict(config), self.arrays) for node in nodes])
-        return {node: entries_in(m.content) for node, m in answers.items() if m.has_content()}
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
+        """Let nodes evaluate the current model; the message is that of Flower's own evaluation, and names the probe."""
+        names = bases.record_names(self.base)
+        sent = {**(self.evaluate_config or {}), "server-round": config["round"], **config}
+        answers, _ = self._ask([query(node, MessageType.EVALUATE, sent, self.arrays, *names) for node in nodes])
+        self.check_errors(message.error.reason or "" for message in answers.values() if message.has_error())
+        return {
+            node: entries_in(m.content, self.keys) if m.has_content() else reason_of(m.error)
+            for node, m in answers.items()
+        }
 
     @property
     def _inner(self) -> Grid:
@@ -87,7 +105,7 @@ class MessageTransport:
         """Send questions and wait a bounded time; return node -> answer, and the nodes that were asked."""
         inner = self._inner
         if self.simulated:
-            replies, sent = send_windowed(inner, messages, self.timeout)
+            replies, sent = send_windowed(inner, messages, self.timeout, startup=self.startup)
         else:
             replies, sent = list(inner.send_and_receive(messages, timeout=self.timeout)), messages
         asked = [str(message.metadata.dst_node_id) for message in sent]
@@ -95,16 +113,21 @@ class MessageTransport:
         self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)
         return answers, asked
 
-
-def _facts(message: Message) -> Mapping[str, object] | None:
-    """Return the content of an answer; None for an error."""
-    if message.has_content():
-        return entries_in(message.content)
-    return NO_PROPERTIES if has_no_query(message.error) else None
+    def _facts(self, message: Message) -> Mapping[str, object] | None:
+        """Return the content of an answer; None for an error."""
+        if message.has_content():
+            return entries_in(message.content, self.keys)
+        return NO_PROPERTIES if has_no_query(message.error) else None
 
 
 def send_windowed(
-    grid: Grid, messages: Sequence[Message], timeout: float, *, first: int = FIRST_WINDOW, window: int = WINDOW
+    grid: Grid,
+    messages: Sequence[Message],
+    timeout: float,
+    *,
+    first: int = FIRST_WINDOW,
+    window: int = WINDOW,
+    startup: Startup | None = None,
 ) -> tuple[list[Message], list[Message]]:
     """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
 
@@ -114,18 +137,20 @@ def send_windowed(
         timeout: Longest wait for all replies, seconds.
         first: Messages in flight before the first reply. After half the time the window opens without a reply.
         window: Largest number of messages in flight.
+        startup: The start of the actors, which does not count as waiting.
 
     Returns:
         The replies, and the messages that were sent. The other messages had no room in time.
     """
-    # If the first nodes hang, the others must still be asked.
-    open_at, deadline = time.monotonic() + timeout / 2, time.monotonic() + timeout
+    began, startup = time.monotonic(), startup or Startup()
     waiting = iter(messages)
     sent: list[Message] = []
     replies: list[Message] = []
     pending: set[str] = set()
     while True:
         # Each reply increases ``first`` and decreases ``pending``, so two more messages follow.
+        # If the first nodes hang, the others must still be asked.
+        open_at = startup.deadline(began, timeout) - timeout / 2
         opened = window if time.monotonic() >= open_at else min(window, first + len(replies))
         room = opened - len(pending)
         if batch := list(islice(waiting, max(0, room))):
@@ -134,9 +159,11 @@ def send_windowed(
         arrived = list(grid.pull_messages(pending)) if pending else []
         pending -= {reply.metadata.reply_to_message_id for reply in arrived}
         replies += arrived
+        if arrived:
+            startup.answered()
         if not pending and len(sent) == len(messages):
             return replies, sent
-        if (left := deadline - time.monotonic()) <= 0:
+        if (left := startup.deadline(began, timeout) - time.monotonic()) <= 0:
             return replies, sent
         if not arrived:
             time.sleep(min(POLL_S, left))

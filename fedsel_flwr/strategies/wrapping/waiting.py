@@ -69,6 +69,43 @@ def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *,
     return here
 
 
+@dataclass
+class Startup:
+    """The start of a simulation's actors, which answer no message before.
+
+    Args:
+        wait_s: Longest time that the actors may take, seconds.
+
+    Attributes:
+        first_s: When the first answer came, in monotonic seconds; None before.
+
+    >>> startup = Startup(600.0)
+    >>> startup.deadline(0.0, 60.0)
+    660.0
+    >>> startup.first_s = 100.0
+    >>> startup.deadline(0.0, 60.0), startup.deadline(500.0, 60.0)
+    (160.0, 560.0)
+    """
+
+    wait_s: float = 0.0
+    first_s: float | None = None
+
+    def answered(self) -> None:
+        """Note an answer; only the first one counts."""
+        if self.first_s is None:
+            self.first_s = time.monotonic()
+
+    def deadline(self, sent_s: float, timeout: float) -> float:
+        """Return when a wait ends: ``timeout`` seconds after the first answer, or after the longest start.
+
+        Args:
+            sent_s: When the messages were sent, in monotonic seconds.
+            timeout: Seconds that clients may take to answer.
+        """
+        latest = sent_s + self.wait_s
+        return timeout + (latest if self.first_s is None else min(latest, max(sent_s, self.first_s)))
+
+
 @dataclass(eq=False)
 class _Request:
     """A request for replies in its own thread.

@@ -142,8 +142,8 @@ class FakeNode:
         return RecordDict(records)
 
     def _evaluate(self, message: Message) -> RecordDict:
-        arrays, config = message.content["arrays"], dict(message.content["config"])
-        assert isinstance(arrays, ArrayRecord)
+        (arrays,), (configs,) = message.content.array_records.values(), message.content.config_records.values()
+        config: dict[str, Any] = dict(configs)
         result = self.proxy.evaluate(EvaluateIns(_parameters(arrays), config), None, int(config.get("server-round", 0)))
         metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, bytes)}
         return RecordDict(
