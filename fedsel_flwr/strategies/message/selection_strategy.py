@@ -7,39 +7,31 @@ between it and Flower's messages.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAvg
 
-from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.checkpoints import Checkpoint
-from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.adapter import Adapter
 from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
-from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, TimedGrid, wait_for_nodes
+from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import (
     Cleaner,
     metrics_of,
     names_and_arrays,
-    record_of,
-    renumber_rounds,
     reply_of,
 )
+from fedsel_flwr.strategies.wrapping.message_run import MessageRun
 from fedsel_flwr.strategies.wrapping.message_transport import (
     MessageTransport,
     addressed,
@@ -49,12 +41,11 @@ from fedsel_flwr.strategies.wrapping.message_transport import (
     sanitized,
     taking_all,
 )
-from fedsel_flwr.strategies.wrapping.own_start import with_own_start
 
 logger = logging.getLogger("fedsel_flwr")
 
 
-class SelectionStrategy(Adapter, Strategy):
+class SelectionStrategy(MessageRun):
     """Wraps a Message API strategy: the selector chooses the clients that train, ``base`` aggregates their updates.
 
     Make this the outermost wrapper, with differential-privacy wrappers inside. The options are those of
@@ -84,143 +75,11 @@ class SelectionStrategy(Adapter, Strategy):
     [('0', 0.5), ('1', 1.5)]
     """
 
-    strategy_type: ClassVar[type] = Strategy
     default_base = partial(FedAvg, fraction_evaluate=0.0)
-    _timed: TimedGrid | None = None
     _names: tuple[str, ...] = ()
-    _evaluates = False
     # Whether the base has configured nobody in this round.
     _skipped = False
-    # The run's own, for probes.
-    _evaluate_config: ConfigRecord | None = None
     _evaluating: tuple[Message, ...] = ()
-    # While the base's own ``start`` runs: how often it has called Flower's loop; else None.
-    _loops: int | None = None
-    # The last absolute round that the base does not count, because its own ``start`` has begun another loop.
-    _shown_from = 0
-    _checkpoint: Checkpoint | None = None
-    # The server's number of the round that is not closed yet.
-    _open: int | None = None
-    _recording_now = False
-    # Loss and accuracy of the open round, from an evaluation that a base's function has called.
-    _evaluated: tuple[object, ...] = ()
-    _signals: list[Callable[[int, Result], bool]]
-    # The result that ``should_stop`` gets. Flower's own result does not leave its ``start`` before the run ends.
-    _result_so_far: Result | None = None
-
-    @with_own_start
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-        should_stop: Callable[[int, Result], bool] | None = None,
-    ) -> Result:
-        """Run the rounds, and time the nodes on the server's clock; see ``flwr.serverapp.strategy.Strategy.start``.
-
-        ``should_stop`` works with every version of flwr, although ``start`` does not have it up to 1.42. The strategy's
-        own option applies too, with absolute rounds.
-
-        A base's own ``start`` is called with the same arguments, and may call this one by ``super().start``. If it is a
-        loop of its own, the run cannot be resumed.
-
-        A resumed run starts from the checkpoint's arrays instead of ``initial_arrays``. It runs ``num_rounds`` minus
-        the finished rounds. The rounds in its result are absolute, and the result has no metrics of earlier rounds.
-
-        Raises:
-            RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written. Or the run
-                should be resumed, but the base has a loop of its own.
-        """
-        check_should_stop(should_stop)
-        if self._loops is None:
-            self._begin(initial_arrays, should_stop)
-        elif should_stop is not None:
-            self._signals.append(should_stop)
-        if self._loops:
-            # One more loop of a base's own ``start``, in which Flower counts from 1 again.
-            self._close_open_round()
-            self._checkpoint, self._shown_from = None, self.core.round
-            self.core.begin_run(self.core.round, self._signal)
-        self._loops = None if self._loops is None else self._loops + 1
-        self._timeout, self._evaluates, checkpoint = timeout, evaluate_fn is not None, self._checkpoint
-        self._evaluate_config = evaluate_config
-        done = 0 if checkpoint is None else checkpoint.round
-        num_rounds = self._resuming.rounds_left(num_rounds, done)
-        if checkpoint is not None:
-            initial_arrays = record_of(checkpoint)
-        recording = None if evaluate_fn is None else self._recording(evaluate_fn)
-        start = partial(
-            super().start, self._timed_grid(grid), initial_arrays, num_rounds, timeout, train_config, evaluate_config
-        )
-        # From flwr 1.43 on. Older versions count the remaining rounds, which choose no clients.
-        if "should_stop" in inspect.signature(Strategy.start).parameters:
-            start = partial(start, should_stop=lambda number, result: self.core.ended)
-        # A base's own start goes on. It may evaluate the last model, or catch an error.
-        result = start(recording) if self._loops else self._guarded(lambda: start(recording))
-        if checkpoint is not None:
-            renumber_rounds(result, done)
-            result.arrays = result.arrays or initial_arrays
-        return result
-
-    def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
-        """Begin a run, and load the checkpoint from which it is resumed."""
-        self._result_so_far, self._signals, self._shown_from = Result(), [], 0
-        if should_stop is not None:
-            self._signals.append(should_stop)
-        initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
-        self._checkpoint = self._begin_run(initial, self._signal)
-        arrays = initial_arrays if self._checkpoint is None else record_of(self._checkpoint)
-        self._result_so_far.arrays = ArrayRecord() if arrays is None else arrays
-        # A resumed run closes the checkpoint's round once more.
-        self._open, self._model = 0, arrays
-
-    def _signal(self, number: int, history: History) -> bool:
-        """Return whether a signal that ``start`` got ends the run."""
-        # A list, because every signal is called: each may count rounds.
-        return any([stop(number, self._result_so_far or Result()) for stop in self._signals])
-
-    def _run_own_start(self, start: Callable[..., Result], given: Mapping[str, Any], should_stop: Any) -> Result:
-        """Run a base's own ``start``.
-
-        Args:
-            start: Calls it with other arguments in place of some of its own, by the ids of these.
-            given: Its arguments that Flower knows.
-            should_stop: The stop signal, if its own ``start`` does not take one.
-        """
-        check_should_stop(should_stop)
-        grid, initial_arrays, evaluate_fn = given["grid"], given["initial_arrays"], given.get("evaluate_fn")
-        self._begin(initial_arrays, should_stop)
-        self._loops, self._evaluates, self._timeout = 0, evaluate_fn is not None, given.get("timeout")
-        self._evaluate_config = given.get("evaluate_config")
-        swapped = {id(initial_arrays): self._model, id(grid): self._timed_grid(grid)}
-        if evaluate_fn is not None:
-            swapped[id(evaluate_fn)] = self._recording(evaluate_fn)
-        try:
-            return self._guarded(lambda: start(swapped))
-        finally:
-            self._loops = None
-
-    def _guarded(self, play: Callable[[], Result]) -> Result:
-        """Play all rounds of a run, and end it."""
-        with self.saving_on_error():
-            result = play()
-            self._close_open_round()
-        self.end_metrics()
-        return result
-
-    def _timed_grid(self, grid: Any) -> Any:
-        """Return a grid that times nodes, on the server's clock."""
-        if self.core.settings.clock != "server" or grid is None:
-            return grid
-        if not isinstance(grid, TimedGrid):
-            grid = TimedGrid(grid)
-            grid.late = self._late
-        self._timed = grid
-        return grid
 
     def summary(self) -> None:
         """Log the base's configuration, and which selector chooses."""
@@ -319,68 +178,6 @@ class SelectionStrategy(Adapter, Strategy):
             self._close_open_round()
         return aggregated
 
-    def _close_open_round(self) -> None:
-        """Close the round that no central evaluation has closed, if there is one."""
-        if (server_round := self._open) is not None:
-            self._open, save = None, partial(self._save, server_round, self._model)
-            save()
-            self.finish_round(server_round, lambda: self._evaluated, save)
-
-    def _check_own_loop(self) -> None:
-        """Refuse what a base's own loop of rounds cannot do."""
-        base = type(self.base).__name__
-        if self.core.settings.resume:
-            raise RunError(
-                f"start of {base} is a loop of its own, which begins at round 1, so that the run cannot be resumed. "
-                "Leave resume out, or let its start call super().start"
-            )
-        if self._dispatched:
-            raise RunError(
-                f"start of {base} did not call self.aggregate_train after self.configure_train, so that the selector "
-                "learned nothing. Call it once in each round"
-            )
-
-    def _recording(
-        self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
-    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        """Return a central evaluation that also writes the checkpoint and records its results in the history."""
-
-        def recording(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            # A base may wrap the function that it gets, and Flower's loop records the outer one. Or it evaluates twice.
-            if self._recording_now or server_round != self._open:
-                inner = evaluate_fn(server_round, arrays)
-                self._evaluated = _loss_and_accuracy(inner)
-                return inner
-            number = self.core.numbering.absolute(server_round)
-            save = partial(self._save, server_round, arrays)
-            metrics: MetricRecord | None = None
-
-            # finish_round calls this only if the evaluation of this round is due.
-            def evaluate() -> tuple[object, ...]:
-                nonlocal metrics
-                metrics = evaluate_fn(number - self._shown_from, arrays)
-                self._record_metrics("evaluate_metrics_serverapp", number, metrics)
-                return _loss_and_accuracy(metrics)
-
-            self._recording_now = True
-            try:
-                save()
-                self.finish_round(server_round, evaluate, save)
-                self._open = None
-            finally:
-                self._recording_now = False
-            return metrics
-
-        return recording
-
-    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
-        """Write the round's checkpoint, if one is due."""
-        number = self.core.numbering.absolute(server_round)
-        if arrays is not None and self._resuming.is_due(number):
-            names, model = names_and_arrays(arrays)
-            self.round_trained(number, model, names)
-        self._resuming.hold(number)
-
     @property
     def _rejected(self) -> frozenset[str]:
         """Return the nodes whose last message the SuperLink did not accept; known only on the server's clock."""
@@ -391,18 +188,9 @@ class SelectionStrategy(Adapter, Strategy):
         settled = {*arrived, *self._rejected}
         self._late.owe(message for node, message in sent.items() if node not in settled)
 
-    def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
-        """Add the metrics of a round to the result that ``should_stop`` gets."""
-        if self._result_so_far is not None and metrics is not None:
-            getattr(self._result_so_far, kind)[number] = metrics
-
     def _cleaner(self) -> Cleaner:
         # A new one in each round, because under "auto" max_examples follows the clients' last claims.
         return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
-
-
-def _loss_and_accuracy(metrics: MetricRecord | None) -> tuple[object, ...]:
-    return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
 
 
 class _Replies:

@@ -17,6 +17,8 @@ legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the 
 ``legacy_results``      results and parameters, read into plain types and cleaned for a base strategy
 ``message_records``     records and messages, read into plain types and cleaned for a base strategy
 ``failure_reasons``     the meaning of Flower's errors and missing replies; dead actors of a simulation
+``aggregating``         the steps of an aggregation in both APIs: read, check, measure, base, finish, keep
+``message_run``         a run of the Message API, in Flower's loop or in a base's own ``start``
 ``round_end``           the checkpoint, the central evaluation, ``on_round``, and the last model after an error
 ======================  =============================================================================================
 """
