@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from tests.strategies.foreign.world import CLIENTS, LOG, Case, StopTraining
+from tests.strategies.foreign.world import CLIENTS, LOG, ROUNDS, Case, StopTraining
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -317,6 +317,69 @@ class Preflight(FedAvg):
         return result
 
 
+class Measured:
+    """A mixin, no strategy of Flower's, with a loop that counts the bytes in both directions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.down, self.up = 0, 0
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, **kwargs: Any
+    ) -> Result:
+        result, arrays, config = Result(), initial_arrays, ConfigRecord()
+        for current in range(1, num_rounds + 1):
+            messages = list(self.configure_train(current, arrays, config, grid))
+            replies = list(grid.send_and_receive(messages=messages, timeout=timeout))
+            self.down += sum(one.content["arrays"].count_bytes() for one in messages)
+            self.up += sum(one.content["arrays"].count_bytes() for one in replies)
+            new, metrics = self.aggregate_train(current, replies)
+            arrays = new or arrays
+            metrics["bytes"] = self.down + self.up
+            result.arrays, result.train_metrics_clientapp[current] = arrays, metrics
+            if evaluate_fn := kwargs.get("evaluate_fn"):
+                result.evaluate_metrics_serverapp[current] = evaluate_fn(current, arrays)
+        return result
+
+
+class MeasuredAdam(Measured, FedAdam):
+    """Its ``start`` comes from the mixin."""
+
+
+class Days(FedAvg):
+    """Its ``start`` takes a day in place of the number of rounds, which the constructor knows, and evaluates last."""
+
+    def __init__(self, num_rounds: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_rounds = num_rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["day"], config["round"] = self.day, self.current_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        day: int,
+        train_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        self.day, result, config = day, Result(), train_config or ConfigRecord()
+        result.arrays = initial_arrays
+        for current in range(1, self.num_rounds + 1):
+            self.current_round = current
+            LOG.info("day %d, round %d", day, self.current_round)
+            replies = grid.send_and_receive(self.configure_train(self.current_round, result.arrays, config, grid))
+            arrays, _ = self.aggregate_train(self.current_round, replies)
+            result.arrays = arrays or result.arrays
+        if evaluate_fn:
+            result.evaluate_metrics_serverapp[self.num_rounds] = evaluate_fn(self.num_rounds, result.arrays)
+        return result
+
+
 class OneRoundAtATime(FedAvg):
     """Calls Flower's loop for one round again and again, which restarts the numbers of the rounds."""
 
@@ -359,5 +422,7 @@ LOOPS: dict[str, Case] = {
         lambda folder: ExtraArguments(), start=lambda folder: {"max_loss_rises": 1, "output": folder, "note": "mine"}
     ),
     "moving-average": Case(lambda folder: MovingAverage()),
+    "start-in-a-mixin": Case(lambda folder: MeasuredAdam(eta=0.1)),
+    "days": Case(lambda folder: Days(ROUNDS), positional=(17,)),
     "preflight": Case(lambda folder: Preflight(), evaluates_centrally=False),
 }

@@ -56,6 +56,7 @@ class Case:
         client: Builds what trains for one fleet, because clients may have a state.
         arrays: The initial model.
         start: Further arguments of ``start`` (Message API), from the folder.
+        positional: Arguments of ``start`` after grid and arrays, by position, in place of the number of rounds.
         evaluation: What a node answers to an evaluation (Message API).
         evaluates_centrally: Whether ``start`` gets an ``evaluate_fn``.
         problems: Problems that the history counts although the base learns from every reply.
@@ -67,6 +68,7 @@ class Case:
     client: Callable[[], Any] | None = None
     arrays: Callable[[], list[np.ndarray]] = model
     start: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
+    positional: tuple[Any, ...] = ()
     evaluation: MessageClient | None = None
     evaluates_centrally: bool = True
     problems: tuple[str, ...] = ()
@@ -294,10 +296,13 @@ def _play_messages(
 
     initial = case.arrays()
     arrays = arrays_of() if len(initial) == 2 else named(initial, [f"layer-{i}" for i in range(len(initial))])
-    given: dict[str, Any] = {"grid": grid, "initial_arrays": arrays, "num_rounds": rounds}
-    if case.evaluates_centrally:
-        given["evaluate_fn"] = evaluate_fn
-    outcome.returned = plain(strategy.start(**given, **case.start(folder)))
+    named_too: dict[str, Any] = {"evaluate_fn": evaluate_fn} if case.evaluates_centrally else {}
+    named_too |= case.start(folder)
+    if case.positional:
+        result = strategy.start(grid, arrays, *case.positional, **named_too)
+    else:
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **named_too)
+    outcome.returned = plain(result)
     for node, one in nodes.items():
         outcome.trained[node] = [content_of(message.content) for message in one.messages("train")]
         questions = [message.content for message in one.messages("evaluate")]
