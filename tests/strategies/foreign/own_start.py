@@ -129,6 +129,32 @@ class FinalEvaluation(FedAvg):
         return result
 
 
+class LastRoundEvaluation(FedAvg):
+    """Learns in ``start`` how many rounds there are, evaluates on clients in the last one only, and counts messages."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_rounds: int | None = None
+        self.dispatched: dict[int, list[int]] = {}
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
+        self.num_rounds = num_rounds
+        LOG.info("%d rounds", num_rounds)
+        return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.dispatched[server_round] = sorted(message.metadata.dst_node_id for message in messages)
+        return messages
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return super().configure_evaluate(server_round, arrays, config, grid) if server_round == self.num_rounds else []
+
+
 class ExplicitStart(FedAvg):
     """Names Flower's class instead of ``super()``."""
 
@@ -410,6 +436,7 @@ AROUND: dict[str, Case] = {
     "logging": Case(LoggingStart),
     "logging-without-evaluate-fn": Case(LoggingStart, evaluates_centrally=False),
     "final-evaluation": Case(lambda folder: FinalEvaluation()),
+    "last-round-evaluation": Case(lambda folder: LastRoundEvaluation()),
     "inside-privacy": Case(_private),
 }
 LOOPS: dict[str, Case] = {

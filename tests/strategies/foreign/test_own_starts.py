@@ -16,6 +16,9 @@ from tests.strategies.foreign.world import ACCURACY, ROUNDS, Case, Played, play
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_syncs")]
 OWN = {**AROUND, **LOOPS}
 EACH = pytest.mark.parametrize("name", sorted(OWN))
+AROUND_THAT_RESUME = [
+    "best-model", "logging", "logging-without-evaluate-fn", "final-evaluation", "last-round-evaluation",
+]  # fmt: skip
 PLAYED = {"early-stopping": 4, "advanced-example": 4, "extra-arguments": 3}
 """Rounds of the strategies that stop early."""
 
@@ -60,15 +63,21 @@ def test_the_last_checkpoint_holds_the_last_model(name: str, tmp_path: Path) -> 
         assert np.asarray(array, dtype).tobytes() == data[-int(np.prod(shape)) * np.dtype(dtype).itemsize :]
 
 
-@pytest.mark.parametrize("name", ["best-model", "logging", "logging-without-evaluate-fn", "final-evaluation"])
+@pytest.mark.parametrize("name", AROUND_THAT_RESUME)
 def test_a_run_around_flowers_start_resumes(name: str, tmp_path: Path) -> None:
-    """The result's rounds are absolute, and the model is that of the uninterrupted run."""
+    """The result's rounds are absolute, and the model is that of the uninterrupted run.
+
+    The base's ``start`` gets the number of rounds of the whole run, because the base sees absolute rounds.
+    """
     case, checkpoints = OWN[name], tmp_path / "checkpoints"
     straight = _play(case, tmp_path / "straight")
     _play(case, tmp_path / "first", rounds=2, checkpoint_dir=checkpoints)
     rest = _play(case, tmp_path / "rest", checkpoint_dir=checkpoints, resume=True)
     assert rest.outcome.returned["arrays"] == straight.outcome.returned["arrays"]
     assert [*rest.outcome.returned["train_metrics_clientapp"]] == [3, 4, 5, 6]
+    if name == "last-round-evaluation":
+        assert rest.base.num_rounds == ROUNDS
+        assert [*rest.outcome.returned["evaluate_metrics_clientapp"]] == [ROUNDS]
     assert len(rest.cohorts) == ROUNDS - 2
     assert [row.round for row in rest.strategy.history.rounds][-4:] == [3, 4, 5, 6]
     assert {number for number, _ in rest.outcome.evaluated} <= {*range(2, ROUNDS + 1)}
