@@ -15,6 +15,7 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``round``            one round: its cohort, outcome and wall times, the selector's report and the history's records
 ``collecting``       reads all replies, finds stragglers, measures models, decides the averaging
 ``replies``          reads one reply: the update, the metrics and the latency
+``reply_structure``  the structure of replies that are not shaped like the global model
 ``untrusted``        checks values from clients, and logs clients' faults
 ``models``           the models of a round as a list or a stack, and their faults
 ``cold_starts``      replaces the first time of each client, which includes the start of its process

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,15 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.missing_columns import ColumnWatch
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
 from fedsel_flwr.rounds.registration import IdentityResolver, Registrar
-from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply, with_equal_lengths
+from fedsel_flwr.rounds.replies import (
+    ClientResult,
+    Reply,
+    read_reply,
+    requires_weight,
+    with_equal_lengths,
+    with_finite_metrics,
+)  # fmt: skip
+from fedsel_flwr.rounds.reply_structure import ReplyStructure, Structure, with_fault
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import FROM_REPLY, Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
@@ -39,6 +48,7 @@ class Collector:
         identities: Decides whether a client's own claim of its identity counts.
         cold_starts: Replaces the first time of each client.
         watch: Ends the run if no client reports what the selector reads.
+        structure: The structure of the run's replies, if they are not held against the global model.
 
     Attributes:
         simulated: Whether a simulation draws the clients' times and failures. The log then has no warnings about them.
@@ -54,10 +64,12 @@ class Collector:
         identities: IdentityResolver,
         cold_starts: ColdStarts,
         watch: ColumnWatch,
+        structure: ReplyStructure,
     ) -> None:
         self._selector, self._settings, self._roster = selector, settings, roster
         self._registrar, self._measurer, self._identities = registrar, measurer, identities
         self._cold_starts, self._watch, self._wanted = cold_starts, watch, selector.needs & FROM_REPLY
+        self._structure = structure
         self.simulated = False
 
     def waits_for(self, chosen: int) -> int | None:
@@ -88,19 +100,30 @@ class Collector:
                 has ever reported a column that the selector reads.
         """
         s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
-        reference = round.reference if s.compare_models else None
-        faults = None if stack is None or reference is None else self._faults(stack, reference)
+        # A stack was trained on the global model itself.
+        reference = round.reference if s.compare_models or stack is not None else None
         # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
-        max_examples = self._registrar.max_examples(round.rows, claimed)
-        results = {
-            node: read_reply(
-                replies.get(node, NO_ANSWER), s, client_id=ids[row] if by_claim else None, reference=reference,
-                wanted=self._wanted, fault=None if faults is None else faults[i], max_examples=max_examples,
-            )
-            for i, (row, node) in enumerate(round.chosen.items())
-        }  # fmt: skip
+        reads_weights = s.payload != "own" or bool(s.averaging and not s.averaging_is_papers)
+        weighted = requires_weight(reads_weights, [one.num_examples for one in replies.values() if not one.error])
+        limit = self._registrar.max_examples(round.rows, claimed)
+        read = partial(read_reply, settings=s, wanted=self._wanted, max_examples=limit, weighted=weighted)
+        answers = [replies.get(node, NO_ANSWER) for node in round.chosen.values()]
+        names = [ids[row] if by_claim else None for row in round.chosen]
+        faults: Sequence[str | None] = [None] * len(answers)
+        references: Sequence[Arrays | None] = [reference] * len(answers)
+        structure: Structure | None = None
+        if stack is not None and reference is not None:
+            faults = self._faults(stack, reference)
+        elif s.checks_structure and (model := round.reference) is not None:
+            # Only replies without another fault show the structure.
+            fine = (a for a, name in zip(answers, names, strict=True) if read(a, client_id=name, fault="").completed)
+            structure = self._structure.expected(fine, model)
+            answers = [with_fault(one, structure) for one in answers]
+            references = [one.sent or model if structure is None else None for one in answers]
+        rows = zip(round.chosen.values(), answers, names, faults, references, strict=True)
+        results = {node: read(a, client_id=name, fault=fault, reference=own) for node, a, name, fault, own in rows}
         results = with_equal_lengths(results, self._wanted)
         results, round_s = end_round(results, s, self.waits_for(len(results)))
         # After the stragglers: the round lasted as long as the server waited, cold starts included.
@@ -109,6 +132,7 @@ class Collector:
         lacking = self._watch.check_replies(round.number, used)
         # One line has named the columns that all replies lack.
         quiet = tuple(f"{name}: not reported" for name in lacking)
+        results, left_out = with_finite_metrics(results, replies)
         log_faults(
             f"round {round.number}",
             [
@@ -120,6 +144,8 @@ class Collector:
             ],
             simulated=self.simulated,
         )
+        if s.payload != "trees":
+            self._structure.check_any_usable(results, round.number)
         # The claims themselves, without the cut: the limit follows the median of the claims.
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
         self._registrar.note_sizes(round.rows, np.where(counted, claimed, 0))
@@ -129,8 +155,11 @@ class Collector:
         only_measured = self._selector.keeps_model and not self._selector.warming_up
         enough = len(usable) >= s.min_completed and not only_measured
         outcome = Outcome(
-            results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s, lacking=lacking
-        )
+            results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s,
+            lacking=lacking, left_out=left_out, as_sent=structure is None,
+        )  # fmt: skip
+        if enough:
+            self._structure.decide(structure)
         if not len(usable):
             return outcome
         if reference is None:
@@ -151,10 +180,12 @@ class Collector:
         ]
 
     def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:
-        """Return the outcome for models that cannot be decoded."""
+        """Return the outcome for models that cannot be decoded, or that are not compared with the global model."""
         s, measurer = self._settings, self._measurer
         asked_for = s.averaging and not s.averaging_is_papers
-        if measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None:
+        reads = measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None
+        # Without a comparison of models nothing reads updates, and the global model is still of arrays.
+        if reads and not (s.checks_structure and round.reference is not None):
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
                 "scheme or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "

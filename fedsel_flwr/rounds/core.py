@@ -25,6 +25,7 @@ from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.probing import ProbeFaults, Probing
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Introductions, Registrar
 from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.reply_structure import BEFORE_STRUCTURES, ReplyStructure
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
@@ -85,6 +86,7 @@ class SelectionCore:
             participation=Participation(settings.max_participation),
             cold_starts=ColdStarts(),
             measurer=measurer,
+            reply_structure=ReplyStructure(settings),
             reporter=Reporter(selector, roster, settings.max_latency),
             history=History(),
         )
@@ -92,8 +94,9 @@ class SelectionCore:
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
         self._collector = Collector(
-            selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts, watch
-        )
+            selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts, watch,
+            parts.reply_structure,
+        )  # fmt: skip
         self._round: Round | None = None
         # Not among the parts, because a checkpoint must be the same in equal runs.
         self.stopwatch = Stopwatch()
@@ -334,7 +337,8 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
-        state_dicts.load_parts(self.parts._asdict(), state)
+        # Checkpoints of earlier versions have no structure of replies.
+        state_dicts.load_parts(self.parts._asdict(), {"reply_structure": BEFORE_STRUCTURES, **state})
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
@@ -383,5 +387,6 @@ class Parts(NamedTuple):
     participation: Participation
     cold_starts: ColdStarts
     measurer: Measurer
+    reply_structure: ReplyStructure
     reporter: Reporter
     history: History

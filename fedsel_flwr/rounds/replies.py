@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from fedsel_flwr.rounds.untrusted import (
     MAX_METRICS,
     column_value,
     finite_number,
+    is_finite,
     max_vector_length,
     one_line,
     shown,
@@ -62,6 +63,10 @@ class Reply:
         error: The reason why there is no update; empty if there is one.
         spare: Whether the round ended without this client because enough others had answered (over-selection).
         timed_out: Whether no answer came while the server waited.
+        structure: The structure of the reply, if it is not that of numbered arrays
+            (:mod:`~fedsel_flwr.rounds.reply_structure`).
+        sent: Arrays with the types and shapes of those that the client received; None for those of the global model.
+        misfit: Why the names of the reply are not those of the arrays that the client received; empty if they are.
     """
 
     arrays: Arrays | None = None
@@ -72,6 +77,9 @@ class Reply:
     error: str = ""
     spare: bool = False
     timed_out: bool = False
+    structure: tuple[str, ...] | None = None
+    sent: Arrays | None = None
+    misfit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +140,7 @@ def read_reply(
     fault: str | None = None,
     wanted: frozenset[str] = frozenset(),
     max_examples: int | None = None,
+    weighted: bool = True,
 ) -> ClientResult:
     """Return the usable parts of a reply.
 
@@ -143,6 +152,7 @@ def read_reply(
         fault: The fault of the client's model, empty if there is none; None checks the model here.
         wanted: Columns that clients report and the selector needs.
         max_examples: Largest number of examples that a client may claim in this round; None for no limit.
+        weighted: Whether a reply without a number of examples has failed (:func:`requires_weight`).
 
     Returns:
         The result. No content of a reply raises an error.
@@ -152,7 +162,7 @@ def read_reply(
     faulty: set[str] = set()
     lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
     # The first fault counts. The arrays come last because their comparison costs most.
-    failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
+    failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples, weighted)
     if not failed:
         failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
     if failed:
@@ -236,9 +246,46 @@ def _fault_in_model(arrays: Arrays | None, reference: Arrays | None, max_update_
     return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, max_update_norm)
 
 
-def _fault_in_count(num_examples: object) -> str:
+def requires_weight(read: bool, weights: Collection[object]) -> bool:
+    """Return whether a reply without a usable weight has failed.
+
+    Args:
+        read: Whether the aggregation reads the weights, as Flower's own does.
+        weights: The weights of all replies; None or 0 of a reply without one.
+
+    >>> requires_weight(False, [10, -1, 0]), requires_weight(False, [10, None])
+    (True, False)
+    """
+    return read or 2 * sum(weight is not None and to_float(weight) != 0.0 for weight in weights) > len(weights)
+
+
+def with_finite_metrics(
+    results: Mapping[str, ClientResult], replies: Mapping[str, Reply]
+) -> tuple[dict[str, ClientResult], frozenset[str]]:
+    """Find the metrics that cannot be averaged in this round, because a usable reply has NaN or infinity there.
+
+    Args:
+        results: Connection -> its reply after reading.
+        replies: Connection -> reply.
+
+    Returns:
+        The results, in which each such metric is a problem of its client. And the keys of these metrics.
+    """
+    marked, left_out = dict(results), set[str]()
+    for node, result in results.items():
+        bad = [key for key, value in replies[node].metrics.items() if not is_finite(value)] if result.completed else []
+        left_out.update(bad)
+        # Our own metrics already have their problem.
+        if told := [key for key in bad if key not in result.faulty_keys]:
+            values = [f"{shown(key)} is {shown(replies[node].metrics[key])}" for key in told]
+            problems = [one_line(f"metrics: {one}, so no client's value counts in this round") for one in values]
+            marked[node] = replace(result, problems=(*result.problems, *problems))
+    return marked, frozenset(left_out)
+
+
+def _fault_in_count(num_examples: object, required: bool) -> str:
     """Return the fault in a number of examples; empty if there is none."""
-    if usable_count(num_examples):
+    if usable_count(num_examples) or not required:
         return ""
     return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(num_examples)}"
 

@@ -77,6 +77,8 @@ class Outcome:
         averaging: The scheme that averages the kept models; None leaves the averaging to the base strategy.
         round_s: Duration of the round without its probes, seconds.
         lacking: The reported columns that all usable replies lacked.
+        left_out: Keys of metrics that the base does not get in this round, because a client has NaN or infinity there.
+        as_sent: Whether each usable update has the structure of the arrays that its client received.
     """
 
     results: Mapping[str, ClientResult]
@@ -87,6 +89,8 @@ class Outcome:
     averaging: Averaging | None = None
     round_s: float = 0.0
     lacking: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
+    as_sent: bool = True
 
     @property
     def positions(self) -> IntArray:

@@ -21,7 +21,7 @@ from fedsel_flwr.rounds.exporter import parse_address
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
-from fedsel_flwr.selectors.columns import COLUMNS, FROM_CLIENTS, RECORDED, with_fields
+from fedsel_flwr.selectors.columns import COLUMNS, FROM_CLIENTS, PER_UPDATE, RECORDED, with_fields
 
 if TYPE_CHECKING:
     # Only for the types of options, because these rooms read the settings themselves.
@@ -43,6 +43,11 @@ MissingColumns = Literal["error", "random"]
 """Whether a run ends or continues if no client reports a column that the selector reads."""
 CooldownSetting = bool | Literal["auto"]
 """Whether clients are excluded after failures; "auto" follows the selector's class."""
+CompareModels = bool | Literal["auto"]
+"""Whether replies are held against the global model; "auto" follows the base strategy."""
+Payload = Literal["model", "private", "own", "trees"]
+"""Content of the replies that a base aggregates: models, models under differential privacy, arrays that the base itself
+defines, or boosted trees, which grow."""
 OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", "client_id"}
 """Metrics that only this package reads."""
 
@@ -88,7 +93,7 @@ def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object
     return {"check": check, "key": key, "unset": unset}
 
 
-def _cooldown(name: str, value: object) -> object:
+def _switch(name: str, value: object) -> object:
     if not isinstance(value, bool) and value != "auto":
         raise ParameterError(f'{name} must be True, False or "auto", got {value!r}')
     return value
@@ -157,6 +162,10 @@ class Options:
             ``clients_per_round``, and its constants still use m.
         round_deadline_s: Seconds after which a round ends. A client that has not replied by then is a straggler, and
             has failed. If None: no deadline.
+        compare_models: Whether a reply must have the shapes and types of the global model's arrays. With False, it must
+            have those of the arrays that the client received. If no reply of the first round that aggregates has them,
+            it must have those of most replies of that round. With "auto": False if the base brings its own aggregation
+            and nothing here reads updates, else True. Wrappers for differential privacy need True.
         max_update_norm: Refuse an update with a larger L2 norm, over all arrays of its difference to the global model.
             If None: no limit.
         max_examples: Largest number of examples that a client may claim. The number is the client's weight in an
@@ -228,9 +237,10 @@ class Options:
     clock_slack: float | None = field(default=None, metadata=_rule(AT_LEAST_0))
     identity: Identity | None = field(default=None, metadata=_rule(partial(one_of, allowed=get_args(Identity))))
     busy_timeout: float | None = field(default=3600.0, metadata=_rule(AT_LEAST_0))
-    cooldown: CooldownSetting = field(default="auto", metadata=_rule(_cooldown, key="cooldown"))
+    cooldown: CooldownSetting = field(default="auto", metadata=_rule(_switch, key="cooldown"))
     over_selection: float = field(default=0.0, metadata=_rule(AT_LEAST_0, key="over_selection"))
     round_deadline_s: float | None = field(default=None, metadata=_rule(ABOVE_0, key="round_deadline_s", unset=0.0))
+    compare_models: CompareModels = field(default="auto", metadata=_rule(_switch))
     max_update_norm: float | None = field(default=None, metadata=_rule(ABOVE_0, key="max_update_norm", unset=0.0))
     max_examples: MaxExamples | None = field(default=None, metadata=_rule(_max_examples, key="max_examples", unset=0))
     max_participation: float | None = field(default=None, metadata=_rule(SHARE, key="max_participation", unset=0.0))
@@ -281,8 +291,9 @@ class Settings(Options):
         cooldown: Whether clients are excluded after failures.
         averaging_is_papers: Whether ``averaging`` comes from the selector's paper. Models that cannot be decoded are
             then averaged with the paper's weights. If the user set ``averaging``, such models are refused.
-        compare_models: Whether clients' arrays must have the global model's shapes; False for boosted trees, which
-            grow.
+        compare_models: Whether clients' arrays must have the global model's shapes; False for boosted trees.
+        payload: The content of the replies that the base aggregates.
+        update_reader: The part that compares updates with the global model, for messages; empty if there is none.
 
     Raises:
         ParameterError: A value is out of range, or conflicts with another.
@@ -292,15 +303,13 @@ class Settings(Options):
     cooldown: bool = False
     averaging_is_papers: bool = False
     compare_models: bool = True
+    payload: Payload = "model"
+    update_reader: str = ""
 
-    def __post_init__(self) -> None:
-        """Check every value, and that the values fit together."""
-        super().__post_init__()
-        if self.max_update_norm is not None and not self.compare_models:
-            raise ParameterError(
-                "max_update_norm needs models of one shape, but the base strategy's models grow. Leave "
-                "max_update_norm out"
-            )
+    @property
+    def checks_structure(self) -> bool:
+        """Whether replies must have a structure that is not necessarily that of the global model."""
+        return not self.compare_models and self.payload != "trees"
 
     @cached_property
     def keys(self) -> MetricKeys:
@@ -313,12 +322,12 @@ class Settings(Options):
         return bool(self.over_selection) or self.round_deadline_s is not None
 
 
-def resolve_settings(selector: Selector, *, compare_models: bool = True, **options: Any) -> Settings:
+def resolve_settings(selector: Selector, *, payload: Payload = "model", **options: Any) -> Settings:
     """Resolve the options for a selector: an option that is not set comes from the selector, its paper or the default.
 
     Args:
         selector: The selector. Its ``paper_options`` hold the averaging and the filter of its paper.
-        compare_models: Whether clients' arrays must have the global model's shapes.
+        payload: The content of the replies that the base aggregates.
         **options: The options of :class:`Options`.
 
     Raises:
@@ -337,7 +346,9 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
         "averaging": given.averaging or paper.get("averaging"),
         "averaging_is_papers": not given.averaging and "averaging" in paper,
         "filter": given.filter or (Filter(score=paper["filter"]) if "filter" in paper else None),
-        "compare_models": compare_models,
+        "payload": payload,
+        "update_reader": (reader := _update_reader(selector, given, payload)),
+        "compare_models": _compares_models(given, payload, reader),
     }
     settings = Settings(**vars(given) | resolved)
     _check_warmup(selector, settings.warmup_rounds)
@@ -352,6 +363,35 @@ def resolve_settings(selector: Selector, *, compare_models: bool = True, **optio
             high,
         )
     return settings
+
+
+def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:
+    """Name the part that reads individual updates; an averaging scheme of the selector's paper sets only weights."""
+    columns = selector.needs & PER_UPDATE
+    readers = {
+        f"{selector.name} ({', '.join(sorted(columns))})": bool(columns),
+        "FedCA's filter": given.filter is not None or "filter" in selector.paper_options,
+        "max_update_norm": given.max_update_norm is not None,
+        f"averaging={given.averaging!r}": given.averaging is not None,
+        "the base's differential privacy": payload == "private",
+    }
+    return next((name for name, reads in readers.items() if reads), "")
+
+
+def _compares_models(given: Options, payload: Payload, reader: str) -> bool:
+    """Return whether replies are held against the global model."""
+    option = given.compare_models
+    if payload == "trees" and (option is True or given.max_update_norm is not None):
+        raise ParameterError(
+            "compare_models=True and max_update_norm need models of one shape, but the base strategy's models grow. "
+            "Leave them out"
+        )
+    if option is False and reader and payload != "trees":
+        raise ParameterError(
+            f"compare_models=False allows updates unlike the global model, but {reader} compares each update with that "
+            "model. Leave compare_models out, or use a selector and options that do not read updates"
+        )
+    return payload != "trees" and (bool(reader) or payload != "own" if option == "auto" else option)
 
 
 def _common_max_latency(selector: Selector, given: float | None) -> float:

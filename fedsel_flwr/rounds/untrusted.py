@@ -73,6 +73,13 @@ def finite_number(value: object) -> float | None:
     return as_float if as_float is not None and math.isfinite(as_float) else None
 
 
+def is_finite(value: object) -> bool:
+    """Return whether a metric has no NaN or infinity; texts and bytes have none."""
+    if isinstance(value, list):
+        return all(is_finite(one) for one in value)
+    return not isinstance(value, float | np.floating) or math.isfinite(value)
+
+
 def to_float(value: object) -> float | None:
     """Return ``value`` as a float, NaN and infinities included; None if it is not a number."""
     if type(value) is float:

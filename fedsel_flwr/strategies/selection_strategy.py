@@ -33,6 +33,7 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.round import Outcome
+from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
@@ -278,7 +279,7 @@ class _Results:
         strategy = self._strategy
         refused = {failure[0].cid: failure[1] for failure in self._failures if isinstance(failure, tuple)}
         replies = {
-            cid: reply_of(strategy.base, proxy, self._arrived.get(cid), refused.get(cid))
+            cid: reply_of(strategy.base, proxy, self._arrived.get(cid), refused.get(cid), strategy._model)
             for cid, proxy in strategy._dispatched.items()
         }
         strategy._timeout = next((proxy.timeout_s for proxy in strategy._dispatched.values()), None)
@@ -290,8 +291,9 @@ class _Results:
     def base_result(self, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Parameters | None, dict[str, Scalar]]:
         base, core = self._strategy.base, self._strategy.core
         ours = core.settings.keys.own_keys()
-        vectors = [core.settings.keys.of(name) for name in VECTORS.intersection(core.asks.split(","))]
-        kept = [cleaned(self._arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
+        vectors = {core.settings.keys.of(name) for name in VECTORS.intersection(core.asks.split(","))}
+        dropped = vectors | outcome.left_out
+        kept = [cleaned(self._arrived[cid], outcome.results[cid], ours, dropped) for cid in outcome.kept]
         if outcome.averaging is not None:
             kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]
         unusable = [RunError(fault) for cid, fault in faults.items() if cid in self._arrived]
@@ -332,7 +334,10 @@ class _Evaluations:
     ) -> tuple[float | None, dict[str, Scalar]]:
         most = self._strategy.core.max_examples
         limited = [
-            (unwrapped(client), res if most is None else replace(res, num_examples=min(res.num_examples, most)))
+            (
+                unwrapped(client),
+                replace(res, num_examples=most) if most and usable_count(res.num_examples) > most else res,
+            )
             for client, res in map(self._arrived.__getitem__, usable)
         ]
         failed = [*without_proxies(self._failures), *map(RunError, faults.values())]

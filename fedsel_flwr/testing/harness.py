@@ -60,7 +60,7 @@ class StrategyHarness:
             raise ParameterError("make_strategy returned the same strategy twice. Build a new one at each call")
         self.legacy = hasattr(first, "configure_fit")
         settings = first.core.settings
-        if not settings.compare_models:
+        if settings.payload == "trees":
             raise ParameterError(
                 f"make_strategy wraps {type(first.base).__name__}, whose model grows from round to round. Give the "
                 "strategy a base whose model is a list of NumPy arrays of fixed shapes"

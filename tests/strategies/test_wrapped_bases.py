@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,15 +158,29 @@ def test_a_fault_tolerant_base_does_so_too() -> None:
     assert (wrapped.models, wrapped.metrics) == (alone.models, alone.metrics)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_an_unusable_value_of_ours_reaches_the_base_as_it_came(value: float) -> None:
-    """Key sets agree: nothing is dropped, and nothing is mended. NaN is not equal to itself, but its text is."""
-    changes = {"train_loss": value, "compute_s": value}
-    alone, wrapped = (
-        _course("message", "FedAvg", wrap=wrap, own_function=True, broken=(4,), changes=changes)
-        for wrap in (False, True)
-    )
+def test_an_unusable_value_of_ours_reaches_the_base_as_it_came() -> None:
+    """Key sets agree: nothing is dropped, and nothing is mended."""
+    alone, wrapped = (_unusable(wrap, -1.0) for wrap in (False, True))
     assert repr((wrapped.given, wrapped.metrics)) == repr((alone.given, alone.metrics))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_without_a_finite_number_reaches_no_average(value: float) -> None:
+    alone, wrapped = (_unusable(wrap, value) for wrap in (False, True))
+    expected = [{key: one for key, one in metrics.items() if math.isfinite(one)} for metrics in _numbers(alone)]
+    assert _numbers(wrapped) == expected
+    assert [one.keys() - other.keys() for one, other in zip(_numbers(alone), expected, strict=True)] == [
+        {"train_loss", "compute_s"}
+    ] * 3
+
+
+def _unusable(wrap: bool, value: float) -> Course:
+    changes = {"train_loss": value, "compute_s": value}
+    return _course("message", "FedAvg", wrap=wrap, own_function=True, broken=(4,), changes=changes)
+
+
+def _numbers(course: Course) -> list[dict[str, float]]:
+    return [{key: one for key, one in metrics.items() if not isinstance(one, list)} for metrics in course.metrics]
 
 
 @BOTH

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -27,9 +27,9 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answ
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import (
     Cleaner,
-    metrics_of,
     names_and_arrays,
     reply_of,
+    set_weights,
 )
 from fedsel_flwr.strategies.wrapping.message_run import MessageRun
 from fedsel_flwr.strategies.wrapping.message_transport import (
@@ -199,6 +199,9 @@ class _Replies:
     def __init__(self, strategy: SelectionStrategy, arrived: Mapping[str, Message]) -> None:
         self._strategy, self._arrived = strategy, arrived
         self._cleaner = strategy._cleaner()
+        # Empty if replies are held against the global model.
+        sent = strategy._dispatched if strategy.core.settings.checks_structure else {}
+        self._sent: dict[str, RecordDict] = {node: message.content for node, message in sent.items()}
 
     def errors(self) -> list[str]:
         return [message.error.reason or "" for message in self._arrived.values() if message.has_error()]
@@ -222,7 +225,14 @@ class _Replies:
             return Reply(error=no_answer(strategy._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
-        reply = reply_of(message, strategy._names, self._cleaner.weight_key, observed, strategy.core.settings.keys)
+        reply = reply_of(
+            message,
+            strategy._model,
+            self._cleaner.weight_key,
+            observed,
+            strategy.core.settings.keys,
+            self._sent.get(node),
+        )
         fault = bases.fault_in_model(strategy.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 
@@ -230,11 +240,9 @@ class _Replies:
         self, outcome: Outcome, faults: Mapping[str, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         usable = {node: self._arrived[node] for node in outcome.usable}
-        kept = self._cleaner.cleaned(usable, outcome.results, outcome.kept, self._strategy._names)
+        kept = self._cleaner.cleaned(usable, outcome, self._strategy._model, self._sent)
         if outcome.averaging is not None:
-            # Schemes compute floats, but bases expect integers as numbers of examples.
-            for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
-                metrics_of(message)[self._cleaner.weight_key] = int(weight) if weight.is_integer() else weight
+            set_weights(kept, self._cleaner.weight_key, outcome.weights.tolist())
         failures = failures_of(self._strategy._dispatched, self._arrived, faults)
         result: tuple[ArrayRecord | None, MetricRecord | None]
         strategy = self._strategy
@@ -263,7 +271,7 @@ class _Evaluations:
         self.weight_key = self._cleaner.weight_key
 
     def read(self) -> dict[str, Evaluation]:
-        return {n: self._cleaner.evaluation(message) for n, message in self._arrived.items() if message.has_content()}
+        return self._cleaner.read_evaluations({n: one for n, one in self._arrived.items() if one.has_content()})
 
     def base_result(self, number: int, usable: list[str], faults: Mapping[str, str]) -> MetricRecord | None:
         cleaned = self._cleaner.evaluations({node: self._arrived[node] for node in usable})

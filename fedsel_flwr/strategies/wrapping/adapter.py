@@ -108,7 +108,7 @@ class Adapter(Aggregation):
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
         options = {one.name: getattr(arguments, one.name) for one in fields(Options)}
-        settings = resolve_settings(selector, compare_models=bases.compares_models(self.base), **options)
+        settings = resolve_settings(selector, payload=bases.payload(self.base), **options)
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(
                 "over_selection and round_deadline_s on the server's clock need a server that ends rounds early, "

@@ -8,18 +8,15 @@ round to the selector, and keeps the new model. Each API translates between thes
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.replies import Reply, requires_weight
 from fedsel_flwr.rounds.roster import Roster, id_order
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.rounds.untrusted import MAX_METRICS, shown, usable_count
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, is_finite, shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
 from fedsel_flwr.strategies.wrapping.round_end import RoundEnd
@@ -166,7 +163,9 @@ class Aggregation(RoundEnd):
         read = replies.read()
         # Replies arrive in any order, and a sum of floats depends on the order.
         nodes = sorted(read, key=lambda node: id_order(self.roster.name(node)))
-        problems = {node: read[node].problem(replies.weight_key) for node in nodes}
+        own = bases.brings_own(self.base, "aggregate_evaluate")
+        weighted = requires_weight(not own, [one.weight for one in read.values()])
+        problems = {node: read[node].problem(replies.weight_key, weighted) for node in nodes}
         faults = {node: self._fault(node, (problem,)) for node, problem in problems.items() if problem}
         for node in faults:
             logger.warning("round %d, client %s: evaluation: %s", number, self.roster.name(node), problems[node])
@@ -175,10 +174,3 @@ class Aggregation(RoundEnd):
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """Return the fault of a client's reply, for the base strategy and Flower's log."""
         return f"client {self.roster.name(node)}: {'; '.join(problems)}"
-
-
-def is_finite(value: object) -> bool:
-    """Return whether a metric has no NaN or infinity; texts and bytes have none."""
-    if isinstance(value, list):
-        return all(is_finite(one) for one in value)
-    return not isinstance(value, float | np.floating) or math.isfinite(value)

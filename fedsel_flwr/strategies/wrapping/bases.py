@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.settings import Payload
 from fedsel_flwr.rounds.untrusted import finite_number, one_line, shown
 
 logger = logging.getLogger("fedsel_flwr")
@@ -80,9 +81,35 @@ def min_models(base: object) -> tuple[int, str]:
     return 1, ""
 
 
-def compares_models(base: object) -> bool:
-    """Return whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
-    return not has_layer(base, *TREES)
+def payload(base: object) -> Payload:
+    """Return the content of the replies that ``base`` aggregates."""
+    if has_layer(base, *TREES):
+        return "trees"
+    if any(private(base)):
+        return "private"
+    return "own" if brings_own(base, "aggregate_fit", "aggregate_train") else "model"
+
+
+def brings_own(base: object, *methods: str) -> bool:
+    """Return whether no layer of ``base`` has the method from a class of Flower.
+
+    Args:
+        base: The base strategy.
+        methods: The names of the method in both APIs.
+    """
+    for layer in layers(base):
+        owners = [cls for cls in type(layer).__mro__ if not vars(cls).keys().isdisjoint(methods)]
+        # A method that is set on the object itself is the user's own.
+        if owners and owners[0].__module__.split(".")[0] == "flwr" and vars(layer).keys().isdisjoint(methods):
+            return False
+    return True
+
+
+def private(base: object) -> Iterator[object]:
+    """Yield the layers of ``base`` that add differential privacy."""
+    for layer in layers(base):
+        if any(cls.__name__.startswith(("DifferentialPrivacy", "DPFedAvg")) for cls in type(layer).__mro__):
+            yield layer
 
 
 def weight_key(base: object) -> str:
@@ -266,8 +293,7 @@ def clips(base: object) -> bool:
 def warn_of_privacy(base: object, reader: str) -> None:
     """Warn that differential privacy does not cover the updates that a selector reads."""
     # With server_side_noising=False, the clients add the noise of the older wrappers, before anybody reads the updates.
-    private = (one for one in layers(base) if type(one).__name__.startswith(("DifferentialPrivacy", "DPFedAvg")))
-    if any(getattr(one, "server_side_noising", True) for one in private):
+    if any(getattr(one, "server_side_noising", True) for one in private(base)):
         logger.warning(
             "%s reads the clients' updates before noise is added, so its choices are not covered by the "
             "differential-privacy guarantee of %s", reader, type(base).__name__,

@@ -25,6 +25,7 @@ from flwr.common import (
     GetParametersRes,
     GetPropertiesIns,
     GetPropertiesRes,
+    Parameters,
     ReconnectIns,
 )
 from flwr.server import ClientManager
@@ -174,6 +175,7 @@ class TimedProxy(ClientProxy):
         elapsed_s: Duration of ``fit``, seconds; None before it ended.
         error: The error of ``fit``; None if it returned.
         timeout_s: The timeout of the call of ``fit``; None without a timeout or a call.
+        sent: The parameters that the client received; None without a call.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class TimedProxy(ClientProxy):
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
+        self.sent: Parameters | None = None
         # Flower's server and its strategies read these attributes, if a proxy has them.
         if hasattr(proxy, "node_id"):
             self.node_id = proxy.node_id
@@ -196,7 +199,7 @@ class TimedProxy(ClientProxy):
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         """Train on the client."""
-        start, self.timeout_s = self._clock(), timeout
+        start, self.timeout_s, self.sent = self._clock(), timeout, ins.parameters
         try:
             proxy = with_late_replies(self.proxy, timeout, self._late)
             return proxy.fit(ins, timeout, group_id if self._round is None else self._round)

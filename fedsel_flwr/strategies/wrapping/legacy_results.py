@@ -13,6 +13,7 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
 from fedsel_flwr.strategies.wrapping.failure_reasons import no_answer, reason_in
@@ -23,7 +24,9 @@ NUMPY = "numpy.ndarray"
 """Flower's type of parameters that are NumPy arrays."""
 
 
-def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None) -> Reply:
+def reply_of(
+    base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None, model: Parameters | None = None
+) -> Reply:
     """Read a client's result into plain types; no content of a result raises an error.
 
     Args:
@@ -31,6 +34,7 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         proxy: The proxy of the client.
         arrived: The client's result; None if it did not succeed.
         refused: Its result with a status other than OK; None if there is none.
+        model: The global model.
     """
     if refused is not None:
         return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
@@ -41,16 +45,19 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=timed_out)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
-    if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):
+    if not fault and bases.payload(base) == "trees" and isinstance(res.parameters, Parameters):
         tensors = res.parameters.tensors
         fault = bases.fault_in_model(base, tensors) if tensors else "arrays: none in the reply"
     if fault:
         return Reply(error=fault, observed_s=proxy.elapsed_s)
+    # A client whose whole update is in its metrics sends no arrays.
+    nothing = isinstance(res.parameters, Parameters) and not res.parameters.tensors
     return Reply(
-        arrays=decode(res.parameters),
+        arrays=[] if nothing else decode(res.parameters),
         num_examples=res.num_examples,
         metrics=res.metrics or {},
         observed_s=proxy.elapsed_s,
+        sent=None if proxy.sent is None or proxy.sent is model else decode(proxy.sent),
     )
 
 
@@ -69,20 +76,20 @@ def unwrapped(client: ClientProxy) -> ClientProxy:
     return client.proxy if isinstance(client, TimedProxy) else client
 
 
-def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vectors: Collection[str]) -> FitResult:
+def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], dropped: Collection[str]) -> FitResult:
     """Return a result for a base strategy: with Flower's own proxy, in the model's types, at most max_examples.
 
     Args:
         result: The client's result, which is not changed.
         read: The result after reading.
         ours: Keys that only this package reads. Keys whose value cannot be used are left out.
-        vectors: Keys of vectors that the selector asked for. They are left out.
+        dropped: Keys of metrics that are left out: vectors that the selector asked for, and metrics with NaN.
     """
     client, res = result
-    if dropped := (read.faulty_keys & {*ours}) | ({*vectors} & {*(res.metrics or {})}):
-        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in dropped})
+    if without := (read.faulty_keys & {*ours}) | ({*dropped} & {*(res.metrics or {})}):
+        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in without})
     # A claim above max_examples would have too large a weight in the base's average.
-    if res.num_examples > read.num_examples:
+    if usable_count(res.num_examples) > read.num_examples:
         res = replace(res, num_examples=read.num_examples)
     if read.converted is not None:
         res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))

@@ -10,6 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from flwr.serverapp.strategy import Result
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.reply_structure import structure_of
+from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown
 from fedsel_flwr.selectors.columns import ASKED, VECTORS
@@ -33,29 +36,47 @@ SCALAR = -1
 
 
 def reply_of(
-    message: Message, names: Sequence[str], weight_key: str, observed_s: float | None, keys: MetricKeys
+    message: Message,
+    model: ArrayRecord,
+    weight_key: str,
+    observed_s: float | None,
+    keys: MetricKeys,
+    sent: RecordDict | None = None,
 ) -> Reply:
-    """Read a client's message into plain types; no content of a message raises an error."""
+    """Read a client's message into plain types; no content of a message raises an error.
+
+    Args:
+        message: The client's reply.
+        model: The global model.
+        weight_key: The metric that is the update's weight.
+        observed_s: Seconds that the server waited for the client; None if it was not timed.
+        keys: Names of our metrics.
+        sent: The content that the client received; None if its reply is held against the global model.
+    """
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
-    metrics = list(content.metric_records.values())
-    if len(metrics) != 1:
-        return Reply(error=f"metrics: expected one MetricRecord, got {len(metrics)}", observed_s=observed_s)
-    models = [content.array_records[name] for name in _model_records(content, keys)]
-    if len(models) != 1:
-        return Reply(error=f"arrays: expected one ArrayRecord, got {len(models)}", observed_s=observed_s)
-    arrays = _decoded(models[0], names)
-    if isinstance(arrays, str):
-        return Reply(error=f"arrays: {arrays}", observed_s=observed_s)
-    return Reply(
+    metrics = _metrics_in(content)
+    models = {name: content.array_records[name] for name in _model_records(content, keys, sent)}
+    received = _named_like({"": model} if sent is None else sent.array_records, models)
+    misfit = _misfit(models, received, len(content.metric_records))
+    # In the order of the arrays that the client received.
+    order = list(_flat(models if misfit else received))
+    arrays = None if misfit and sent is None else _decoded([models[record][name] for record, name in order])
+    if arrays is None and sent is None:
+        return Reply(error=misfit or "arrays: cannot be decoded", observed_s=observed_s)
+    reply = Reply(
         arrays=arrays,
-        num_examples=_weight_of(metrics[0], weight_key),
-        weight=metrics[0].get(weight_key),
-        metrics=dict(metrics[0])
-        | _vectors_in(content, content.array_records.keys() - _model_records(content, keys), keys),
+        num_examples=_weight_of(metrics, weight_key),
+        weight=metrics.get(weight_key),
+        metrics=metrics | _vectors_in(content, content.array_records.keys() - models.keys(), keys),
         observed_s=observed_s,
     )
+    if sent is None or arrays is None:
+        return reply
+    shapes = [np.broadcast_to(np.zeros((), array.dtype), array.shape) for array in _flat(received).values()]
+    structure = structure_of(["/".join(key) for key in order], arrays, content.metric_records)
+    return replace(reply, misfit=misfit, sent=shapes, structure=structure)
 
 
 def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
@@ -72,6 +93,15 @@ def metrics_of(message: Message) -> MetricRecord:
     """Return the only MetricRecord of a reply."""
     record: MetricRecord = next(iter(message.content.metric_records.values()))
     return record
+
+
+def set_weights(messages: Iterable[Message], key: str, weights: Iterable[float]) -> None:
+    """Replace the weights of replies that have one."""
+    for message, weight in zip(messages, weights, strict=True):
+        for record in message.content.metric_records.values():
+            if key in record:
+                # Schemes compute floats, but bases expect integers as numbers of examples.
+                record[key] = int(weight) if weight.is_integer() else weight
 
 
 def names_and_arrays(record: ArrayRecord) -> tuple[list[str], Arrays]:
@@ -139,59 +169,82 @@ class Cleaner:
         return {node: fault for node, fault in found.items() if fault}
 
     def cleaned(
-        self,
-        messages: Mapping[str, Message],
-        results: Mapping[str, ClientResult],
-        kept: Iterable[str],
-        names: Sequence[str],
+        self, messages: Mapping[str, Message], outcome: Outcome, model: ArrayRecord, sent: Mapping[str, RecordDict]
     ) -> list[Message]:
-        """Copy replies to TRAIN messages so that all have the same metrics and the arrays of the global model.
+        """Copy the kept replies to TRAIN messages so that all have the same metrics.
+
+        An update with the structure of the arrays that its client received also gets their order and types.
 
         Args:
             messages: Connection -> reply, of every client whose update is usable.
-            results: Connection -> the result of reading its reply.
-            kept: The connections whose updates are averaged, in their order.
-            names: The names of the global model's arrays.
+            outcome: The outcome of the round.
+            model: The global model.
+            sent: Connection -> the content that the client received; empty if replies are held against the model.
         """
-        limits = {node: results[node].weight for node in messages}
+        limits = {node: outcome.results[node].weight for node in messages}
         # Metrics common to all usable replies, not only to those in ``kept``, so that FedCA's filter does not change
         # them.
-        copies = self._with_common_metrics(messages, "train_metrics_aggr_fn", limits)
-        found = {node: _model_records(messages[node].content, self._keys)[0] for node in copies}
-        array_name = next(iter(found.values()), "")
+        copies = self._with_common_metrics(messages, "train_metrics_aggr_fn", limits, outcome.left_out)
+        array_name = ""
         for node, twin in copies.items():
-            record = messages[node].content.array_records[found[node]]
-            twin.content[array_name] = _model_record(record, results[node], names)
-        return [copies[node] for node in kept]
+            content, received = messages[node].content, sent.get(node)
+            records = {name: content.array_records[name] for name in _model_records(content, self._keys, received)}
+            if outcome.as_sent:
+                given = {"": model} if received is None else received.array_records
+                records = _as_sent(records, given, outcome.results[node].converted)
+            if len(records) == 1:
+                # All get the name that the first reply has.
+                array_name = array_name or next(iter(records))
+                records = {array_name: next(iter(records.values()))}
+            for name, record in records.items():
+                twin.content[name] = record
+        return [copies[node] for node in outcome.kept]
 
-    def evaluation(self, message: Message) -> Evaluation:
-        """Read a reply to an EVALUATE message that is no error."""
-        if not _has_one_metric_record(message):
-            return Evaluation(0, (), f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}")
-        metrics = metrics_of(message)
-        return Evaluation(_weight_of(metrics, self.weight_key), metrics.items())
+    def read_evaluations(self, messages: Mapping[str, Message]) -> dict[str, Evaluation]:
+        """Read the replies to EVALUATE messages that are no errors."""
+        # A base with its own method may read any number of records.
+        numbers = Counter(len(message.content.metric_records) for message in messages.values())
+        own = bases.brings_own(self._base, "aggregate_evaluate")
+        number = next((n for n, count in numbers.items() if own and 2 * count > len(messages)), 1)
+        read: dict[str, Evaluation] = {}
+        for node, message in messages.items():
+            metrics, got = _metrics_in(message.content), len(message.content.metric_records)
+            expected = "one MetricRecord" if number == 1 else f"{number} MetricRecords"
+            fault = "" if got == number else f"metrics: expected {expected}, got {got}"
+            read[node] = Evaluation(_weight_of(metrics, self.weight_key), metrics.items(), fault)
+        return read
 
     def evaluations(self, messages: Mapping[str, Message]) -> list[Message]:
         """Copy the usable replies to EVALUATE messages."""
         limits = {} if self._max_examples is None else dict.fromkeys(messages, self._max_examples)
-        return list(self._with_common_metrics(messages, "evaluate_metrics_aggr_fn", limits).values())
+        return list(self._with_common_metrics(messages, "evaluate_metrics_aggr_fn", limits, arrays=True).values())
 
     def _with_common_metrics(
-        self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]
-    ) -> dict[str, Message]:
-        """Copy messages without arrays, with equal names and keys of their only MetricRecord; large weights are cut."""
-        if not messages:
-            return {}
+        self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float],
+        left_out: Collection[str] = (), arrays: bool = False,
+    ) -> dict[str, Message]:  # fmt: skip
+        """Copy messages, so that their MetricRecords have equal names and keys; large weights are cut."""
         lengths = bases.averages_lists(self._base, function)
-        kept = common_metrics([metrics_of(message) for message in messages.values()], self._ours, lengths=lengths)
-        name = next(iter(next(iter(messages.values())).content.metric_records))
+        single = all(_has_one_metric_record(message) for message in messages.values())
+        groups: dict[str, list[MetricRecord]] = {}
+        for message in messages.values():
+            for name, record in message.content.metric_records.items():
+                groups.setdefault(next(iter(groups), name) if single else name, []).append(record)
+        kept = {
+            name: {key: v for key, v in common_metrics(own, self._ours, lengths=lengths).items() if key not in left_out}
+            for name, own in groups.items()
+        }
         copies = {}
         for node, message in messages.items():
             content = RecordDict(dict(message.content.config_records.items()))
-            content[name] = metrics = with_common_metrics(metrics_of(message), kept, lengths=lengths)
-            weight = finite_number(metrics[self.weight_key])
-            if node in limits and weight is not None and weight > limits[node]:
-                metrics[self.weight_key] = limits[node]
+            for name, unread in message.content.array_records.items() if arrays else ():
+                content[name] = unread
+            for name, record in message.content.metric_records.items():
+                name = next(iter(groups)) if single else name
+                content[name] = metrics = with_common_metrics(record, kept[name], lengths=lengths)
+                weight, limit = finite_number(metrics.get(self.weight_key)), limits.get(node)
+                if limit and weight is not None and weight > limit:
+                    metrics[self.weight_key] = limit
             # A shallow copy keeps the metadata, with which Flower identifies the client. The original reply does not
             # change.
             copies[node] = copy.copy(message)
@@ -269,20 +322,46 @@ def _weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
     return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
-def _model_records(content: RecordDict, keys: MetricKeys) -> list[str]:
-    """Return the names of the records that may be the model: all ArrayRecords that are not vector columns."""
+def _metrics_in(content: RecordDict) -> dict[str, Any]:
+    """Return the metrics of all MetricRecords of a reply; of equal keys that of the first record."""
+    records = reversed(list(content.metric_records.values()))
+    return {key: value for record in records for key, value in record.items()}
+
+
+def _model_records(content: RecordDict, keys: MetricKeys, sent: RecordDict | None) -> list[str]:
+    """Return the names of the records that may be the update: all ArrayRecords that are not vector columns.
+
+    If replies are not held against the global model, only the columns that were asked for are no part of the update.
+    """
+    asked = next((str(one["needs"]) for one in sent.config_records.values() if "needs" in one), "") if sent else ""
+    vectors = [keys.of(name) for name in SENT if sent is None or name in asked.split(",")]
     # A single ArrayRecord is the model, even if it has a column's name by chance.
-    vectors = {keys.of(name) for name in SENT}
     others = [name for name in content.array_records if name not in vectors]
     return others or (list(content.array_records) if len(content.array_records) == 1 else [])
 
 
-def _model_record(record: ArrayRecord, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
-    """Return the arrays of a reply in the types and the order of the global model."""
+def _as_sent(
+    records: Mapping[str, ArrayRecord], sent: Mapping[str, ArrayRecord], converted: Arrays | None
+) -> dict[str, ArrayRecord]:
+    """Return the records of a reply with the types and the order of the arrays that the client received."""
     # Flower's averages take the order of the first reply, which then becomes the order of the next global model.
-    if result.converted is not None:
-        return ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(names, result.converted, strict=True)})
-    return ArrayRecord({name: record[name] for name in names})
+    typed = None if converted is None else iter(converted)
+    return {
+        name: ArrayRecord(
+            {key: records[name][key] if typed is None else Array(np.asarray(next(typed))) for key in given}
+        )
+        for name, given in _named_like(sent, records).items()
+    }
+
+
+def _named_like(sent: Mapping[str, ArrayRecord], records: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+    """Return what was sent; the name of a single record is the client's choice, so it gets the name of the reply's."""
+    return dict(zip(records if len(records) == len(sent) == 1 else sent, sent.values(), strict=True))
+
+
+def _flat(records: Mapping[str, ArrayRecord]) -> dict[tuple[str, str], Array]:
+    """Return the arrays of several records by the names of record and array."""
+    return {(name, key): array for name, record in records.items() for key, array in record.items()}
 
 
 def _vectors_in(content: RecordDict, records: Collection[str], keys: MetricKeys) -> dict[str, object]:
@@ -303,14 +382,25 @@ def _vectors_in(content: RecordDict, records: Collection[str], keys: MetricKeys)
     return vectors
 
 
-def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
-    """Return a record's arrays in the order of the global model, or their fault."""
-    if len(record) != len(names):
-        return f"expected {len(names)}, got {len(record)}"
-    if record.keys() != set(names):
-        return f"expected the names {shown(sorted(names))}, got {shown(sorted(record.keys()))}"
+def _misfit(models: Mapping[str, ArrayRecord], received: Mapping[str, ArrayRecord], num_metrics: int) -> str:
+    """Return the difference between the records of a reply and those that its client received; empty without one."""
+    if num_metrics != 1:
+        return f"metrics: expected one MetricRecord, got {num_metrics}"
+    if len(models) != len(received):
+        return f"arrays: expected {len(received)} ArrayRecord(s), got {len(models)}"
+    own, wanted = _flat(models), _flat(received)
+    if own.keys() == wanted.keys():
+        return ""
+    if len(own) != len(wanted):
+        return f"arrays: expected {len(wanted)}, got {len(own)}"
+    return f"arrays: expected the names {shown(sorted(n for _, n in wanted))}, got {shown(sorted(n for _, n in own))}"
+
+
+def _decoded(encoded: Sequence[Array]) -> Arrays | None:
+    """Return the arrays of a reply; None if they cannot be decoded."""
     try:
-        arrays: list[Any] = [record[name].numpy() for name in names]
+        arrays: list[Any] = [array.numpy() for array in encoded]
+    # A client may send any content, so any error may be raised.
     except Exception:
-        return "cannot be decoded"
-    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else "cannot be decoded"
+        return None
+    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None

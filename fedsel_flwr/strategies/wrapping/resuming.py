@@ -199,10 +199,10 @@ class Resuming:
     def _take(self, checkpoint: Checkpoint, initial: Mapping[str, Any] | None) -> None:
         """Load a checkpoint; raise :class:`StateError` and change nothing if it does not fit.
 
-        A model of trees has no fixed shapes, so shapes are checked only for bases that compare models.
+        A model of trees has no fixed shapes, so its shapes are not checked.
         """
         resumption.check_fingerprint(checkpoint.fingerprint, self.fingerprint)
-        if initial is not None and self._core.settings.compare_models:
+        if initial is not None and self._core.settings.payload != "trees":
             resumption.check_model(dict(zip(checkpoint.names, checkpoint.model, strict=True)), initial)
         before = save_base(self._base)
         load_base(self._base, checkpoint.base)

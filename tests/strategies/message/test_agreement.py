@@ -163,7 +163,7 @@ def test_a_loss_of_which_qfedavg_would_make_a_model_of_nan_is_a_failure(loss: An
 def test_a_loss_that_nobody_reads_costs_nobody_his_model() -> None:
     server, given = _played([{"train_loss": float("nan")}, {"train_loss": 0.5}, {"train_loss": 0.25}])
     assert _failed(server) == []
-    assert [repr(metrics["train_loss"]) for metrics in given] == ["nan", "0.5", "0.25"]
+    assert ["train_loss" in metrics for metrics in given] == [False] * 3
 
 
 def test_norm_bits_reach_clipping_that_adapts_on_the_client() -> None:

@@ -1,0 +1,617 @@
+"""Replies that are not shaped like the global model: what a base of its own aggregation gets, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import EvaluateIns, EvaluateRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.serverapp.strategy import FedAvg as MessageFedAvg
+
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.reply_structure import ReplyStructure
+from fedsel_flwr.rounds.settings import resolve_settings
+from fedsel_flwr.selectors import Random, create
+from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.testing.in_process import play_round, record_of
+from tests.strategies.either_api import APIS, RECORDING, Server, base_of, private, selection
+from tests.strategies.helpers import OK, FakeProxy, fleet
+from tests.strategies.message.helpers import RecordingBase
+
+pytestmark = pytest.mark.timeout(60)
+Arrays = list[np.ndarray]
+MODEL = [np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)]
+EXAMPLES = 10
+
+
+# ---- bases and clients ----------------------------------------------------------------------------------------------
+
+
+class _Own:
+    """Keeps what it is given, and moves the model by 1 for each reply, whatever the replies hold."""
+
+    def __init__(self) -> None:
+        super().__init__(fraction_evaluate=0.0)  # type: ignore[call-arg]
+        self.given: list[list[Arrays]] = []
+        self.failures: list[int] = []
+        self.metrics: list[list[dict[str, Any]]] = []
+
+    def step(self, replies: list[Arrays], metrics: list[dict[str, Any]], failures: int) -> Arrays:
+        self.given.append(replies)
+        self.metrics.append(metrics)
+        self.failures.append(failures)
+        return [np.full_like(array, sum(map(len, self.given))) for array in MODEL]
+
+
+class LegacyOwn(_Own, LegacyFedAvg):
+    """In the legacy API."""
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        replies = [parameters_to_ndarrays(res.parameters) for _, res in results]
+        metrics = [{**res.metrics, "num-examples": res.num_examples} for _, res in results]
+        return ndarrays_to_parameters(self.step(replies, metrics, len(failures))), {}
+
+
+class MessageOwn(_Own, MessageFedAvg):
+    """In the Message API."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        messages = list(replies)
+        contents = [message.content for message in messages if message.has_content()]
+        arrays = [[a.numpy() for record in one.array_records.values() for a in record.values()] for one in contents]
+        metrics = [{k: v for record in one.metric_records.values() for k, v in record.items()} for one in contents]
+        failures = sum(message.has_error() for message in messages)
+        return record_of(self.step(arrays, metrics, failures)), MetricRecord({})
+
+
+def own(api: str) -> Any:
+    """A base that brings its own aggregation."""
+    return LegacyOwn() if api == "legacy" else MessageOwn()
+
+
+Layout = Callable[[Arrays], Arrays]
+LAYOUTS: dict[str, Layout] = {
+    "behind-the-weights": lambda m: [*m, *(np.ones_like(a) for a in m)],
+    "kept-at-home": lambda m: m[:1],
+    "flat": lambda m: [np.concatenate([a.ravel() for a in m])],
+    "packed": lambda m: [np.arange(5, dtype=np.uint8), np.ones(1)],
+    "bytes": lambda m: [np.frombuffer(b"packed", np.uint8)],
+    "half": lambda m: [a.astype(np.float16) for a in m],
+    "quantized": lambda m: [a.astype(np.int8) for a in m],
+}
+
+
+def client(layout: Layout, number: int = 0, examples: Any = EXAMPLES, **metrics: Any) -> Any:
+    """A client that sends a layout of the model plus its number."""
+
+    def train(model: Arrays, config: dict[str, Any]) -> Any:
+        moved = [array + np.float32(number) for array in model]
+        return layout(moved), examples, {"latency_s": 0.5, **metrics}
+
+    return train
+
+
+def crashed(model: Arrays, config: dict[str, Any]) -> Any:
+    """A client that fails."""
+    raise RuntimeError("the battery is empty")
+
+
+def as_sent(model: Arrays) -> Arrays:
+    """The structure of the model."""
+    return list(model)
+
+
+def fleet_of(*layouts: Layout, **options: Any) -> list[Any]:
+    """A client for each layout."""
+    return [client(layout, k, **options) for k, layout in enumerate(layouts)]
+
+
+def wrapped(api: str, base: Any, clients: int, **options: Any) -> Any:
+    """A strategy that selects all clients."""
+    return selection(api, create("round-robin", clients_per_round=clients), base, cooldown=False, **options)
+
+
+def rows(strategy: Any, number: int) -> dict[str, str]:
+    """Client -> problem, of the clients that failed in a round."""
+    return {r.client_id: r.problem for r in strategy.history.clients if r.round == number and not r.completed}
+
+
+def same(one: Sequence[Arrays], other: Sequence[Arrays]) -> bool:
+    """Whether models are equal bit for bit, in type and shape too."""
+    plain = [[[(a.dtype, a.shape, a.tobytes()) for a in arrays] for arrays in models] for models in (one, other)]
+    return plain[0] == plain[1]
+
+
+# ---- what passes ----------------------------------------------------------------------------------------------------
+
+
+@APIS
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
+    base, clients = own(api), fleet_of(*[LAYOUTS[name]] * 3)
+    strategy, model = wrapped(api, base, 3), MODEL
+    for number in (1, 2):
+        sent = [one(model, {})[0] for one in clients]
+        model = play_round(strategy, clients, model, number)
+        assert same(base.given[-1], sent)
+    assert [float(array.max()) for array in model] == [6.0, 6.0]
+    assert strategy.history.problem_counts() == {}
+
+
+@APIS
+def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(
+    api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = own(api)
+    strategy = wrapped(api, base, 5)
+    usual, other = LAYOUTS["behind-the-weights"], LAYOUTS["kept-at-home"]
+    for number in (1, 2):
+        play_round(strategy, fleet_of(usual, usual, other, usual, usual), MODEL, number)
+        assert [*rows(strategy, number)] == ["2"]
+        problem = rows(strategy, number)["2"]
+        assert problem.startswith("arrays: expected ")
+        assert "float32 (2,) as in the first round, got none" in problem
+        assert f"round {number}, client 2: {problem}" in caplog.messages
+    assert [len(one) for one in base.given] == [4, 4]
+    assert base.failures == [1, 1]
+
+
+@APIS
+def test_later_rounds_are_held_against_the_first(api: str) -> None:
+    """Even if all clients deviate, or send what they received."""
+    strategy = wrapped(api, own(api), 3)
+    usual = LAYOUTS["flat"]
+    for number, layout in enumerate([usual, as_sent, LAYOUTS["packed"], usual], start=1):
+        play_round(strategy, fleet_of(*[layout] * 3), MODEL, number)
+    assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [0, 3, 3, 0]
+
+
+@APIS
+def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
+    strategy = wrapped(api, own(api), 4)
+    bad: Layout = lambda m: [*m, np.full(2, np.inf)]  # noqa: E731
+    good: Layout = lambda m: [*m, np.ones(2)]  # noqa: E731
+    play_round(strategy, fleet_of(good, bad, good, good), MODEL)
+    assert rows(strategy, 1) == {"1": "arrays: not finite at 2"}
+
+
+@APIS
+def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> None:
+    base = own(api)
+    strategy = wrapped(api, base, 4)
+    other = LAYOUTS["behind-the-weights"]
+    play_round(strategy, fleet_of(as_sent, other, other, other), MODEL, 1)
+    assert [*rows(strategy, 1)] == ["1", "2", "3"]
+    assert set(rows(strategy, 1).values()) == {"arrays: expected 2, got 4"}
+    play_round(strategy, fleet_of(other, other, other, other), MODEL, 2)
+    assert len(rows(strategy, 2)) == 4
+    assert len(base.given) == 1
+
+
+@APIS
+def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
+    """A round without any reply, and one with fewer than min_completed."""
+    base = own(api)
+    strategy = wrapped(api, base, 4, min_completed=3, busy_timeout=0.0)
+    odd, usual = LAYOUTS["packed"], LAYOUTS["flat"]
+    play_round(strategy, [crashed] * 4, MODEL, 1)
+    play_round(strategy, [*fleet_of(odd, odd), crashed, crashed], MODEL, 2)
+    play_round(strategy, fleet_of(usual, usual, usual, odd), MODEL, 3)
+    play_round(strategy, fleet_of(odd, odd, odd, usual), MODEL, 4)
+    assert [[*rows(strategy, number)] for number in (1, 2, 3, 4)] == [
+        ["0", "1", "2", "3"], ["2", "3"], ["3"], ["0", "1", "2"],
+    ]  # fmt: skip
+    assert [len(one) for one in base.given] == [3]
+
+
+# ---- a base that only adds to Flower's aggregation loses nothing -----------------------------------------------------
+
+
+@APIS
+def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str) -> None:
+    """Faults of the others, the order of arrays and their types: as with FedAvg itself."""
+    faults: dict[str, Layout] = {
+        "nan": lambda m: [m[0] * np.nan, m[1]],
+        "large": lambda m: [m[0] + 1e30, m[1]],
+        "shape": lambda m: [m[0].T, m[1]],
+        "fewer": lambda m: m[:1],
+        "more": lambda m: [*m, m[0]],
+        "text": lambda m: [np.full(a.shape, "x") for a in m],
+        "double": lambda m: [a.astype(np.float64) for a in m],
+        "int": lambda m: [a.astype(np.int64) for a in m],
+    }
+    for name, fault in faults.items():
+        ended = []
+        for base in (base_of(api), RECORDING[api]()):
+            strategy = wrapped(api, base, 3)
+            model = play_round(strategy, fleet_of(as_sent, as_sent, fault), MODEL)
+            ended.append((rows(strategy, 1), [(a.dtype, a.tobytes()) for a in model]))
+        assert ended[0] == ended[1], name
+        assert len(ended[1][0]) == (name not in ("double", "int"))
+
+
+# ---- the state of a run ---------------------------------------------------------------------------------------------
+
+
+@APIS
+def test_a_resumed_run_keeps_the_structure(api: str) -> None:
+    usual, odd = LAYOUTS["flat"], LAYOUTS["packed"]
+    first = wrapped(api, own(api), 3)
+    play_round(first, fleet_of(usual, usual, usual), MODEL, 1)
+    state = first.state_dict()
+    ended = []
+    for strategy in (first, wrapped(api, own(api), 3)):
+        strategy.load_state_dict(state)
+        play_round(strategy, fleet_of(odd, odd, usual), MODEL, 2)
+        ended.append(rows(strategy, 2))
+    assert ended[0] == ended[1]
+    assert [*ended[0]] == ["0", "1"]
+    assert repr(first.state_dict()) == repr(strategy.state_dict())
+
+
+@APIS
+def test_a_state_of_an_earlier_version_was_held_against_the_model(api: str) -> None:
+    first = wrapped(api, own(api), 3)
+    play_round(first, fleet_of(as_sent, as_sent, as_sent), MODEL, 1)
+    state = first.state_dict()
+    del state["reply_structure"]
+    strategy = wrapped(api, own(api), 3)
+    strategy.load_state_dict(state)
+    odd = LAYOUTS["packed"]
+    play_round(strategy, fleet_of(odd, odd, as_sent), MODEL, 2)
+    assert [*rows(strategy, 2)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"decided": 1}, {"structure": 5}, {"structure": [5]}, {"more": 1}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> None:
+    structure = ReplyStructure(resolve_settings(Random(clients_per_round=2)))
+    structure.decide(("0: float32 (2,)",))
+    before = structure.state_dict()
+    with pytest.raises(StateError):
+        structure.load_state_dict({**before, **changes})
+    assert structure.state_dict() == before == {"decided": True, "structure": ["0: float32 (2,)"]}
+
+
+# ---- the end of a run in which nothing can be used -------------------------------------------------------------------
+
+
+@APIS
+@pytest.mark.parametrize(
+    ("base", "options", "cure"),
+    [
+        ("FedAvg", {}, "If the base aggregates such updates, set compare_models=False"),
+        ("own", {"compare_models": True}, "If the base aggregates such updates, set compare_models=False"),
+        ("own", {"max_update_norm": 9.0}, "max_update_norm compares updates with that model, so compare_models=False"),
+        ("private", {}, "differential privacy compares updates with that model, so compare_models=False"),
+    ],
+)
+def test_a_run_whose_updates_all_differ_in_one_way_ends_in_round_1(
+    api: str, base: str, options: dict[str, Any], cure: str
+) -> None:
+    one = {"FedAvg": base_of(api), "own": own(api), "private": private(api, own(api))}[base]
+    strategy = wrapped(api, one, 3, **options)
+    with pytest.raises(RunError) as raised:
+        play_round(strategy, fleet_of(*[LAYOUTS["behind-the-weights"]] * 3), MODEL)
+    text = str(raised.value)
+    assert text.startswith("round 1: no update has the structure of the global model, all for one reason: ")
+    assert "arrays: expected 2, got 4. " in text
+    assert cure in text
+
+
+@APIS
+def test_a_selector_that_reads_updates_is_named_with_its_column(api: str) -> None:
+    strategy = selection(api, create("nccb", clients_per_round=3), own(api), validation=VALIDATION)
+    with pytest.raises(RunError, match=r"got 4\. nccb \(accuracy\) compares updates with that model"):
+        play_round(strategy, fleet_of(*[LAYOUTS["behind-the-weights"]] * 3), MODEL)
+
+
+@APIS
+@pytest.mark.parametrize("sizes", [[5], [5, 5, 6, 6], [5, 6, 7]], ids=["one", "half", "none"])
+def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[int]) -> None:
+    strategy = wrapped(api, own(api), len(sizes), min_available=1)
+    clients = [client(lambda m, size=size: [np.zeros(size, dtype=np.uint8)]) for size in sizes]  # type: ignore[misc]
+    with pytest.raises(RunError, match="Without compare_models, more than half of at least two updates must be alike"):
+        play_round(strategy, clients, MODEL)
+
+
+@APIS
+def test_one_broken_client_does_not_end_the_run(api: str) -> None:
+    """Nor do several that differ in different ways, nor all of a later round."""
+    fewer, shape = LAYOUTS["kept-at-home"], LAYOUTS["flat"]
+    transposed: Layout = lambda m: [m[0].T, m[1]]  # noqa: E731
+    strategy = wrapped(api, base_of(api), 3, busy_timeout=0.0)
+    play_round(strategy, [client(fewer), crashed, crashed], MODEL, 1)
+    play_round(strategy, [client(fewer), client(transposed), crashed], MODEL, 2)
+    play_round(strategy, fleet_of(as_sent, shape, shape), MODEL, 3)
+    play_round(strategy, fleet_of(shape, shape, shape), MODEL, 4)
+    assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [3, 3, 2, 3]
+
+
+# ---- the option -----------------------------------------------------------------------------------------------------
+
+
+@APIS
+def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
+    class OwnWrapper(type(own(api))):  # type: ignore[misc]
+        """Wraps another strategy, as differential privacy does."""
+
+        def __init__(self, strategy: Any) -> None:
+            super().__init__()
+            self.strategy = strategy
+
+    class OwnPrivacy(type(private(api, own(api)))):  # type: ignore[misc]
+        """Differential privacy with an aggregation of its own."""
+
+        def aggregate_fit(self, *args: Any) -> Any:
+            raise NotImplementedError
+
+        aggregate_train = aggregate_fit
+
+    patched = base_of(api)
+    patched.aggregate_fit = patched.aggregate_train = lambda *args: None
+    privacy = OwnPrivacy(own(api), 0.0, 1.0, 3)
+    for base, compared in (
+        (base_of(api), True), (own(api), False), (RECORDING[api](), False), (patched, False),
+        (private(api, own(api)), True), (privacy, True),
+        (OwnWrapper(own(api)), False), (OwnWrapper(base_of(api)), True), (OwnWrapper(private(api, own(api))), True),
+    ):  # fmt: skip
+        assert selection(api, 3, base).core.settings.compare_models is compared, base
+    assert selection(api, 3, own(api), compare_models=True).core.settings.compare_models is True
+    assert selection(api, 3, base_of(api), compare_models=False).core.settings.compare_models is False
+    assert bases.payload(base_of(api, "FedXgbBagging")) == "trees"
+
+
+@APIS
+def test_without_the_comparison_flowers_own_average_gets_what_it_gets_alone(api: str) -> None:
+    """The personal layers stay at home, and FedAvg averages the others."""
+    strategy = wrapped(api, base_of(api), 3, compare_models=False)
+    model = play_round(strategy, fleet_of(*[LAYOUTS["kept-at-home"]] * 3), MODEL)
+    assert same([model], [[np.full((2, 3), 1.0, dtype=np.float32)]])
+
+
+VALIDATION = Validation(lambda arrays, inputs: np.zeros((2, 2)), None, np.array([0, 1]))
+
+
+@APIS
+@pytest.mark.parametrize(
+    ("options", "reader"),
+    [
+        ({"selector": "nccb", "validation": VALIDATION}, r"nccb \(accuracy\)"),
+        ({"filter": Filter(), "validation": VALIDATION}, "FedCA's filter"),
+        ({"max_update_norm": 1.0}, "max_update_norm"),
+        ({"averaging": "fedpdp"}, "averaging='fedpdp'"),
+        ({"private": True}, "differential privacy"),
+    ],
+)
+def test_what_reads_updates_needs_the_comparison(api: str, options: dict[str, Any], reader: str) -> None:
+    options = dict(options)
+    selector = create("nccb", clients_per_round=3) if options.pop("selector", None) else 3
+    base = private(api, own(api)) if options.pop("private", None) else own(api)
+    assert selection(api, selector, base, **options).core.settings.compare_models is True
+    with pytest.raises(ParameterError, match=f"compare_models=False .* but .*{reader}.* compares each update"):
+        selection(api, selector, base, compare_models=False, **options)
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes", "True"])
+def test_the_option_takes_three_values(value: Any) -> None:
+    with pytest.raises(ParameterError, match=r'compare_models must be True, False or "auto"'):
+        selection("legacy", 3, compare_models=value)
+
+
+@APIS
+def test_trees_grow_and_cannot_be_compared(api: str) -> None:
+    own_options = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
+    base = base_of(api, "FedXgbBagging", **own_options)
+    for value in ("auto", False):
+        assert selection(api, 3, base, compare_models=value).core.settings.checks_structure is False
+    with pytest.raises(ParameterError, match="compare_models=True and max_update_norm need models of one shape"):
+        selection(api, 3, base, compare_models=True)
+
+
+class Plain(Random):
+    """Its paper averages without weights."""
+
+    paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
+
+
+@APIS
+def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> None:
+    """They replace the weights of the replies that have one."""
+    base = own(api)
+    strategy = selection(api, Plain(clients_per_round=3, seed=0), base)
+    play_round(strategy, fleet_of(*[LAYOUTS["flat"]] * 3), MODEL)
+    assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+@APIS
+def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:
+    without = client(as_sent, examples=0)
+    for base, clients, failed in (
+        (own(api), [without] * 3, []),
+        (own(api), [without, without, client(as_sent), client(as_sent)], []),
+        (own(api), [without, client(as_sent), client(as_sent)], ["0"]),
+        (own(api), [client(as_sent, examples=-5), client(as_sent, examples=-5), client(as_sent)], ["0", "1"]),
+        (base_of(api), [without, without, client(as_sent)], ["0", "1"]),
+    ):
+        strategy = wrapped(api, base, len(clients), busy_timeout=0.0)
+        play_round(strategy, clients, MODEL)
+        assert [*rows(strategy, 1)] == failed
+        assert all(problem.startswith("num_examples: ") for problem in rows(strategy, 1).values())
+
+
+class Evaluator(FakeProxy):
+    """A client whose evaluation has a given number of examples."""
+
+    examples = 0
+
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
+        return EvaluateRes(OK, 0.25, self.examples, {"acc": 0.5})
+
+
+def _evaluating(api: str, cls: Any) -> Any:
+    """A base of this class whose clients evaluate, and that keeps the number of the replies."""
+
+    class Evaluating(cls):  # type: ignore[misc]
+        evaluated: ClassVar[list[tuple[int, int]]] = []
+
+        def aggregate_evaluate(self, server_round: int, results: Any, failures: Any = ()) -> Any:
+            usable = [one for one in results if api == "legacy" or one.has_content()]
+            self.evaluated.append((len(usable), len(failures) + len(results) - len(usable)))
+            return (0.25, {}) if api == "legacy" else MetricRecord({"loss": 0.25})
+
+    base = Evaluating()
+    base.fraction_evaluate = 1.0
+    base.evaluated.clear()
+    return base
+
+
+@APIS
+@pytest.mark.parametrize(("examples", "counts"), [([0, 0, 0], (3, 0)), ([7, 7, 0], (2, 1)), ([0, 0, 7], (3, 0))])
+def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_it(
+    api: str, examples: list[int], counts: tuple[int, int]
+) -> None:
+    base, clients = _evaluating(api, RECORDING[api]), [Evaluator(f"n{k}", k, number=k) for k in range(3)]
+    for one, number in zip(clients, examples, strict=True):
+        one.examples = number
+    Server(api, selection(api, 3, base), clients).play(1)
+    assert base.evaluated == [counts]
+
+
+def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
+    """None, two, and arrays, which the base gets."""
+
+    def records(names: Sequence[str], arrays: bool = False) -> Any:
+        def fault(node: Any, message: Message, content: RecordDict) -> RecordDict:
+            own = {name: MetricRecord({"acc": 0.5}) for name in names}
+            more = {"confusion": ArrayRecord({"0": Array(np.ones(2))})} if arrays else {}
+            return RecordDict({**own, **more, "note": ConfigRecord({"hash": "a"})})
+
+        return fault
+
+    seen: list[list[str]] = []
+
+    class Reads(RecordingBase):
+        def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
+            seen.extend(sorted(one.content) for one in replies if one.has_content())
+            return MetricRecord({})
+
+    for names, arrays in (((), False), (("a", "b"), True), (("a",), True)):
+        seen.clear()
+        server = Server("message", selection("message", 4, Reads(fraction_evaluate=1.0)))
+        for k in range(4):
+            server.connect(
+                FakeProxy(f"{k}", k, number=k), evaluate_fault=records(names if k else ("z", "y", "x"), arrays)
+            )
+        server.play(1)
+        assert seen == [sorted([*names, *(["confusion"] if arrays else []), "note"])] * 3
+    # Flower's own evaluation reads one record, with a weight.
+    server = Server("message", selection("message", 4, base_of("message", fraction_evaluate=1.0)))
+    for k in range(4):
+        server.connect(FakeProxy(f"{k}", k, number=k), **({"evaluate_fault": records(("a", "b"))} if k else {}))
+    assert server.play(1).result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(0.1)}
+
+
+# ---- records of the Message API -------------------------------------------------------------------------------------
+
+
+def _records(change: Callable[[ArrayRecord], dict[str, Any]]) -> Any:
+    """A node whose reply has other records."""
+
+    def fault(node: Any, message: Message, content: RecordDict) -> RecordDict:
+        return RecordDict(change(content["arrays"]))
+
+    return fault
+
+
+def _renamed(arrays: ArrayRecord) -> ArrayRecord:
+    return ArrayRecord({f"client.{name}": array for name, array in reversed(list(arrays.items()))})
+
+
+RECORDS: dict[str, Callable[[ArrayRecord], dict[str, Any]]] = {
+    "control-variates": lambda a: {"arrays": a, "gradient": _renamed(a), "metrics": MetricRecord({"num-examples": 5})},
+    "renamed": lambda a: {"update": _renamed(a), "metrics": MetricRecord({"num-examples": 5, "acc": 0.5})},
+    "two-metrics": lambda a: {"a": MetricRecord({"num-examples": 5}), "arrays": a, "b": MetricRecord({"acc": [0.5]})},
+    "no-metrics": lambda a: {"arrays": a, "note": ConfigRecord({"hash": b"abc"})},
+    "no-arrays": lambda a: {"packed": ConfigRecord({"update": b"abc"}), "metrics": MetricRecord({"acc": 0.5})},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_base_of_the_message_api_gets_all_records_as_they_came(name: str) -> None:
+    got: list[Any] = []
+
+    class Reads(RecordingBase):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            got.extend(one.content for one in replies if one.has_content())
+            return None, None
+
+    strategy = wrapped("message", Reads(), 4)
+    server = Server("message", strategy)
+    for k in range(4):
+        change = RECORDS[name] if k < 3 else lambda a: {"arrays": a, "more": a, "metrics": MetricRecord({"x": 1.0})}
+        server.connect(FakeProxy(f"{k}", k, number=k), fault=_records(change))
+    server.play(2)
+    assert len(got) == 6
+    for content in got:
+        arrays = content.array_records.get("arrays", content.array_records.get("update", ArrayRecord()))
+        original = ArrayRecord({key.removeprefix("client."): a for key, a in reversed(list(arrays.items()))})
+        expected = RecordDict(RECORDS[name](original if name == "renamed" else arrays))
+        assert {key: dict(record) for key, record in content.items()} == {k: dict(v) for k, v in expected.items()}
+        assert [list(record) for record in content.array_records.values()] == [
+            list(record) for record in expected.array_records.values()
+        ]
+    assert [[*rows(strategy, number)] for number in (1, 2)] == [["3"], ["3"]]
+
+
+# ---- metrics that are no finite numbers ------------------------------------------------------------------------------
+
+
+@APIS
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(
+    api: str, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In this round only, and said with client and key; the update is used."""
+    base = RECORDING[api]()
+    strategy = selection(api, 3, base)
+    proxies = fleet(3)
+    for proxy in proxies:
+        proxy.extra = {"acc": 0.5, "f1": 0.25}
+    server = Server(api, strategy, proxies)
+    proxies[1].extra["acc"] = value
+    server.play(1)
+    proxies[1].extra["acc"] = 0.75
+    server.play(1)
+    first, second = ([metrics for _, metrics in results] for results, _ in server.given())
+    assert [("acc" in one, one["f1"]) for one in first] == [(False, 0.25)] * 3
+    assert sorted(one["acc"] for one in second) == [0.5, 0.5, 0.75]
+    told = f"metrics: 'acc' is {value!r}, so no client's value counts in this round"
+    assert [text for text in caplog.messages if "acc" in text and "round" in text] == [f"round 1, client 1: {told}"]
+    assert [(row.round, row.problem) for row in strategy.history.clients if row.problem] == [(1, told)]
+    assert all(row.completed for row in strategy.history.clients)
+
+
+def test_a_list_with_nan_is_left_out_too(caplog: pytest.LogCaptureFixture) -> None:
+    proxies = fleet(2)
+    server = Server(
+        "message", selection("message", 2, RECORDING["message"]()), extra={"per_class": [0.5, float("nan")]}
+    )
+    for proxy in proxies:
+        server.connect(proxy)
+    server.play(1)
+    ((results, _),) = server.given()
+    assert not any("per_class" in metrics for _, metrics in results)
+    assert len([text for text in caplog.messages if "'per_class' is [0.5, nan]" in text]) == 2
