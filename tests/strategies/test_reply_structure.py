@@ -310,7 +310,9 @@ def test_a_run_whose_updates_all_differ_in_one_way_ends_in_round_1(
 
 @APIS
 def test_a_selector_that_reads_updates_is_named_with_its_column(api: str) -> None:
-    strategy = selection(api, create("nccb", clients_per_round=3), own(api), validation=VALIDATION)
+    strategy = selection(
+        api, create("nccb", clients_per_round=3), own(api), validation=VALIDATION, missing_columns="random"
+    )
     with pytest.raises(RunError, match=r"got 4\. nccb \(accuracy\) compares updates with that model"):
         play_round(strategy, fleet_of(*[LAYOUTS["behind-the-weights"]] * 3), MODEL)
 
