@@ -12,6 +12,7 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``roster``           connections, client ids and the selector's rows; selector parameters by client id
 ``eligibility``      busy connections, cool-down, availability, quota for new clients, cap on participation
 ``probing``          the selector's questions to clients before the choice, and the cost of the answers
+``missing_columns``  ends a run in which no client reports what the selector reads
 ``round``            one round: its cohort, outcome and wall times, the selector's report and the history's records
 ``collecting``       reads all replies, finds stragglers, measures models, decides the averaging
 ``replies``          reads one reply: the update, the metrics and the latency

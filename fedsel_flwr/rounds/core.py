@@ -135,8 +135,7 @@ class SelectionCore:
 
     def summary(self, base: object) -> str:
         """Return who selects, who aggregates and whose times count, for the log at the start of a run."""
-        s = self.settings
-        return f'selector: {self.parts.selector!r}; base: {type(base).__name__}; clock: "{s.clock}"'
+        return f'selector {self.parts.selector!r}, base {type(base).__name__}, clock "{self.settings.clock}"'
 
     def in_simulation(self) -> None:
         """Declare a simulation: the log then counts stragglers and dropouts once, at the end of the run."""
@@ -205,7 +204,7 @@ class SelectionCore:
         parts.registrar.inform_initial_accuracy(reference)
         self.stopwatch.switch("select")
         chosen = eligible.nodes_of(parts.selector.select(eligible.rows))
-        if chosen:
+        if chosen and logger.isEnabledFor(logging.INFO):
             named = first_ids([parts.roster.ids[row] for row in chosen], MOST_CHOSEN)
             logger.info("round %d: %s chooses clients %s", upcoming, parts.selector.name, named)
         self._round = Round(

@@ -108,7 +108,7 @@ class ColumnWatch(state_dicts.NotByClient):
         never = [name for name in lacking if name in needed and name not in self._reported]
         if never and not self._goes_on:
             what = f"{self._problem(asked, never, arrived)}{why}"
-            raise RunError(f"round {round}: {what}. {self._remedies(never, arrived)}")
+            raise RunError(f"round {round}: {what}. {self._remedies(never, arrived, errors)}")
         name_of = self._selector.name
         for name in sorted(columns):
             if (key := f"{asked}: {name}") in self._lacked and name not in lacking:
@@ -135,13 +135,15 @@ class ColumnWatch(state_dicts.NotByClient):
         more = f" and {len(arrived) - MAX_KEYS} more" if len(arrived) > MAX_KEYS else ""
         return f"no {asked} has {wanted}{reader}. Metrics that arrived: {shown}{more}"
 
-    def _remedies(self, names: Sequence[str], arrived: Sequence[str]) -> str:
+    def _remedies(self, names: Sequence[str], arrived: Sequence[str], errors: Sequence[str]) -> str:
         likely = {name: found for name in names if (found := likely_key(name, self._keys.of(name), arrived))}
         named = ", ".join(f"{name}={found!r}" for name, found in likely.items()) or f"{names[0]}=..."
         report = dict.fromkeys(REPORTING.get(name, f"let the clients report {name}") for name in names)
+        case = "one of these is meant" if arrived else "it has another name"
         return (
-            f"If one of these is meant, set metric_keys=MetricKeys({named}). Else {', and '.join(report)}. Or use "
-            f'another selector, such as random. With missing_columns="random", {self._selector.name} chooses without it'
+            f"{'Correct this error. ' if errors else ''}If {case}, set metric_keys=MetricKeys({named}). Else "
+            f'{", and ".join(report)}. Or use another selector, such as random. With missing_columns="random", '
+            f"{self._selector.name} chooses without it"
         )
 
 

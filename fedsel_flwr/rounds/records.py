@@ -21,8 +21,10 @@ from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 LINE_START = '{"round": '
 """The first bytes of a line. The record of the round follows."""
 ROUND_BYTES = 2**12
-"""Number of bytes at the start of a line that always include the record of the round: 16 numbers with their names, and
-a remark of at most 300 characters."""
+"""Number of bytes at the start of a line that always include the record of the round.
+
+The record has 16 numbers with their names, and a remark of at most 300 characters.
+"""
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors from decoding a damaged line."""
 _decoder = json.JSONDecoder()

@@ -148,7 +148,8 @@ class SelectionStrategy(Adapter, Strategy):
         clients = self._wait_for_free(connected)
         transport = LegacyTransport(clients, parameters, **self._asking)
         # An empty model, as that of trees before round 1, cannot be decoded, but is known to have no numbers.
-        model = decode(parameters) if any(parameters.tensors) else []
+        empty = isinstance(parameters, Parameters) and not any(parameters.tensors)
+        model = [] if empty else decode(parameters)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, model, transport, server_round)}
         if not chosen:
             return []

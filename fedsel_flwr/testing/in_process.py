@@ -107,7 +107,8 @@ class Functions:
 
     def training_reply(self, node: str, model: Model, config: dict[str, Any]) -> Reply:
         """Train a client."""
-        return Reply(*self._clients[self.connected[node]](model, config))
+        arrays, num_examples, metrics = self._clients[self.connected[node]](model, config)
+        return Reply(arrays, num_examples, metrics)
 
     def evaluation_reply(self, node: str, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Raise, because a function only trains."""
@@ -153,13 +154,11 @@ class InProcessProxy(ClientProxy):
             parameters = Parameters([reply.arrays], "numpy.ndarray")
         else:
             parameters = ndarrays_to_parameters(reply.arrays)
-        status, metrics = (
-            Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK,
-            _scalars(reply.metrics),
-        )
-        # Flower's client raises for the same values, when it writes its reply into records.
-        ConfigRecord({**metrics, "num_examples": reply.num_examples})
-        return FitRes(status, parameters, reply.num_examples, metrics)
+        status = Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK
+        result = FitRes(status, parameters, reply.num_examples, _scalars(reply.metrics))
+        # Flower's client writes its reply into records, and raises for the same values.
+        ConfigRecord({**result.metrics, "num_examples": result.num_examples})
+        return result
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Return an evaluation for the base strategy, or the answer to a probe."""

@@ -180,7 +180,7 @@ def _claiming(api: str, name: str, claim: str, **options: Any) -> Node:
 @BOTH
 @pytest.mark.parametrize("thief", ["", "part-9"])
 @pytest.mark.parametrize("away", [False, True])
-@pytest.mark.parametrize("options", [{"identity": "claim"}, {"clock": "virtual"}])
+@pytest.mark.parametrize("options", [{"identity": "claim"}, {"clock": "virtual", "missing_columns": "random"}])
 def test_a_claim_never_takes_the_row_of_a_registered_node(
     api: str, thief: str, away: bool, options: dict[str, Any], caplog: Any
 ) -> None:

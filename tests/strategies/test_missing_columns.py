@@ -285,4 +285,4 @@ def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(
         f"round 2: round-robin chooses clients {first} and 2 more",
     ]
     (start,) = [line for line in lines if line.startswith("strategy: ")]
-    assert start == 'strategy: selector: RoundRobin(clients_per_round=12); base: FedAvg; clock: "virtual"'
+    assert start == 'strategy: selector RoundRobin(clients_per_round=12), base FedAvg, clock "virtual"'

@@ -167,7 +167,7 @@ def test_fedcas_filter_under_differential_privacy(api: str, caplog: pytest.LogCa
 
 def _secure_round(name: str, shared: bool = True, answering: int = world.FLEET, **options: Any) -> Any:
     """One round as SecAgg+ plays it: the server only ever has the sum, which stands in every result."""
-    strategy = _strategy("legacy", name, legacy_base(), **options)
+    strategy = _strategy("legacy", name, legacy_base(), missing_columns="random", **options)
     manager = Server("legacy", strategy, proxies()).federation.manager
     instructions = strategy.configure_fit(1, ndarrays_to_parameters([world.initial()]), manager)
     total = ndarrays_to_parameters([world.initial() + 1.0])

@@ -15,6 +15,7 @@ from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.harness import StrategyHarness
 from tests.testing.broken_strategies import BROKEN, Break
@@ -166,7 +167,27 @@ def test_choices_without_a_seed_are_found_out(api: str) -> None:
 
 
 def test_no_check_goes_without_a_broken_strategy() -> None:
-    assert len(BROKEN) + 1 >= len(STRATEGY_CHECKS) == len({check.__name__ for check in STRATEGY_CHECKS})
+    # Two checks are of no strategy: that of its clients' columns, and that of seeds.
+    assert len(BROKEN) + 2 >= len(STRATEGY_CHECKS) == len({check.__name__ for check in STRATEGY_CHECKS})
+
+
+# ---- clients that do not report what the selector reads --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(
+    api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reported = {"num-examples", "latency_s", "eval_loss"}
+    said = r"the clients report what the selector reads; round 1: no reply has rms_loss .*rms_loss='eval_loss'"
+    with pytest.raises(AssertionError, match=f"(?s)broken promise: {said}"):
+        check_strategy(partial(wrapped, api, "oort", "FedAvg"), ARRAYS, reported=reported)
+    keys = MetricKeys(rms_loss="eval_loss")
+    check_strategy(partial(wrapped, api, "oort", "FedAvg", metric_keys=keys), ARRAYS, reported=reported)
+    assert not caplog.messages
+    check_strategy(partial(wrapped, api, "oort", "FedAvg"), ARRAYS)
+    (line,) = caplog.messages
+    assert line.startswith("check_strategy: oort reads rms_loss. ")
 
 
 # ---- wrong arguments -----------------------------------------------------------------------------------------------

@@ -145,15 +145,7 @@ class Adapter(Aggregation):
         self._dead_actors = DeadActors()
         self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
-        # What the questions of both APIs have in common.
-        self._asking: dict[str, Any] = {
-            "timeout": self._question_timeout,
-            "late": self._late,
-            "base": self.base,
-            "keys": settings.keys,
-            "startup": Startup(self.wait_timeout),
-            "check_errors": self._check_probed_actors,
-        }
+        self._startup = Startup(self.wait_timeout)
         # Connection -> what it got in this round: a proxy (legacy API) or a message. The last attribute.
         self._dispatched: dict[str, Any] = {}
 
@@ -210,6 +202,18 @@ class Adapter(Aggregation):
     def __repr__(self) -> str:
         """Return the names of the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    @property
+    def _asking(self) -> dict[str, Any]:
+        """The arguments that the transports of both APIs have in common."""
+        return {
+            "timeout": self._question_timeout,
+            "late": self._late,
+            "base": self.base,
+            "keys": self.core.settings.keys,
+            "startup": self._startup,
+            "check_errors": self._check_probed_actors,
+        }
 
     def _check_probed_actors(self, errors: Iterable[str]) -> None:
         """End the run if the errors of a probe show that Flower's simulation cannot continue."""

@@ -23,7 +23,7 @@ from fedsel_flwr.report.page.deployment_tables import (
     part_groups,
     read_deployment,
 )
-from fedsel_flwr.report.page.deployment_texts import settings_text, status_sentence
+from fedsel_flwr.report.page.deployment_texts import figure_rows, settings_text, status_sentence
 from fedsel_flwr.report.page.run_status import RunSettings, RunStatus, newest_checkpoint
 from fedsel_flwr.report.page.waiting_costs import client_figures
 from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
@@ -368,3 +368,12 @@ def test_which_folders_are_deployments(tmp_path: Path) -> None:
         deployment_folder([str(run), str(deployed)])
     with pytest.raises(ParameterError, match="Leave --reference out"):
         deployment_folder([str(deployed)], "random")
+
+
+def test_a_column_that_no_client_reported_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+    said = "missing_columns: no client reported loss"
+    given = entries((9.0, [client("a", 2)]), (7.0, [client("a", 3)]), remark=said)
+    found = read_deployment(write(tmp_path / "run", given), now=NOW)
+    assert found.remarks == {said: 2}
+    assert ("remark", "no client reported loss (2 of 2 rounds)") in figure_rows(found)
