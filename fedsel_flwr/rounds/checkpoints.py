@@ -27,7 +27,15 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
-from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, sync_folder, write_atomically
+from fedsel_flwr.rounds.storage import (
+    TEMPORARY,
+    FolderLock,
+    lock_folder,
+    make_folder,
+    sync_folder,
+    write_atomically,
+    write_cure,
+)
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 
@@ -80,7 +88,7 @@ class Checkpoints:
             begins a new one if there is none. "must" refuses to begin a new run.
 
     Attributes:
-        written_at: Unix time at which the newest checkpoint was written; None if none was written or loaded yet.
+        written_at: When the newest checkpoint was written, in monotonic seconds; None if none was written or loaded.
 
     Raises:
         ParameterError: A value is out of range.
@@ -119,12 +127,12 @@ class Checkpoints:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. Free disk space, then resume with "
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, then resume with "
                 "resume=True"
             ) from error
         except StateError as error:
             raise RunError(f"{failed}{error}") from error
-        self.written_at = time.time()
+        self.written_at = time.monotonic()
         # A warning is enough: the new checkpoint is complete, and old checkpoints do no harm.
         try:
             self._prune(checkpoint.round)
@@ -155,7 +163,8 @@ class Checkpoints:
         for path in refused:
             os.replace(path, path.with_name(path.name + REFUSED))
         if found is not None:
-            self.written_at = self.path(found.round).stat().st_mtime
+            age_s = time.time() - self.path(found.round).stat().st_mtime
+            self.written_at = time.monotonic() - max(0.0, age_s)
         return found
 
     def path(self, round: int) -> Path:

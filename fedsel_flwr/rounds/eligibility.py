@@ -94,7 +94,7 @@ class Busy(state_dicts.NotByClient):
 
     Args:
         timeout: Seconds after which a connection that never answered may be asked again; None for never.
-        clock: Returns the seconds of a clock that all processes share.
+        clock: Returns monotonic seconds, which no change of the machine's date affects.
 
     >>> busy = Busy(timeout=60.0)
     >>> busy.owe(["a", "b"])
@@ -103,8 +103,7 @@ class Busy(state_dicts.NotByClient):
     ['b', 'c']
     """
 
-    # Wall-clock time: checkpoints hold the deadlines, and a monotonic clock starts again when the machine does.
-    def __init__(self, timeout: float | None = 3600.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, timeout: float | None = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout, self._clock = inf if timeout is None else timeout, clock
         # Connection -> time at which it may be asked again.
         self._until: dict[str, float] = {}
@@ -143,8 +142,10 @@ class Busy(state_dicts.NotByClient):
         self._until.clear()
 
     def state_dict(self) -> state_dicts.State:
-        """Return the time at which each connection may be asked again, seconds; infinite for only after its answer."""
-        return {"until": dict(self._until)}
+        """Return the seconds until each connection may be asked again; infinite for only after its answer."""
+        # Not the time itself: a monotonic clock starts again with the machine.
+        now = self._clock()
+        return {"until": {node: end - now for node, end in dict(self._until).items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
@@ -152,7 +153,9 @@ class Busy(state_dicts.NotByClient):
         until = state["until"]
         if not isinstance(until, Mapping):
             raise StateError(f"until must be a mapping from connection to seconds, got {until!r:.80}")
-        self._until = {str(node): state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
+        left = {str(node): state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
+        # At most the limit, because states of earlier versions hold times.
+        self._until = {node: self._clock() + min(seconds, self._timeout) for node, seconds in left.items()}
 
 
 class ClientArrays:

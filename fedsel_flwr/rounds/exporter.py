@@ -7,14 +7,19 @@ reads the history after each round, in the thread of the run. Other threads answ
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
+import resource
+import socket
 import threading
 import time
 import weakref
 from functools import partial
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fedsel_flwr.errors import ParameterError, RunError, described
 from fedsel_flwr.rounds.history import History, failure_reason
@@ -30,6 +35,8 @@ LOCALHOST = "127.0.0.1"
 ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})")
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds of the histograms' buckets, seconds."""
+MOST_CONNECTIONS, CONNECTION_S = 32, 5.0
+"""Largest number of connections at the same time, and the seconds after which a connection is closed."""
 TIMEOUT = "timeout"
 REASONS: dict[str, tuple[str, ...]] = {
     TIMEOUT: ("no answer",),
@@ -133,7 +140,7 @@ class Exporter:
     def _serve(self, metrics: _Metrics) -> None:
         shown = f"[{self._host}]" if ":" in self._host else self._host
         try:
-            self._serving = _prometheus_client().start_http_server(self._port, self._host, metrics.registry)
+            server = _Server(self._host, self._port, _prometheus_client().make_wsgi_app(metrics.registry))
         # UnicodeError: a part of the host name is too long.
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -141,10 +148,12 @@ class Exporter:
                 f"metrics_address '{shown}:{self._port}' cannot be used: {reason}. Use another port (0 for a free "
                 "one), and a host name or address of this machine"
             ) from error
+        self._serving = server, threading.Thread(target=server.serve_forever, daemon=True)
+        self._serving[1].start()
         # The server must not outlive a strategy that nobody uses any more. Python's exit ends it in any case.
         self._finalizer = weakref.finalize(self, _stop_soon, *self._serving)
         self._finalizer.atexit = False
-        self._url = f"http://{shown}:{self._serving[0].server_port}/metrics"
+        self._url = f"http://{shown}:{server.server_port}/metrics"
         logger.info("metrics for Prometheus at %s", self._url)
 
     def _update(self, metrics: _Metrics, history: History) -> None:
@@ -163,6 +172,80 @@ class Exporter:
         metrics.show(last)
         if missing:
             metrics.last_round_time.set_to_current_time()
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers a scrape, and logs nothing."""
+
+    def log_message(self, *args: Any) -> None:
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Server with few connections, each for a few seconds, so that the run never lacks descriptors.
+
+    A new connection takes the place of the oldest one, so that half-open connections keep nobody from scraping.
+    """
+
+    daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, host: str, port: int, app: Any) -> None:
+        (self.address_family, _, _, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # Connection -> when it was accepted, in monotonic seconds; the oldest first.
+        self._open: dict[Any, float] = {}
+        self._changed = threading.Condition()
+        super().__init__((str(address[0]), port), _Handler)
+        self.set_app(app)
+
+    def get_request(self) -> Any:
+        """Accept a connection; pause if there is no descriptor for it."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether there is a place for a connection, and enough descriptors for everything else."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # A new descriptor is the lowest one that is free.
+        if 0 <= limit - limit // 8 <= request.fileno():
+            return False
+        with self._changed:
+            if len(self._open) >= MOST_CONNECTIONS:
+                self._end(until=min(self._open.values()))
+            if self._changed.wait_for(lambda: len(self._open) < MOST_CONNECTIONS, timeout=1.0):
+                self._open[request] = time.monotonic()
+            return request in self._open
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection and free its place."""
+        with self._changed:
+            super().shutdown_request(request)
+            self._open.pop(request, None)
+            self._changed.notify()
+
+    def service_actions(self) -> None:
+        """End connections that take too long; called twice a second and after each connection."""
+        self._end(until=time.monotonic() - CONNECTION_S)
+
+    def server_close(self) -> None:
+        """Free the port, and end all connections."""
+        super().server_close()
+        self._end(until=math.inf)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the errors of a connection, because the run does not depend on it."""
+
+    def _end(self, until: float) -> None:
+        with self._changed:
+            for request in [one for one, began in self._open.items() if began <= until]:
+                # The connection's thread then closes it.
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
 
 class _Metrics:
@@ -207,7 +290,7 @@ class _Metrics:
                 "fedsel_checkpoint_age_seconds",
                 "Age of the newest checkpoint, or of the run before its first checkpoint.",
             )
-        self._age.set_function(partial(_age_s, checkpoints, time.time()))
+        self._age.set_function(partial(_age_s, checkpoints, time.monotonic()))
 
     def count(self, record: RoundRecord) -> None:
         """Add a round to the counters."""
@@ -280,7 +363,7 @@ def reason_label(row: ClientRecord) -> str:
 def _age_s(checkpoints: Checkpoints, began: float) -> float:
     """Return the seconds since the newest checkpoint, or since the beginning of the run."""
     written = checkpoints.written_at
-    return max(0.0, time.time() - (began if written is None else written))
+    return time.monotonic() - (began if written is None else written)
 
 
 def _prometheus_client() -> Any:

@@ -23,7 +23,7 @@ from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, write_cure
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -216,8 +216,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise RunError(
-                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Free disk space or make the folder "
-                "writable, then resume with --resume (resume=True)"
+                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. {write_cure(error)}, then resume "
+                "with --resume (resume=True)"
             ) from error
 
 

@@ -285,6 +285,31 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     assert same(vars(newest(store)), vars(checkpoint(3)))
 
 
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.EMFILE, "Raise the limit of open files"),
+        (errno.ENFILE, "Raise the limit of open files"),
+        (errno.ENOSPC, "Free disk space"),
+        (errno.EDQUOT, "Free disk space"),
+        (errno.EACCES, "Make the folder writable"),
+    ],
+)
+def test_the_cure_of_a_failed_write_fits_its_reason(
+    number: int, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    store = Checkpoints(tmp_path)
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(RunError) as raised:
+        store.write(checkpoint(1))
+    monkeypatch.undo()
+    assert f"{os.strerror(number)}. Earlier checkpoints are unchanged. {cure}" in str(raised.value)
+    assert ("Free disk space" in str(raised.value)) == (cure == "Free disk space")
+
+
 def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
 import os
 import re
 import socket
+import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds import exporter as exporting
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.exporter import REASONS, Exporter, parse_address, reason_label
 from fedsel_flwr.rounds.history import History
@@ -209,16 +214,19 @@ def test_at_most_eight_reasons_and_other() -> None:
 # ---- the checkpoint's age --------------------------------------------------------------------------------------------
 
 
-def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(tmp_path: Path) -> None:
+def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = Checkpoints(tmp_path / "run")
     exporter = Exporter("0", checkpoints)
     exporter.begin(History())
     # Before the first checkpoint: since the beginning of the run.
     assert 0 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 60
-    checkpoints.written_at = time.time() - 4000
+    checkpoints.written_at = time.monotonic() - 4000
     assert 4000 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 4060
-    checkpoints.written_at = time.time() + 100
-    assert scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] == 0
+    # A change of the machine's date is no age.
+    monkeypatch.setattr(exporting, "time", SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic))
+    assert 4000 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 4060
     exporter.close()
 
 
@@ -351,14 +359,106 @@ def test_a_loaded_checkpoint_has_the_age_of_its_file(tmp_path: Path) -> None:
     writing = Checkpoints(tmp_path)
     writing.write(Checkpoint(round=1, model=[], names=[], state={}))
     assert writing.written_at is not None
-    assert abs(writing.written_at - time.time()) < 60
+    assert abs(writing.written_at - time.monotonic()) < 60
     del writing
     gc.collect()
-    os.utime(tmp_path / "round-000001.safetensors", (5000.0, 5000.0))
+    written = time.time() - 5000.0
+    os.utime(tmp_path / "round-000001.safetensors", (written, written))
     loading = Checkpoints(tmp_path, resume=True)
     assert loading.written_at is None
     assert loading.newest(lambda checkpoint: None) is not None
-    assert loading.written_at == 5000.0
+    assert loading.written_at == pytest.approx(time.monotonic() - 5000.0, abs=60)
+
+
+# ---- connections that hang -------------------------------------------------------------------------------------------
+
+
+def half_open(url: str | None, number: int) -> list[socket.socket]:
+    """Connections that begin a request and never end it."""
+    host, port = str(url).split("/")[2].rsplit(":", 1)
+    held = []
+    for _ in range(number):
+        held.append(one := socket.create_connection((host, int(port)), timeout=5))
+        one.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+    return held
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the server ends a connection within ten seconds."""
+    one.settimeout(10.0)
+    try:
+        return one.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_half_open_connections_are_few_and_keep_nobody_from_scraping(exporter: Exporter) -> None:
+    before = threading.active_count()
+    held = half_open(exporter.url, 60)
+    assert scrape(exporter.url)["fedsel_rounds_total", ""] == 0
+    assert threading.active_count() - before <= 33
+    assert is_closed(held[0])
+    exporter.close()
+    assert all(is_closed(one) for one in held)
+    for one in held:
+        one.close()
+
+
+def test_a_connection_that_sends_a_little_now_and_then_is_closed_too(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "CONNECTION_S", 0.3, raising=False)
+    (one,) = half_open(exporter.url, 1)
+    deadline, closed = time.monotonic() + 5.0, False
+    while not closed and time.monotonic() < deadline:
+        time.sleep(0.1)
+        try:
+            one.sendall(b"x")
+        except ConnectionError:
+            closed = True
+    one.close()
+    assert closed
+
+
+SERVER = """
+import os, resource, sys
+from pathlib import Path
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints
+from fedsel_flwr.rounds.exporter import Exporter
+from fedsel_flwr.rounds.history import History
+limit, used, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+store, exporter = Checkpoints(folder), Exporter("0")
+store.write(Checkpoint(round=1, model=[], names=[], state={}))
+exporter.begin(History())
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(used)]
+print(exporter.url, flush=True)
+sys.stdin.readline()
+store.write(Checkpoint(round=2, model=[], names=[], state={}))
+print("written", len(os.listdir("/proc/self/fd")), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the descriptors in /proc")
+@pytest.mark.parametrize(("limit", "used"), [(256, 150), (256, 200), (1024, 920), (1024, 1000)])
+def test_connections_leave_descriptors_for_a_checkpoint(limit: int, used: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVER, str(limit), str(used), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        url, held = server.stdout.readline(), list[socket.socket]()
+        for _ in range(limit - used):
+            with contextlib.suppress(ConnectionError):
+                held += half_open(url, 1)
+        server.stdin.write("\n")
+        server.stdin.flush()
+        said = server.stdout.readline().split()
+        for one in held:
+            one.close()
+    assert said[:1] == ["written"]
+    assert int(said[1]) <= used + 50
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

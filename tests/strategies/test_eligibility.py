@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from math import inf
 from pathlib import Path
@@ -20,6 +22,7 @@ from fedsel_flwr.simulations.scenario_files import scenario_names
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL, SelectionStrategy
 from tests.golden.make_traces import selector_under_trace
+from tests.pages import ROOT
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.apis import BOTH, make, play
 from tests.strategies.deployed import Deployment, Node, SuperLink
@@ -205,6 +208,34 @@ def test_a_bound_passes_and_who_is_gone_owes_nothing() -> None:
     forever.owe(["a"])
     now[0] = 1e12
     assert "a" in forever
+
+
+def test_a_change_of_the_machines_date_and_a_restart_move_no_bound() -> None:
+    """In a new process, because the date of this one must not change: the wall clock goes back a day."""
+    code = """
+import time
+wall, monotonic = [1.8e9], [500.0]
+time.time, time.monotonic = (lambda: wall[0]), (lambda: monotonic[0])
+from fedsel_flwr.rounds.eligibility import Busy
+owed = Busy(60.0)
+owed.owe(["a"])
+wall[0], monotonic[0] = wall[0] - 86_400, monotonic[0] + 20
+state = owed.state_dict()
+print(*owed.free(["a", "b"]))
+monotonic[0] += 41
+print(*owed.free(["a", "b"]))
+monotonic[0] = 3.0  # the machine has restarted
+restarted = Busy(60.0)
+restarted.load_state_dict(state)
+print(*restarted.free(["a", "b"]))
+monotonic[0] += 41
+print(*restarted.free(["a", "b"]))
+restarted.load_state_dict({"until": {"a": 1.8e9}})  # of an earlier version, which wrote times
+monotonic[0] += 61
+print(*restarted.free(["a", "b"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["b", "a b", "b", "a b", "a b"]
 
 
 # ---- max_participation: no larger share of a client's last 20 rounds -------------------------------------------------

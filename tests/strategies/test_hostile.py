@@ -312,7 +312,7 @@ def test_a_node_without_a_query_function_takes_part_under_its_node_id() -> None:
 def test_a_node_that_never_answers_the_roll_call_is_left_out_and_asked_ever_more_rarely(
     busy_timeout: float, queries: int
 ) -> None:
-    server = Server("message", selection("message", 3, busy_timeout=busy_timeout), fleet(3))
+    server = Server("message", selection("message", 3, busy_timeout=busy_timeout, roll_call_timeout=0.1), fleet(3))
     server.connect(FakeProxy("5", "mute", number=5), query_fault=lambda n, m, c: None)
     server.play(9)
     assert {r.client_id for r in server.strategy.history.clients} == {"0", "1", "2"}

@@ -309,7 +309,7 @@ def test_in_the_message_api_a_probe_is_an_evaluate_message_with_a_config_of_its_
 def test_silence_and_errors_of_the_superlink() -> None:
     faults: dict[int, Any] = {1: lambda n, m, c: None, 2: lambda n, m, c: Error(5, "gone")}
     selector = Curious(clients_per_round=2, columns=("local_accuracy",))
-    server = Server("message", selection("message", selector, channels=4))
+    server = Server("message", selection("message", selector, channels=4, roll_call_timeout=0.5))
     for proxy in _proxies(4):
         server.connect(proxy, evaluate_fault=faults.get(proxy.number))
     server.play(2)

@@ -19,7 +19,7 @@ from fedsel_flwr.errors import FedSelError, RunError, described
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, write_atomically
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, write_atomically, write_cure
 from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, Report, Watch
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.engine import simulate
@@ -187,8 +187,8 @@ def _receive(job: Job, outcome: Outcome, track: Tracking | None, *, resume: bool
             unpack_run(place, outcome.files)
         except OSError as error:
             raise RunError(
-                f"{str(place)!r} cannot be written: {error.strerror or error}. Free disk space or make the folder "
-                "writable, then resume with --resume (resume=True)"
+                f"{str(place)!r} cannot be written: {error.strerror or error}. {write_cure(error)}, then resume "
+                "with --resume (resume=True)"
             ) from error
         finally:
             # Removing the last reference releases the lock.

@@ -241,7 +241,8 @@ class LateReplyGrid(TimedGrid):
 
     def __init__(self, grid: Any, timeout: float, late: LateReplies) -> None:
         super().__init__(grid)
-        self.late = self._late = late
+        self.late = late
+        late.grid = grid
         self._timeout = timeout
         # One thread per client polls, so the pause is Flower's own.
         self.poll_s = getattr(grid, "pull_interval", LONGEST_POLL_S)
@@ -256,11 +257,8 @@ class LateReplyGrid(TimedGrid):
         for message in sent:
             message.metadata.ttl = self._timeout + DEFAULT_TTL
         replies = super().send_and_receive(sent, timeout=self._timeout)
-        settled = {*self.elapsed_s, *self.rejected}
         if sent and len(self.rejected) == len(sent):
             raise NotReached
-        self._late.grid = self._grid
-        self._late.owe(message for message in sent if str(message.metadata.dst_node_id) not in settled)
         return replies
 
 

@@ -9,31 +9,24 @@ has its own process. Therefore both APIs limit the questions in flight in simula
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsel_flwr.errors import RunError, described
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, wait_for
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, repeated, wait_for
 
-logger = logging.getLogger("fedsel_flwr")
-Item = TypeVar("Item")
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
 """Seconds between two requests for replies: the shortest pause, and the longest, which is that of Flower's own grid."""
 PAUSE_FACTOR = 4
 """Pause after a request without replies, as a multiple of the request's duration."""
-REPEATS, REPEAT_PAUSE_S = 3, 1.0
-"""Repetitions of a request that the SuperLink answered with an internal error, and the pause before each, seconds."""
 FIRST_WINDOW = 8
 """Questions in flight before the first answer. Each of them slows the start of a simulation's actors."""
 WINDOW = 96
@@ -62,30 +55,6 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
     return wait_for(connected, number, timeout, what="nodes", reason=reason)
 
 
-def repeated(request: Callable[[], Iterable[Item]]) -> list[Item]:
-    """Send a request to the SuperLink, and repeat it after an internal error of the SuperLink (HTTP 500).
-
-    If a SuperLink with a database has much to do, its database is locked for too long, and single requests fail. Flower
-    does not repeat them, so each would end the run.
-
-    Args:
-        request: Sends the request. Its effect must be the same if it is sent again.
-
-    Raises:
-        Exception: Any other error, and the last internal error if no repetition succeeded.
-    """
-    for _ in range(REPEATS):
-        try:
-            return list(request())
-        except Exception as error:
-            # By attribute, because the error's class depends on Flower's version.
-            if getattr(getattr(error, "response", None), "status_code", None) != HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise
-            logger.warning("internal error of the SuperLink, so the request is repeated: %s", described(error))
-            time.sleep(REPEAT_PAUSE_S)
-    return list(request())
-
-
 def is_simulation(grid: object) -> bool:
     """Return whether a grid is that of Flower's simulation, in which messages in flight slow down all others.
 
@@ -110,7 +79,7 @@ def registrations(grid: object) -> Mapping[str, Registration] | None:
         return None
     return {
         str(info.node_id): Registration(getattr(info, "name", "") or "", getattr(info, "public_key", b"") or b"")
-        for info in get_nodes()
+        for info in repeated(get_nodes)
     }
 
 
@@ -241,7 +210,7 @@ class TimedGrid(_GridWrapper):
         # For one round only, because the evaluation that follows waits for all nodes.
         early_end, self.early_end = self.early_end, None
         limits = [one for one in (timeout, None if early_end is None else early_end.seconds) if one is not None]
-        requests = ReplyRequests(lambda message_ids: repeated(partial(self._grid.pull_messages, message_ids)))
+        requests = ReplyRequests(self._grid.pull_messages)
         answers, elapsed = 0, 0.0
         replies: list[Message] = []
         while pending:
@@ -271,6 +240,7 @@ class TimedGrid(_GridWrapper):
             pauses = [LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), *(limit - elapsed for limit in limits)]
             time.sleep(max(0.0, min(pauses)))
         if self.late is not None:
+            self.late.owe(message for message in sent if message.metadata.message_id in pending)
             self.late.take_over(requests)
         return replies
 

@@ -107,7 +107,10 @@ class MessageTransport:
         if self.simulated:
             replies, sent = send_windowed(inner, messages, self.timeout, startup=self.startup)
         else:
-            replies, sent = list(inner.send_and_receive(messages, timeout=self.timeout)), messages
+            # A timed grid of its own: an answer that is uploaded must not hold up the others.
+            timed = TimedGrid(inner)
+            timed.late = self.late
+            replies, sent = timed.send_and_receive(messages, timeout=self.timeout), messages
         asked = [str(message.metadata.dst_node_id) for message in sent]
         answers = by_node(dict(zip(asked, sent, strict=True)), replies)
         self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sized
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
 from threading import Event, Lock, Thread
+from threading import enumerate as living_threads
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsel_flwr.errors import RunError, described
@@ -19,16 +23,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedsel_flwr")
 Connected = TypeVar("Connected", bound=Sized)
 Clients = TypeVar("Clients", bound=Collection[str])
+Item = TypeVar("Item")
 WARN_AFTER_S, WARN_EVERY_S = 10.0, 60.0
 """Seconds without enough clients before the first warning, and between further warnings."""
 CONNECTED_POLL_S = 0.25
 """Seconds between two checks of the connected clients."""
 FREE_POLL_S = 0.25
 """Seconds between two checks for free clients before a round."""
+REPEATS, REPEAT_PAUSE_S = 3, 1.0
+"""Repetitions of a request that the SuperLink answered with an internal error, and the pause before each, seconds."""
 HANG_S = 3.0
 """Seconds after which a request for replies counts as hanging, so that another one may start."""
-MOST_REQUESTS = 8
-"""Largest number of requests for replies at the same time."""
+SHARED_S = 10.0
+"""Seconds for which a client stays busy if a hanging request holds its answer together with those of others."""
+GIVE_UP_S = 180.0
+"""Seconds after which a hanging request is given up: the time after which the SuperLink ends an interrupted upload."""
+MOST_REQUESTS, MOST_THREADS = 8, 64
+"""Largest number of requests for replies at the same time: in a round, and in the whole process."""
+MOST_GROUPS = 32
+"""Largest number of requests one after the other that ask for a few messages each."""
+THREAD = "fedsel-replies"
+"""Name of the threads that request replies, by which they are counted."""
+_STARTING = Lock()
+"""Held while threads are counted and one is started."""
 FETCH_EVERY_S, FETCH_PATIENCE_S = 3.0, 0.25
 """Seconds between two requests for late replies during a round, and longest wait for one of these requests."""
 EXPIRY_MARGIN_S = 60.0
@@ -106,29 +123,59 @@ class Startup:
         return timeout + (latest if self.first_s is None else min(latest, max(sent_s, self.first_s)))
 
 
+def repeated(request: Callable[[], Iterable[Item]]) -> list[Item]:
+    """Send a request to the SuperLink, and repeat it after an internal error of the SuperLink (HTTP 500).
+
+    If a SuperLink with a database has much to do, its database is locked for too long, and single requests fail. Flower
+    does not repeat them, so each would end the run.
+
+    Args:
+        request: Sends the request. Its effect must be the same if it is sent again.
+
+    Raises:
+        Exception: Any other error, and the last internal error if no repetition succeeded.
+    """
+    for _ in range(REPEATS):
+        try:
+            return list(request())
+        except Exception as error:
+            # By attribute, because the error's class depends on Flower's version.
+            if getattr(getattr(error, "response", None), "status_code", None) != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            logger.warning("internal error of the SuperLink, so the request is repeated: %s", described(error))
+            time.sleep(REPEAT_PAUSE_S)
+    return list(request())
+
+
 @dataclass(eq=False)
 class _Request:
-    """A request for replies in its own thread.
+    """A thread that requests replies, for one group of messages after the other.
 
     Attributes:
-        message_ids: The messages whose replies it asks for.
-        began: When it began, in monotonic seconds.
-        ended: Set when ``outcome`` is there.
-        outcome: The replies, or the error.
+        asked: The messages of its last request.
+        began: When its last request began, in monotonic seconds.
+        outcome: The replies that nobody has read yet, with one list for each request.
+        error: The error that ended it.
+        ended: Set when it has ended.
     """
 
-    message_ids: frozenset[str]
+    asked: Sequence[str]
     began: float
+    outcome: deque[list[Message]] = field(default_factory=deque)
+    error: BaseException | None = None
     ended: Event = field(default_factory=Event)
-    outcome: list[Message] | BaseException = field(default_factory=list)
 
-    def run(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
-        """Send the request."""
+    def run(self, pull: Callable[[Sequence[str]], Iterable[Message]], further: Iterator[Sequence[str]]) -> None:
+        """Send the requests; after a request that hung, another thread sends the further ones."""
         try:
-            self.outcome = list(pull(sorted(self.message_ids)))
+            while True:
+                self.outcome.append(repeated(partial(pull, self.asked)))
+                if time.monotonic() - self.began >= HANG_S or (group := next(further, None)) is None:
+                    break
+                self.asked, self.began = group, time.monotonic()
         # The caller's thread raises it. Flower ends a run with SystemExit, which would end only this thread.
         except BaseException as error:
-            self.outcome = error
+            self.error = error
         self.ended.set()
 
 
@@ -139,16 +186,23 @@ class ReplyRequests:
     answers, and returns when all of them are complete. If a node disconnects during its upload, the request takes three
     minutes (``OBJECT_PUSH_SESSION_TTL_SECONDS``). Further requests get the other answers.
 
+    A request also holds the complete answers that it claimed. So late replies, and all replies after a request that
+    hung, are requested in small groups: of one message each, unless there are many.
+
     Args:
         pull: Returns the replies to the messages with these ids that have arrived.
+        late: Whether the replies are late. Requests that hang then leave room for others, and are given up in the end.
     """
 
-    def __init__(self, pull: Callable[[list[str]], Iterable[Message]]) -> None:
-        self._pull = pull
+    def __init__(self, pull: Callable[[Sequence[str]], Iterable[Message]], *, late: bool = False) -> None:
+        self._pull, self._late = pull, late
         self._running: list[_Request] = []
+        self._last: _Request | None = None
+        self._groups: Iterator[Sequence[str]] = iter(())
+        self._errors: list[BaseException] = []
 
     def fetch(self, message_ids: Iterable[str], patience_s: float) -> list[Message] | None:
-        """Start a request, and return the replies of all requests that have ended; None if none has ended.
+        """Start a request, and return the replies that requests have brought; None if none has brought or ended.
 
         Starts no request while the last one runs without hanging, or while too many run.
 
@@ -160,33 +214,65 @@ class ReplyRequests:
             BaseException: The error of a request.
         """
         now = time.monotonic()
-        hangs = all(now - one.began >= HANG_S for one in self._running[-1:])
-        if hangs and len(self._running) < MOST_REQUESTS:
-            self._running.append(_Request(frozenset(message_ids), now))
-            Thread(target=self._running[-1].run, args=(self._pull,), daemon=True).start()
-        last = self._running[-1]
+        if all(now - one.began >= HANG_S for one in self._running):
+            self._start(message_ids, now)
+        if not self._running:
+            time.sleep(min(patience_s, FETCH_PATIENCE_S))
+            return None
+        last = max(self._running, key=lambda one: one.began)
         last.ended.wait(min(patience_s, last.began + HANG_S - now) if last.began + HANG_S > now else patience_s)
-        return self._ended()
+        return self._arrived()
 
     def take_over(self, other: ReplyRequests) -> None:
         """Continue with the requests of ``other`` that still run."""
         self._running += other._running
 
-    def _ended(self) -> list[Message] | None:
-        requests, self._running = self._running, [one for one in self._running if not one.ended.is_set()]
-        ended = [one for one in requests if one not in self._running]
+    def _start(self, message_ids: Iterable[str], now: float) -> None:
+        """Start a thread, unless too many run or every message is requested already."""
+        with _STARTING:
+            free = MOST_THREADS - sum(thread.name == THREAD for thread in living_threads())
+            # If many hang, a round starts fewer, so that later rounds and late replies have threads too.
+            most = MOST_THREADS if self._late else min(MOST_REQUESTS, max(1, free // MOST_REQUESTS))
+            if free <= 0 or sum(now - one.began < GIVE_UP_S for one in self._running) >= most:
+                return
+            if (group := next(self._groups, None)) is None:
+                # A message that was requested alone needs no further request.
+                ids = sorted({*message_ids}.difference(*(one.asked for one in self._running if len(one.asked) == 1)))
+                hung = self._last is not None and not self._last.ended.is_set()
+                number = min(len(ids), MOST_GROUPS if self._late or hung else 1)
+                self._groups = iter([ids[first::number] for first in range(number)])
+                if (group := next(self._groups, None)) is None:
+                    return
+            self._last = _Request(group, now)
+            self._running.append(self._last)
+            Thread(target=self._last.run, args=(self._pull, self._groups), name=THREAD, daemon=True).start()
+
+    def _arrived(self) -> list[Message] | None:
+        now, running = time.monotonic(), self._running
+        # Before the outcomes, so that an ended request has no more of them.
+        ended = [one for one in running if one.ended.is_set()]
         replies: list[Message] = []
-        for request in ended:
-            if isinstance(request.outcome, BaseException):
-                raise request.outcome
-            # What an earlier request has claimed is "unavailable" to a later one.
-            claimed = frozenset[str]().union(*(one.message_ids for one in requests if one.began < request.began))
-            replies += [
-                reply
-                for reply in request.outcome
-                if not (is_unavailable(reply) and reply.metadata.reply_to_message_id in claimed)
-            ]
-        return replies if ended else None
+        for request in running:
+            # What another request has claimed is "unavailable" to this one.
+            claims = [one.asked for one in running if one.began < request.began and self._holds(one, now)]
+            claimed = frozenset[str]().union(*claims)
+            while request.outcome:
+                replies += [
+                    reply
+                    for reply in request.outcome.popleft()
+                    if not (is_unavailable(reply) and reply.metadata.reply_to_message_id in claimed)
+                ]
+        given_up = [one for one in running if self._late and now - one.began >= GIVE_UP_S]
+        self._running = [one for one in running if one not in ended and one not in given_up]
+        self._errors += [one.error for one in ended if one.error is not None]
+        # Replies come first, because an error must not cost them.
+        if self._errors and not replies:
+            raise self._errors.pop(0)
+        return replies if replies or ended else None
+
+    def _holds(self, request: _Request, now: float) -> bool:
+        """Return whether the answers that a request has claimed are still expected from it."""
+        return not self._late or len(request.asked) == 1 or now - request.began < SHARED_S
 
 
 def is_unavailable(reply: Message) -> bool:
@@ -209,16 +295,16 @@ class LateReplies:
     def __init__(self, busy: Busy) -> None:
         self.busy = busy
         self.grid: Any = None
-        # Message id -> the node that was asked, and the time until which its reply is fetched.
+        # Message id -> the node that was asked, and the monotonic time until which its reply is fetched.
         self._owed: dict[str, tuple[str, float]] = {}
-        self._requests = ReplyRequests(lambda message_ids: self.grid.pull_messages(message_ids))
-        self._lock, self._next = Lock(), 0.0
+        self._requests = ReplyRequests(lambda message_ids: self.grid.pull_messages(message_ids), late=True)
+        self._lock, self._next, self._error = Lock(), 0.0, ""
 
     def owe(self, messages: Iterable[Message]) -> None:
         """Add messages whose replies the server no longer waits for."""
         with self._lock:
             for data in (message.metadata for message in messages):
-                self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - EXPIRY_MARGIN_S)
+                self._owed[data.message_id] = (str(data.dst_node_id), time.monotonic() + data.ttl - EXPIRY_MARGIN_S)
                 self.busy.owe([str(data.dst_node_id)])
 
     def take_over(self, requests: ReplyRequests) -> None:
@@ -270,18 +356,18 @@ class LateReplies:
         return here
 
     def _fetch(self) -> None:
-        # ``monotonic`` for our own pauses, but ``time`` for expiry, because messages carry the wall clock of their
-        # creation.
-        self._next, now = time.monotonic() + FETCH_EVERY_S, time.time()
+        now = time.monotonic()
+        self._next = now + FETCH_EVERY_S
         self._owed = {message: owed for message, owed in self._owed.items() if now < owed[1]}
         if not self._owed or self.grid is None:
             return
         try:
             replies = self._requests.fetch(self._owed, FETCH_PATIENCE_S) or []
-        # A late reply must not end the run. Its client becomes free after busy_timeout at the latest.
+        # A late reply must not end the run. The next call fetches it.
         except Exception as error:
-            logger.warning("late replies cannot be fetched: %s", described(error))
-            self._owed.clear()
+            if self._error != described(error):
+                self._error = described(error)
+                logger.warning("late replies cannot be fetched now; they will be fetched later: %s", self._error)
             return
         for reply in replies:
             node, _ = self._owed.pop(reply.metadata.reply_to_message_id, ("", 0.0))

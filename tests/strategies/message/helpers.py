@@ -218,7 +218,8 @@ class FakeGrid(Grid):
         return self._shuffled([NodeInfo(node_id=node_id, **facts) for node_id, facts in told])
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
+        ids, messages = [], list(messages)
+        self.sent.append(messages)
         for message in messages:
             self._number += 1
             message.metadata.__dict__["_message_id"] = f"message-{self._number}"
@@ -234,7 +235,6 @@ class FakeGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         assert isinstance(messages, list), "the HTTP grid iterates twice: a generator fails only in deployment"
-        self.sent.append(messages)
         ids = set(self.push_messages(messages))
         deadline = time.monotonic() + (3600.0 if timeout is None else timeout)
         replies: list[Message] = []

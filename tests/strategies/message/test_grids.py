@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.message import TimedGrid
-from fedsel_flwr.strategies.wrapping import grids
+from fedsel_flwr.strategies.wrapping import grids, waiting
 from fedsel_flwr.strategies.wrapping.grids import SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_transport import addressed
 from tests.strategies.either_api import Server, selection
@@ -129,6 +129,10 @@ class Overloaded(FakeGrid):
         self._request()
         return super().get_node_ids()
 
+    def get_nodes(self) -> Iterable[Any]:
+        self._request()
+        return super().get_nodes()
+
     def _request(self) -> None:
         self.requests += 1
         if self.requests <= self._failing:
@@ -140,20 +144,21 @@ class Overloaded(FakeGrid):
 def test_an_internal_error_of_the_superlink_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
+    monkeypatch.setattr(waiting, "REPEAT_PAUSE_S", 0.01)
     nodes = _slow({5: 0.0, 6: 0.0}).nodes
     grid = TimedGrid(Overloaded(nodes, failing=3, status=500))
     replies = grid.send_and_receive([train_message(5), train_message(6)], timeout=5.0)
     assert sorted(reply.metadata.src_node_id for reply in replies) == [5, 6]
     assert len([one for one in caplog.messages if "internal error of the SuperLink" in one]) == 3
     assert wait_for_nodes(Overloaded(nodes, failing=3, status=500), 2, 1.0, "a test") == ["5", "6"]
+    assert (grids.registrations(Overloaded(nodes, failing=3, status=500)) or {}).keys() == {"5", "6"}
 
 
 @pytest.mark.parametrize(("failing", "status", "requests"), [(4, 500, 4), (1, 403, 1)])
 def test_other_errors_and_lasting_ones_end_it(
     failing: int, status: int, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grids, "REPEAT_PAUSE_S", 0.01)
+    monkeypatch.setattr(waiting, "REPEAT_PAUSE_S", 0.01)
     inner = Overloaded(_slow({5: 0.0}).nodes, failing, status)
     with pytest.raises(OSError, match="Internal Server Error"):
         TimedGrid(inner).send_and_receive([train_message(5)], timeout=5.0)
