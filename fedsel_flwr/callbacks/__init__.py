@@ -1,4 +1,4 @@
-"""Callbacks for ``on_round`` that send each finished round to a tracking library.
+"""Figures of each finished round for other programs: trackers, which ``on_round`` calls, and Prometheus.
 
 The libraries are not installed with this package. A callback imports its library when you create it, and opens its run
 then. Later errors of the library do not end the run; the first one is logged.
@@ -7,6 +7,7 @@ then. Later errors of the library do not end the run; the first one is logged.
 ``tracking``     the tracker that the option ``track`` names, and its address
 ``tracked_run``  sends each round of a run once, whatever fails or is resumed
 ``trackers``     a class for each library, and their base class
+``prometheus``   metrics of a run over HTTP, in the format of Prometheus
 ===============  ==================================================================================================
 """
 

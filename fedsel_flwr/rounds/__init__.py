@@ -23,7 +23,6 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``measuring``        validation of the usable models, and the direction in which the global model moves (GPFL)
 ``history``          the record of a run, round by round and client by client
 ``records``          the history's rows, and a round as a line of JSON
-``exporter``         metrics of a run over HTTP, in the format of Prometheus
 ``journal``          the file of finished rounds; recent rounds are in memory too
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
 ``resumption``       decides whether a run begins, resumes, is replayed, returns its result, or is refused

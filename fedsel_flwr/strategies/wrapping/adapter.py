@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
+from fedsel_flwr.callbacks.prometheus import Exporter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.rounds.settings import Options, resolve_settings
 from fedsel_flwr.rounds.state_dicts import State
