@@ -14,8 +14,7 @@ from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters
 
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.roll_call import Registration
+from fedsel_flwr.rounds.roll_call import Answers, Registration
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.wrapping import bases

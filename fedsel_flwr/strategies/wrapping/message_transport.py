@@ -21,8 +21,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Registration
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Answers, Registration
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import indented_lines, shown
 from fedsel_flwr.strategies.wrapping import bases
