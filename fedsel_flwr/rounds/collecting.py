@@ -156,12 +156,8 @@ class Collector:
 
     def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
-        faults, limit = stack.faults(reference), self.settings.max_update_norm
-        if limit is None:
-            return faults
-        return [
-            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.as_list(), strict=True)
-        ]
+        limit, models = self.settings.max_update_norm, zip(stack.faults(reference), stack.as_list(), strict=True)
+        return [fault or fault_in_norm(model, reference, limit) for fault, model in models]
 
     def _check_unread(self, round: Round) -> None:
         """Refuse models that are not decoded, or not compared with the global model, if their numbers are read."""
