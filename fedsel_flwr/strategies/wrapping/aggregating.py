@@ -2,7 +2,7 @@
 
 :class:`Aggregation` reads the replies, checks and measures them, lets the base aggregate the usable ones, reports the
 round to the selector, and keeps the new model. Each API translates between these steps and its own types
-(:class:`Replies`, :class:`Evaluations`).
+(:class:`Translation`).
 """
 
 from __future__ import annotations
@@ -22,37 +22,6 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
 from fedsel_flwr.strategies.wrapping.round_end import RoundEnd
 
 logger = logging.getLogger("fedsel_flwr")
-
-
-class Replies(Protocol):
-    """The replies to a round's training, in the types of one API."""
-
-    def errors(self) -> Iterable[str]:
-        """Return the texts of the errors among the replies."""
-
-    def models(self) -> list[object]:
-        """Return the undecoded models of the replies."""
-
-    def read(self) -> dict[str, Reply]:
-        """Read the replies into plain types: connection -> reply, for each chosen client."""
-
-    def base_result(self, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Any, Any]:
-        """Let the base aggregate the kept replies; return its model and metrics.
-
-        Args:
-            outcome: The outcome of the round.
-            faults: Connection -> reason, of the clients that failed. A reply among them that is no error of the client
-                is replaced by a failure with this reason.
-        """
-
-    def decode(self, model: Any) -> Arrays | None:
-        """Return the arrays of a model of this API; None if they cannot be decoded."""
-
-    def encode(self, arrays: Arrays) -> Any:
-        """Return arrays as a model of this API."""
-
-    def named(self, model: Any) -> tuple[list[str], Arrays]:
-        """Return names and arrays of a model, for a checkpoint."""
 
 
 class Evaluation(NamedTuple):
@@ -84,25 +53,55 @@ class Evaluation(NamedTuple):
         return f"{bad[0][0]}: expected finite numbers, got {shown(bad[0][1])}" if bad else ""
 
 
-class Evaluations(Protocol):
-    """The replies to an evaluation, in the types of one API."""
+class Translation(Protocol):
+    """Translation between the steps of an aggregation and the types of one API.
 
-    weight_key: str
+    ``arrived`` are the replies that have arrived, in a form of the API's choice.
+    """
 
-    def read(self) -> Mapping[str, Evaluation]:
-        """Read the replies of clients that succeeded into plain types: connection -> reply."""
+    def _errors(self, arrived: Any) -> Iterable[str]:
+        """Return the texts of the errors among the replies."""
 
-    def base_result(self, number: int, usable: list[str], faults: Mapping[str, str]) -> Any:
-        """Let the base aggregate the usable replies.
+    def _models(self, arrived: Any) -> list[object]:
+        """Return the undecoded models of the replies."""
+
+    def _read(self, arrived: Any) -> dict[str, Reply]:
+        """Read the replies into plain types: connection -> reply, for each chosen client."""
+
+    def _base_result(self, arrived: Any, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Any, Any]:
+        """Let the base aggregate the kept replies; return its model and metrics.
 
         Args:
+            arrived: The replies.
+            outcome: The outcome of the round.
+            faults: Connection -> reason, of the clients that failed. A reply among them that is no error of the client
+                is replaced by a failure with this reason.
+        """
+
+    def _decode(self, model: Any) -> Arrays | None:
+        """Return the arrays of a model of this API; None if they cannot be decoded."""
+
+    def _encode(self, arrays: Arrays) -> Any:
+        """Return arrays as a model of this API."""
+
+    def _weight_key(self) -> str:
+        """Return the name of the number by which the base weights replies to an evaluation."""
+
+    def _read_evaluations(self, arrived: Any) -> Mapping[str, Evaluation]:
+        """Read the replies to an evaluation of clients that succeeded into plain types: connection -> reply."""
+
+    def _base_evaluation(self, arrived: Any, number: int, usable: list[str], faults: Mapping[str, str]) -> Any:
+        """Let the base aggregate the usable replies to an evaluation.
+
+        Args:
+            arrived: The replies.
             number: The absolute round.
             usable: The connections of the usable replies, in the order of the clients' ids.
             faults: Connection -> reason, for the failures in place of unusable replies.
         """
 
 
-class Aggregation(RoundEnd):
+class Aggregation(RoundEnd, Translation):
     """Aggregates the rounds of an adapter.
 
     Attributes:
@@ -116,7 +115,7 @@ class Aggregation(RoundEnd):
     # The global model of this API: that which the clients got, and after their replies the new one.
     _model: Any = None
 
-    def _aggregate(self, replies: Replies) -> tuple[Any, Any]:
+    def _aggregate(self, arrived: Any) -> tuple[Any, Any]:
         """End a round with its replies.
 
         Returns:
@@ -129,12 +128,12 @@ class Aggregation(RoundEnd):
         core = self.core
         # Converting the replies belongs to reading them, which ``collect`` does.
         core.stopwatch.switch("collect")
-        self._dead_actors.check(replies.errors(), core.round, self._resuming.resume_hint)
+        self._dead_actors.check(self._errors(arrived), core.round, self._resuming.resume_hint)
         # Before replies are read: under secure aggregation every result holds the sum, which looks like an update.
         if reader := core.update_reader:
-            bases.check_not_aggregated(replies.models(), reader)
+            bases.check_not_aggregated(self._models(arrived), reader)
         # The models are measured here, before the base, because a base may aggregate in place.
-        outcome = core.collect(replies.read())
+        outcome = core.collect(self._read(arrived))
         model, metrics = None, None
         if outcome.enough:
             if bases.clips(self.base) and core.reference is not None:
@@ -146,30 +145,30 @@ class Aggregation(RoundEnd):
                 for node, result in outcome.results.items()
                 if not result.completed and not result.spare
             }
-            model, metrics = replies.base_result(outcome, faults)
+            model, metrics = self._base_result(arrived, outcome, faults)
         # Decoding a model takes time and memory, so it is skipped if no part reads the arrays.
-        after = replies.decode(model) if model is not None and core.reads_global(outcome) else None
+        after = self._decode(model) if model is not None and core.reads_global(outcome) else None
         mixed = core.finish(after)
         if mixed is not None and mixed is not after:
             # The averaging scheme has mixed in the old model.
-            model = replies.encode(mixed)
+            model = self._encode(mixed)
         self._model = self._model if model is None else model
-        self._keeper.keep(core.round, partial(replies.named, self._model))
+        self._keeper.keep(core.round, partial(self._named, self._model))
         return model, metrics
 
-    def _aggregate_evaluation(self, server_round: int, replies: Evaluations) -> Any:
+    def _aggregate_evaluation(self, server_round: int, arrived: Any) -> Any:
         """Let the base aggregate the replies to an evaluation that can be averaged, in id order."""
         number = self.core.numbering.absolute(server_round)
-        read = replies.read()
+        read = self._read_evaluations(arrived)
         # Replies arrive in any order, and a sum of floats depends on the order.
         nodes = sorted(read, key=lambda node: id_order(self.roster.name(node)))
         own = bases.brings_own(self.base, "aggregate_evaluate")
         weighted = requires_weight(not own, [one.weight for one in read.values()])
-        problems = {node: read[node].problem(replies.weight_key, weighted) for node in nodes}
+        problems = {node: read[node].problem(self._weight_key(), weighted) for node in nodes}
         faults = {node: self._fault(node, (problem,)) for node, problem in problems.items() if problem}
         for node in faults:
             logger.warning("round %d, client %s: evaluation: %s", number, self.roster.name(node), problems[node])
-        return replies.base_result(number, [node for node in nodes if node not in faults], faults)
+        return self._base_evaluation(arrived, number, [node for node in nodes if node not in faults], faults)
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """Return the fault of a client's reply, for the base strategy and Flower's log."""

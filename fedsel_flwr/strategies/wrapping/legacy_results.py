@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.common import EvaluateRes, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
@@ -22,6 +23,28 @@ FitResult = tuple[ClientProxy, FitRes]
 EvaluateResult = tuple[ClientProxy, EvaluateRes]
 NUMPY = "numpy.ndarray"
 """Flower's type of parameters that are NumPy arrays."""
+
+
+class Arrived(NamedTuple):
+    """The results and failures of a round or an evaluation.
+
+    Attributes:
+        results: Connection -> result.
+        failures: Flower's failures.
+    """
+
+    results: dict[str, Any]
+    failures: list[Any]
+
+    @classmethod
+    def of(cls, results: Sequence[FitResult | EvaluateResult], failures: Sequence[object]) -> Arrived:
+        """Sort results by connection."""
+        return cls({client.cid: (client, res) for client, res in results}, list(failures))
+
+    def failures_with(self, faults: Iterable[str]) -> list[Any]:
+        """Return the failures with Flower's own proxies, and an error for each fault of an unusable result."""
+        failures = [(unwrapped(one[0]), one[1]) if isinstance(one, tuple) else one for one in self.failures]
+        return [*failures, *map(RunError, faults)]
 
 
 def reply_of(

@@ -144,11 +144,10 @@ class Cleaner:
     Args:
         base: The strategy that will aggregate the replies.
         keys: Names of our metrics.
-        max_examples: Largest number of examples that a client may claim in an evaluation; None for no limit.
     """
 
-    def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
-        self._base, self._max_examples = base, max_examples
+    def __init__(self, base: object, keys: MetricKeys) -> None:
+        self._base = base
         self.weight_key = bases.weight_key(base)
         self._ours, self._keys = keys.own_keys(), keys
 
@@ -214,9 +213,14 @@ class Cleaner:
             read[node] = Evaluation(_weight_of(metrics, self.weight_key), metrics.items(), fault)
         return read
 
-    def evaluations(self, messages: Mapping[str, Message]) -> list[Message]:
-        """Copy the usable replies to EVALUATE messages."""
-        limits = {} if self._max_examples is None else dict.fromkeys(messages, self._max_examples)
+    def evaluations(self, messages: Mapping[str, Message], max_examples: int | None) -> list[Message]:
+        """Copy the usable replies to EVALUATE messages.
+
+        Args:
+            messages: Connection -> reply.
+            max_examples: Largest number of examples that a client may claim; None for no limit.
+        """
+        limits = {} if max_examples is None else dict.fromkeys(messages, max_examples)
         return list(self._with_common_metrics(messages, "evaluate_metrics_aggr_fn", limits, arrays=True).values())
 
     def _with_common_metrics(

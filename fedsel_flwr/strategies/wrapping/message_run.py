@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
@@ -270,9 +271,8 @@ class MessageRun(Adapter, Strategy):
     def _close_open_round(self) -> None:
         """Close the round that no central evaluation has closed, if there is one."""
         if (server_round := self._open) is not None:
-            self._open, save = None, partial(self._save, server_round, self._model)
-            save()
-            self.finish_round(server_round, lambda: self._evaluated, save)
+            self._open = None
+            self._evaluate_and_finish(server_round, self._model, lambda: self._evaluated)
 
     def _check_own_loop(self) -> None:
         """Refuse what a base's own loop of rounds cannot do."""
@@ -300,7 +300,6 @@ class MessageRun(Adapter, Strategy):
                 self._evaluated = _loss_and_accuracy(inner)
                 return inner
             number = self.core.numbering.absolute(server_round)
-            save = partial(self._save, server_round, arrays)
             metrics: MetricRecord | None = None
 
             # finish_round calls this only if the evaluation of this round is due.
@@ -312,8 +311,7 @@ class MessageRun(Adapter, Strategy):
 
             self._recording_now = True
             try:
-                save()
-                self.finish_round(server_round, evaluate, save)
+                self._evaluate_and_finish(server_round, arrays, evaluate)
                 self._open = None
             finally:
                 self._recording_now = False
@@ -321,13 +319,8 @@ class MessageRun(Adapter, Strategy):
 
         return recording
 
-    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
-        """Write the round's checkpoint, if one is due."""
-        number = self.core.numbering.absolute(server_round)
-        if arrays is not None and self._resuming.is_due(number):
-            names, model = names_and_arrays(arrays)
-            self.round_trained(number, model, names)
-        self._resuming.hold(number)
+    def _named(self, model: ArrayRecord) -> tuple[list[str], Arrays]:
+        return names_and_arrays(model)
 
     def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
         """Add the metrics of a round to the result that ``should_stop`` gets."""

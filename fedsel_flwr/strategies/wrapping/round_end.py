@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
@@ -166,6 +167,23 @@ class RoundEnd:
         """
         if self._exporter is not None:
             self._exporter.close()
+
+    def _named(self, model: Any) -> NamedArrays:
+        """Return the names and arrays of a model of the API, for a checkpoint."""
+        raise NotImplementedError
+
+    def _save(self, number: int, model: Any) -> None:
+        """Write the checkpoint of a round, if one is due; else keep the states after the round."""
+        if model is not None and self._resuming.is_due(number):
+            names, arrays = self._named(model)
+            self.round_trained(number, arrays, names)
+        self._resuming.hold(number)
+
+    def _evaluate_and_finish(self, server_round: int, model: Any, evaluate: Callable[[], tuple[object, ...]]) -> None:
+        """Write the round's checkpoint first, so that a failed evaluation loses no training; then finish the round."""
+        save = partial(self._save, self.core.numbering.absolute(server_round), model)
+        save()
+        self.finish_round(server_round, evaluate, save)
 
     def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
         """Begin a Flower run, which counts rounds from 1; a strategy's first run resumes if there is a checkpoint.
