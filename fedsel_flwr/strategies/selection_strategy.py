@@ -92,8 +92,7 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: No client returned a model. Or there are checkpoints, but none can be used.
         """
-        known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
-        checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
+        checkpoint = self._begin_run(named_arrays(bases.outermost(self.base, "initial_parameters")))
         logger.info("strategy: %s", self.core.summary(self.base))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:

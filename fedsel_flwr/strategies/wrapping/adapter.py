@@ -126,19 +126,10 @@ class Adapter(Aggregation):
         self.roster = self.core.parts.roster
         if self.core.parts.measurer.reads_updates:
             bases.warn_of_privacy(self.base, self.core.parts.measurer.reader)
-        checkpoints = (
-            Checkpoints(
-                settings.checkpoint_dir,
-                every=settings.checkpoint_every,
-                keep=settings.keep_checkpoints,
-                resume=settings.resume,
-            )
-            if settings.checkpoint_dir is not None
-            else None
-        )
-        self._exporter = (
-            Exporter(settings.metrics_address, checkpoints) if settings.metrics_address is not None else None
-        )
+        folder, every, keep = settings.checkpoint_dir, settings.checkpoint_every, settings.keep_checkpoints
+        checkpoints = None if folder is None else Checkpoints(folder, every=every, keep=keep, resume=settings.resume)
+        address = settings.metrics_address
+        self._exporter = None if address is None else Exporter(address, checkpoints)
         last_round = resuming.total_rounds(selector, settings.total_rounds, checkpoints is not None)
         self._on_round, self._evaluate_in = settings.on_round, settings.evaluate_in
         self._resuming = resuming.Resuming(self.core, self.base, checkpoints, last_round)

@@ -38,6 +38,11 @@ def layers(base: object) -> Iterator[object]:
         current = getattr(current, "strategy", None)
 
 
+def outermost(base: object, name: str) -> Any:
+    """Return an attribute of the outermost layer that has it; None if no layer does."""
+    return next((one for layer in layers(base) if (one := getattr(layer, name, None)) is not None), None)
+
+
 # Classes are matched by name: the two APIs have different classes of the same name, and a run loads only one API.
 def is_a(base: object, *names: str) -> bool:
     """Return whether the class of ``base``, or one of its base classes, has one of these names."""
@@ -114,22 +119,18 @@ def private(base: object) -> Iterator[object]:
 
 def weight_key(base: object) -> str:
     """Return the metric with which ``base`` weights the replies of the Message API."""
-    keys = [getattr(layer, "weighted_by_key", None) for layer in layers(base)]
-    return next((str(key) for key in keys if key is not None), "num-examples")
+    key = outermost(base, "weighted_by_key")
+    return "num-examples" if key is None else str(key)
 
 
 def record_names(base: object) -> tuple[str, str]:
     """Return the names of the records in which ``base`` sends the model and the config in the Message API."""
-    models, configs = (
-        [getattr(layer, f"{kind}record_key", None) for layer in layers(base)] for kind in ("array", "config")
-    )
-    return next(filter(None, models), "arrays"), next(filter(None, configs), "config")
+    return outermost(base, "arrayrecord_key") or "arrays", outermost(base, "configrecord_key") or "config"
 
 
 def evaluate_config(base: object, round: int) -> dict[str, Any]:
     """Return the config of an evaluation in the legacy API, from the function that FedAvg calls for it."""
-    functions = [getattr(layer, "on_evaluate_config_fn", None) for layer in layers(base)]
-    own = next((function for function in functions if function is not None), None)
+    own = outermost(base, "on_evaluate_config_fn")
     return {} if own is None else dict(own(round))
 
 

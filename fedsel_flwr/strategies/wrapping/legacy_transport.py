@@ -6,23 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters
 
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.roll_call import Registration
-from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import grid_of, with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, reason_in
-from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation, registrations
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup
+from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport
+from fedsel_flwr.strategies.wrapping.waiting import Startup
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -31,39 +29,24 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class LegacyTransport:
+class LegacyTransport(Transport):
     """Reaches the clients of the legacy API for the roll call and for probes of the current model.
 
     Args:
         clients: Connection -> proxy.
         parameters: The current global model.
-        timeout: Longest wait for all answers, seconds.
-        late: Fetches the answers to unanswered questions.
-        base: The base strategy, whose evaluation config a probe carries too.
-        keys: The names of the metrics.
-        startup: The start of a simulation's actors, which does not count as waiting.
-        check_errors: Function of the texts of a probe's errors, which may end the run.
+        **options: Those of :class:`~fedsel_flwr.strategies.wrapping.grids.Transport`, by keyword.
     """
 
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
-    timeout: float
-    late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    base: object = None
-    keys: MetricKeys = field(default_factory=MetricKeys)
-    startup: Startup = field(default_factory=Startup)
-    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
     # Clients without ``get_properties`` answer with a status, not with an error, so all can be asked at once.
     one_first: ClassVar[bool] = False
 
     @property
-    def simulated(self) -> bool:
-        """Whether the clients are those of Flower's simulation."""
-        return is_simulation(grid_of(self.clients.values()))
-
-    def registrations(self) -> Mapping[str, Registration] | None:
-        """Return the SuperLink's registrations of its nodes; None if the proxies have no grid."""
-        return registrations(grid_of(self.clients.values()))
+    def inner(self) -> Any:
+        """The grid of the proxies; None if they have none."""
+        return grid_of(self.clients.values())
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients for their properties."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
@@ -89,12 +89,6 @@ def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
     return merged | _vectors_in(content, content.array_records, keys)
 
 
-def metrics_of(message: Message) -> MetricRecord:
-    """Return the only MetricRecord of a reply."""
-    record: MetricRecord = next(iter(message.content.metric_records.values()))
-    return record
-
-
 def set_weights(messages: Iterable[Message], key: str, weights: Iterable[float]) -> None:
     """Replace the weights of replies that have one."""
     for message, weight in zip(messages, weights, strict=True):
@@ -112,20 +106,6 @@ def names_and_arrays(record: ArrayRecord) -> tuple[list[str], Arrays]:
 def record_of(checkpoint: Checkpoint) -> ArrayRecord:
     """Return the model of a checkpoint as Flower's record."""
     return ArrayRecord({name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)})
-
-
-def query(
-    node: str,
-    message_type: str,
-    config: Mapping[str, Any],
-    arrays: ArrayRecord | None = None,
-    array_name: str = "arrays",
-    config_name: str = "config",
-) -> Message:
-    """Return a question to one node, in records with the given names."""
-    content = RecordDict() if arrays is None else RecordDict({array_name: arrays})
-    content[config_name] = ConfigRecord(dict(config))
-    return Message(content=content, dst_node_id=int(node), message_type=message_type)
 
 
 def renumber_rounds(result: Result, done: int) -> None:
@@ -161,7 +141,7 @@ class Cleaner:
             Connection -> fault.
         """
         found = {
-            node: bases.fault_in_metrics(self._base, metrics_of(message))
+            node: bases.fault_in_metrics(self._base, _metrics_in(message.content))
             for node, message in messages.items()
             if _has_one_metric_record(message)
         }
