@@ -125,14 +125,9 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected at the end of the wait, the base chooses the clients itself, or
                 Flower's round does not follow the selector's.
         """
-        self._model, self._dispatched = parameters, {}
-        if self._resuming.is_over:
+        if not self._begin_round(parameters):
             return []
-        self.begin_metrics()
-        # Before anything can fail, so that an error of this round can name the place of the model.
-        self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
-        connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
-        clients = self._wait_for_free(connected)
+        clients = self._wait_for_free(wait_for_clients, client_manager)
         transport = LegacyTransport(clients, parameters, **self._asking)
         # An empty model, as that of trees before round 1, cannot be decoded, but is known to have no numbers.
         empty = isinstance(parameters, Parameters) and not any(parameters.tensors)
@@ -217,7 +212,7 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: The checkpoint cannot be written.
         """
         if self.core.numbering.absolute(server_round) == self.core.round:
-            self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
+            self._keeper.keep(self.core.round, partial(self._named, parameters))
         result: tuple[float, dict[str, Scalar]] | None = None
 
         def evaluate() -> tuple[object, ...]:
@@ -270,14 +265,10 @@ class SelectionStrategy(Adapter, Strategy):
         result = self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
         return result
 
-    def _decode(self, model: Parameters) -> Arrays | None:
-        return decode(model)
+    _decode, _named = staticmethod(decode), staticmethod(to_checkpoint)
 
     def _encode(self, arrays: Arrays) -> Parameters:
         return ndarrays_to_parameters(list(arrays))
-
-    def _named(self, model: Parameters) -> tuple[list[str], Arrays]:
-        return to_checkpoint(model)
 
     def _weight_key(self) -> str:
         return "num_examples"

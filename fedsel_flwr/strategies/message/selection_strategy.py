@@ -26,15 +26,14 @@ from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
-from fedsel_flwr.strategies.wrapping.message_records import Cleaner, names_and_arrays, reply_of, set_weights
+from fedsel_flwr.strategies.wrapping.message_records import Cleaner, reply_of, set_weights
 from fedsel_flwr.strategies.wrapping.message_run import MessageRun
 from fedsel_flwr.strategies.wrapping.message_transport import (
     MessageTransport,
     addressed,
     by_node,
     configured,
-    error_reply,
-    sanitized,
+    failures_of,
     taking_all,
 )
 
@@ -72,7 +71,6 @@ class SelectionStrategy(MessageRun):
     """
 
     default_base = partial(FedAvg, fraction_evaluate=0.0)
-    _names: tuple[str, ...] = ()
     # Whether the base has configured nobody in this round.
     _skipped = False
     _evaluating: Mapping[str, Message] = MappingProxyType({})
@@ -93,22 +91,15 @@ class SelectionStrategy(MessageRun):
         if self._loops == 0:
             self._check_own_loop()
         self._close_open_round()
-        self._model, self._dispatched, self._skipped = arrays, {}, False
-        self._open, self._evaluated = server_round, ()
-        # Before anything can fail, so that an error of this round can name the place of the model.
-        self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
-        if self._resuming.is_over:
+        self._open, self._evaluated, self._skipped = server_round, (), False
+        if not self._begin_round(arrays):
             return []
         if not self.core.round:
             bases.check_trains(self.base)
-        self.begin_metrics()
         self._late.grid = grid
-        connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
-        nodes = self._wait_for_free(connected)
-        names, reference = names_and_arrays(arrays)
-        self._names = tuple(names)
+        nodes = self._wait_for_free(wait_for_nodes, grid)
         transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
-        chosen = self.core.choose(nodes, reference, transport, server_round)
+        chosen = self.core.choose(nodes, self._named(arrays)[1], transport, server_round)
         if not chosen:
             return []
         shown = SnapshotGrid(grid, chosen, self.wait_timeout)
@@ -234,11 +225,12 @@ class SelectionStrategy(MessageRun):
         result = self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
         return result
 
+    # In the order of the arrays that the clients received.
     def _decode(self, model: ArrayRecord) -> Arrays:
-        return [model[name].numpy() for name in self._names]
+        return [model[name].numpy() for name in self._model]
 
     def _encode(self, arrays: Arrays) -> ArrayRecord:
-        return ArrayRecord({name: Array(np.asarray(one)) for name, one in zip(self._names, arrays, strict=True)})
+        return ArrayRecord({name: Array(np.asarray(one)) for name, one in zip(self._model, arrays, strict=True)})
 
     def _weight_key(self) -> str:
         return bases.weight_key(self.base)
@@ -253,14 +245,3 @@ class SelectionStrategy(MessageRun):
         failures = failures_of(self._evaluating, arrived, faults)
         result: MetricRecord | None = self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])
         return result
-
-
-def failures_of(
-    sent: Mapping[str, Message], arrived: Mapping[str, Message], faults: Mapping[str, str]
-) -> list[Message]:
-    """Return the failures that a base expects: the clients' own errors, and one in place of each unusable reply."""
-    return [
-        sanitized(message) if message.has_error() else error_reply(sent[node], faults[node])
-        for node, message in arrived.items()
-        if message.has_error() or node in faults
-    ]

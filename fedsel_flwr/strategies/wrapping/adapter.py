@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from fedsel_flwr.errors import ParameterError
@@ -210,9 +211,24 @@ class Adapter(Aggregation):
         """End the run if the errors of a probe show that Flower's simulation cannot continue."""
         self._dead_actors.check(errors, self.core.round + 1, self._resuming.resume_hint, probe=True)
 
-    def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
-        """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients."""
+    def _begin_round(self, model: Any) -> bool:
+        """Take the global model of a new round; return False if the run is over, so that the round chooses nobody."""
+        self._model, self._dispatched = model, {}
+        # Before anything can fail, so that an error of this round can name the place of the model.
+        self._keeper.keep(self.core.round, partial(self._named, model))
+        if not (over := self._resuming.is_over):
+            self.begin_metrics()
+        return not over
+
+    def _wait_for_free(self, wait_for: Callable[[S, int, float, str], Clients], source: S) -> Clients:
+        """Fetch late replies, wait a bounded time if too few clients are free, and return the connected clients.
+
+        Args:
+            wait_for: Waits for a number of clients.
+            source: Flower's client manager or grid.
+        """
         # A client that trains may need as long as the last round allowed. Before the first round, a client can only owe
         # an answer to the roll call.
         timeout = min(self.wait_timeout, self._timeout or self._question_timeout)
+        connected = partial(wait_for, source, self.min_available, self.wait_timeout, "min_available")
         return self._late.wait_for_free(connected, self.core.settings.min_completed, timeout)

@@ -78,7 +78,7 @@ class Translation(Protocol):
                 is replaced by a failure with this reason.
         """
 
-    def _decode(self, model: Any) -> Arrays | None:
+    def _decode(self, model: Any, /) -> Arrays | None:
         """Return the arrays of a model of this API; None if they cannot be decoded."""
 
     def _encode(self, arrays: Arrays) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters
 
@@ -59,11 +59,10 @@ class LegacyTransport(Transport):
         result's own loss has this key. A metric of the client counts first, because the client names it itself.
         """
         ins = EvaluateIns(self.parameters, bases.evaluate_config(self.base, int(config["round"])) | dict(config))
-        said, _ = self._ask(nodes, lambda client: probe_client(client, ins, self.timeout))
+        said, _ = self._ask(nodes, lambda client: probe_client(client, ins, self.timeout, self.keys.of("loss")))
         self.check_errors(str(one) for one in said.values() if isinstance(one, Exception))
-        loss = self.keys.of("loss")
         return {
-            node: reason_in(one, self.timeout, None) if isinstance(one, Exception) else {loss: one.loss} | one.metrics
+            node: reason_in(one, self.timeout, None) if isinstance(one, Exception) else one
             for node, one in said.items()
         }
 
@@ -97,9 +96,8 @@ def ask_all(
     asked = list(clients)
     sent = time.monotonic()
     executor = ThreadPoolExecutor(MAX_PARALLEL if startup is None else WINDOW, thread_name_prefix="fedsel-ask")
-    futures: dict[str, Future[Answer]] = {}
     first = asked if startup is None else asked[:FIRST_WINDOW]
-    futures |= {client.cid: executor.submit(question, client) for client in first}
+    futures = {client.cid: executor.submit(question, client) for client in first}
     if startup is not None:
         # Half of the time, so that the other half is left for the others if the first clients hang.
         longest = startup.deadline(sent, timeout) - sent - timeout / 2
@@ -138,21 +136,14 @@ def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] |
         return None
 
 
-class Evaluated(NamedTuple):
-    """A client's evaluation of the current model."""
-
-    loss: float
-    metrics: dict[str, object]
-
-
-def probe_client(client: ClientProxy, ins: EvaluateIns, timeout: float) -> Evaluated | Exception:
-    """Let a client evaluate the current model; return the error of a client that fails."""
+def probe_client(client: ClientProxy, ins: EvaluateIns, timeout: float, loss: str) -> dict[str, object] | Exception:
+    """Let a client evaluate the current model; return its metrics and its loss, or the error that it raised."""
     try:
         # A copy of the config, because the clients of a simulation share the server's process.
         answer = client.evaluate(EvaluateIns(ins.parameters, dict(ins.config)), timeout, None)
         if answer.status.code != Code.OK:
             raise RuntimeError(f"{answer.status.code.name}: {answer.status.message}")
-        return Evaluated(answer.loss, dict(answer.metrics or {}))
+        return {loss: answer.loss} | dict(answer.metrics or {})
     # A client that fails is data, not an exception.
     except Exception as error:
         check_answered(error)

@@ -83,9 +83,7 @@ def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
     """Return all entries of the metric and config records of a reply, with any record names, and its vector columns."""
     # Metrics come last, because if a config repeats a metric's key, the metric is the measured value.
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
-    merged: dict[str, object] = {}
-    for record in records:
-        merged |= dict(record)
+    merged = {key: value for record in records for key, value in record.items()}
     return merged | _vectors_in(content, content.array_records, keys)
 
 

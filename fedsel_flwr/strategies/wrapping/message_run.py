@@ -22,7 +22,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
@@ -136,6 +135,7 @@ class MessageRun(Adapter, Strategy):
     """The run of a strategy of the Message API, from its ``start`` to the end of its last round."""
 
     strategy_type: ClassVar[type] = Strategy
+    _named = staticmethod(names_and_arrays)
     _timed: TimedGrid | None = None
     _evaluates = False
     # The run's own, for probes.
@@ -214,9 +214,8 @@ class MessageRun(Adapter, Strategy):
 
     def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
         """Begin a run, and load the checkpoint from which it is resumed."""
-        self._result_so_far, self._signals, self._shown_from = Result(), [], 0
-        if should_stop is not None:
-            self._signals.append(should_stop)
+        self._result_so_far, self._shown_from = Result(), 0
+        self._signals = [] if should_stop is None else [should_stop]
         initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
         self._checkpoint = self._begin_run(initial, self._signal)
         arrays = initial_arrays if self._checkpoint is None else record_of(self._checkpoint)
@@ -318,9 +317,6 @@ class MessageRun(Adapter, Strategy):
             return metrics
 
         return recording
-
-    def _named(self, model: ArrayRecord) -> tuple[list[str], Arrays]:
-        return names_and_arrays(model)
 
     def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
         """Add the metrics of a round to the result that ``should_stop`` gets."""

@@ -258,6 +258,14 @@ def sanitized(failure: Message) -> Message:
     return twin
 
 
-def error_reply(sent: Message, reason: str) -> Message:
-    """Return the error message that a base expects from a failed client, in place of an unusable reply."""
-    return Message(error=Error(code=0, reason=reason), reply_to=sent)
+def failures_of(
+    sent: Mapping[str, Message], arrived: Mapping[str, Message], faults: Mapping[str, str]
+) -> list[Message]:
+    """Return the failures that a base expects: the clients' own errors, and one in place of each unusable reply."""
+    return [
+        sanitized(reply)
+        if reply.has_error()
+        else Message(error=Error(code=0, reason=faults[node]), reply_to=sent[node])
+        for node, reply in arrived.items()
+        if reply.has_error() or node in faults
+    ]

@@ -80,9 +80,10 @@ class RoundEnd:
         An error also ends the run's metrics.
         """
         try:
-            with self._keeper.saving_on_error():
-                yield
-        except BaseException:
+            yield
+        # Ctrl-C must not lose the model either.
+        except BaseException as error:
+            self._keeper.save_after(error)
             self.end_metrics()
             raise
 
@@ -168,7 +169,7 @@ class RoundEnd:
         if self._exporter is not None:
             self._exporter.close()
 
-    def _named(self, model: Any) -> NamedArrays:
+    def _named(self, model: Any, /) -> NamedArrays:
         """Return the names and arrays of a model of the API, for a checkpoint."""
         raise NotImplementedError
 
@@ -270,22 +271,16 @@ class LastModelKeeper:
         names, arrays = self._read()
         return LastModel(round=self._round, names=list(names), arrays=list(arrays))
 
-    @contextmanager
-    def saving_on_error(self) -> Iterator[None]:
-        """Add the place of the last model to an error inside the block; with checkpoints the model is written."""
-        try:
-            yield
-        # Ctrl-C must not lose the model either.
-        except BaseException as error:
-            # Blocks are nested (start around each method). The innermost one marks the error, the others leave it
-            # unchanged.
-            if self._round and not hasattr(error, "model_after"):
-                error.model_after = self._round  # type: ignore[attr-defined]
-                note = f"the model after round {self._round} is {self._save()}"
-                error.add_note(note)
-                if isinstance(error, Exception):
-                    logger.warning("the run ends in an error (%s); %s", type(error).__name__, note)
-            raise
+    def save_after(self, error: BaseException) -> None:
+        """Add the place of the last model to an error that ends the run; with checkpoints the model is written."""
+        # Methods are nested (start around each other method). The innermost one marks the error, the others leave it
+        # unchanged.
+        if self._round and not hasattr(error, "model_after"):
+            error.model_after = self._round  # type: ignore[attr-defined]
+            note = f"the model after round {self._round} is {self._save()}"
+            error.add_note(note)
+            if isinstance(error, Exception):
+                logger.warning("the run ends in an error (%s); %s", type(error).__name__, note)
 
     def _save(self) -> str:
         """Write the last round's checkpoint if it was not due, and return the place of the model."""
