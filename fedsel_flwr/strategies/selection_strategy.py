@@ -212,15 +212,13 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: The checkpoint cannot be written.
         """
         if self.core.numbering.absolute(server_round) == self.core.round:
-            self._keeper.keep(self.core.round, partial(self._named, parameters))
-        result: tuple[float, dict[str, Scalar]] | None = None
-
-        def evaluate() -> tuple[object, ...]:
-            nonlocal result
-            result = self.base.evaluate(self.core.numbering.absolute(server_round), parameters)
-            return () if result is None else (result[0], result[1].get("accuracy"))
-
-        self._evaluate_and_finish(server_round, parameters, evaluate)
+            self._keep(self.core.round, parameters)
+        result: tuple[float, dict[str, Scalar]] | None = self._evaluate_and_finish(
+            server_round,
+            parameters,
+            lambda number: self.base.evaluate(number, parameters),
+            lambda found: (found[0], found[1].get("accuracy")),
+        )
         return result
 
     def _with_needs(self, ins: FitIns) -> FitIns:

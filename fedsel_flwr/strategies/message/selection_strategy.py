@@ -191,13 +191,10 @@ class SelectionStrategy(MessageRun):
         return [message.content.array_records for message in arrived.values() if message.has_content()]
 
     def _read(self, arrived: Mapping[str, Message]) -> dict[str, Reply]:
-        faults, sent = self._cleaner.faults(arrived), self._sent
-        return {
-            node: self._reply(node, arrived.get(node), faults.get(node, ""), sent.get(node))
-            for node in self._dispatched
-        }
+        sent = self._sent
+        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in self._dispatched}
 
-    def _reply(self, node: str, message: Message | None, fault: str, sent: RecordDict | None) -> Reply:
+    def _reply(self, node: str, message: Message | None, sent: RecordDict | None) -> Reply:
         """Return a node's reply, or the reason why it is missing, in plain types."""
         timed = self._timed
         observed = timed.elapsed_s.get(node) if timed is not None else None
@@ -207,9 +204,7 @@ class SelectionStrategy(MessageRun):
             return timed.straggler_reply
         if message is None:
             return Reply(error=no_answer(self._timeout), timed_out=True)
-        if fault:
-            return Reply(error=fault, observed_s=observed)
-        reply = reply_of(message, self._model, self._weight_key(), observed, self.core.settings.keys, sent)
+        reply = reply_of(self.base, message, self._model, observed, self.core.settings.keys, sent)
         fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 

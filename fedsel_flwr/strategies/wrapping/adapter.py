@@ -20,7 +20,6 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping import bases, resuming
 from fedsel_flwr.strategies.wrapping.aggregating import Aggregation
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
-from fedsel_flwr.strategies.wrapping.round_end import LastModelKeeper
 from fedsel_flwr.strategies.wrapping.waiting import Clients, LateReplies, Startup
 
 P = ParamSpec("P")
@@ -135,7 +134,6 @@ class Adapter(Aggregation):
         self._on_round, self._evaluate_in = settings.on_round, settings.evaluate_in
         self._resuming = resuming.Resuming(self.core, self.base, checkpoints, last_round)
         self._dead_actors = DeadActors()
-        self._keeper = LastModelKeeper(self._resuming)
         self._late = LateReplies(self.core.parts.busy)
         self._startup = Startup(self.wait_timeout)
         # Connection -> what it got in this round: a proxy (legacy API) or a message. The last attribute.
@@ -215,7 +213,7 @@ class Adapter(Aggregation):
         """Take the global model of a new round; return False if the run is over, so that the round chooses nobody."""
         self._model, self._dispatched = model, {}
         # Before anything can fail, so that an error of this round can name the place of the model.
-        self._keeper.keep(self.core.round, partial(self._named, model))
+        self._keep(self.core.round, model)
         if not (over := self._resuming.is_over):
             self.begin_metrics()
         return not over

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from fedsel_flwr.rounds.models import Arrays
@@ -153,7 +152,7 @@ class Aggregation(RoundEnd, Translation):
             # The averaging scheme has mixed in the old model.
             model = self._encode(mixed)
         self._model = self._model if model is None else model
-        self._keeper.keep(core.round, partial(self._named, self._model))
+        self._keep(core.round, self._model)
         return model, metrics
 
     def _aggregate_evaluation(self, server_round: int, arrived: Any) -> Any:

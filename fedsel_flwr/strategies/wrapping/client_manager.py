@@ -21,7 +21,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, no_answer
+from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, NotReached, no_answer
 from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, EarlyEnd, TimedGrid
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup, wait_for
 
@@ -241,7 +241,7 @@ class LateReplyGrid(TimedGrid):
             message.metadata.ttl = self._timeout + DEFAULT_TTL
         replies = super().send_and_receive(sent, timeout=self._timeout)
         if sent and len(self.rejected) == len(sent):
-            raise NotReached
+            raise NotReached(NOT_REACHED)
         return replies
 
 

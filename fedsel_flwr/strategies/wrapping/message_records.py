@@ -36,19 +36,15 @@ SCALAR = -1
 
 
 def reply_of(
-    message: Message,
-    model: ArrayRecord,
-    weight_key: str,
-    observed_s: float | None,
-    keys: MetricKeys,
+    base: object, message: Message, model: ArrayRecord, observed_s: float | None, keys: MetricKeys,
     sent: RecordDict | None = None,
-) -> Reply:
+) -> Reply:  # fmt: skip
     """Read a client's message into plain types; no content of a message raises an error.
 
     Args:
+        base: The strategy that will aggregate the replies.
         message: The client's reply.
         model: The global model.
-        weight_key: The metric that is the update's weight.
         observed_s: Seconds that the server waited for the client; None if it was not timed.
         keys: Names of our metrics.
         sent: The content that the client received; None if its reply is held against the global model.
@@ -56,7 +52,9 @@ def reply_of(
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
-    metrics = _metrics_in(content)
+    metrics, weight_key = _metrics_in(content), bases.weight_key(base)
+    if _has_one_metric_record(message) and (fault := bases.fault_in_metrics(base, metrics)):
+        return Reply(error=fault, observed_s=observed_s)
     models = {name: content.array_records[name] for name in _model_records(content, keys, sent)}
     received = _named_like({"": model} if sent is None else sent.array_records, models)
     misfit = _misfit(models, received, len(content.metric_records))
@@ -113,11 +111,11 @@ def renumber_rounds(result: Result, done: int) -> None:
 
 
 class Cleaner:
-    """Finds the replies that a base strategy cannot use, and gives the others the same metrics.
+    """Gives the replies that a base strategy can use the same metrics.
 
-    Metrics that the base reads by name are required, and a client without them has failed. No reply is lost because of
-    other metrics. :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` decides which of them the
-    base sees.
+    Metrics that the base reads by name are required, and a client without them has failed (:func:`reply_of`). No reply
+    is lost because of other metrics. :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` decides
+    which of them the base sees.
 
     Args:
         base: The strategy that will aggregate the replies.
@@ -128,22 +126,6 @@ class Cleaner:
         self._base = base
         self.weight_key = bases.weight_key(base)
         self._ours, self._keys = keys.own_keys(), keys
-
-    def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
-        """Find the replies to TRAIN messages that lack a metric that the base reads by name.
-
-        Args:
-            messages: Connection -> reply. Replies without exactly one MetricRecord are left out.
-
-        Returns:
-            Connection -> fault.
-        """
-        found = {
-            node: bases.fault_in_metrics(self._base, _metrics_in(message.content))
-            for node, message in messages.items()
-            if _has_one_metric_record(message)
-        }
-        return {node: fault for node, fault in found.items() if fault}
 
     def cleaned(
         self, messages: Mapping[str, Message], outcome: Outcome, model: ArrayRecord, sent: Mapping[str, RecordDict]

@@ -271,7 +271,7 @@ class MessageRun(Adapter, Strategy):
         """Close the round that no central evaluation has closed, if there is one."""
         if (server_round := self._open) is not None:
             self._open = None
-            self._evaluate_and_finish(server_round, self._model, lambda: self._evaluated)
+            self._evaluate_and_finish(server_round, self._model, lambda number: self._evaluated or None, tuple)
 
     def _check_own_loop(self) -> None:
         """Refuse what a base's own loop of rounds cannot do."""
@@ -298,23 +298,20 @@ class MessageRun(Adapter, Strategy):
                 inner = evaluate_fn(server_round, arrays)
                 self._evaluated = _loss_and_accuracy(inner)
                 return inner
-            number = self.core.numbering.absolute(server_round)
-            metrics: MetricRecord | None = None
 
-            # finish_round calls this only if the evaluation of this round is due.
-            def evaluate() -> tuple[object, ...]:
-                nonlocal metrics
+            def evaluate(number: int) -> MetricRecord | None:
                 metrics = evaluate_fn(number - self._shown_from, arrays)
                 self._record_metrics("evaluate_metrics_serverapp", number, metrics)
-                return _loss_and_accuracy(metrics)
+                return metrics
 
             self._recording_now = True
             try:
-                self._evaluate_and_finish(server_round, arrays, evaluate)
+                found: MetricRecord | None
+                found = self._evaluate_and_finish(server_round, arrays, evaluate, _loss_and_accuracy)
                 self._open = None
             finally:
                 self._recording_now = False
-            return metrics
+            return found
 
         return recording
 

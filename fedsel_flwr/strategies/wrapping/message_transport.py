@@ -77,7 +77,7 @@ class MessageTransport(Transport):
     def _ask(self, messages: list[Message]) -> tuple[dict[str, Message], list[str]]:
         """Send questions and wait a bounded time; return node -> answer, and the nodes that were asked."""
         if self.simulated:
-            replies, sent = send_windowed(self.inner, messages, self.timeout, startup=self.startup)
+            replies, sent = send_windowed(self.inner, messages, self.timeout, self.startup)
         else:
             # A timed grid of its own: an answer that is uploaded must not hold up the others.
             timed = TimedGrid(self.inner)
@@ -96,22 +96,17 @@ class MessageTransport(Transport):
 
 
 def send_windowed(
-    grid: Grid,
-    messages: Sequence[Message],
-    timeout: float,
-    *,
-    first: int = FIRST_WINDOW,
-    window: int = WINDOW,
-    startup: Startup | None = None,
+    grid: Grid, messages: Sequence[Message], timeout: float, startup: Startup | None = None
 ) -> tuple[list[Message], list[Message]]:
     """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
+
+    ``FIRST_WINDOW`` messages are in flight before the first reply, and ``WINDOW`` at most. After half the time the
+    window opens without a reply.
 
     Args:
         grid: Flower's grid.
         messages: The messages to send, in this order.
         timeout: Longest wait for all replies, seconds.
-        first: Messages in flight before the first reply. After half the time the window opens without a reply.
-        window: Largest number of messages in flight.
         startup: The start of the actors, which does not count as waiting.
 
     Returns:
@@ -123,10 +118,10 @@ def send_windowed(
     replies: list[Message] = []
     pending: set[str] = set()
     while True:
-        # Each reply increases ``first`` and decreases ``pending``, so two more messages follow.
+        # Each reply opens the window and decreases ``pending``, so two more messages follow.
         # If the first nodes hang, the others must still be asked.
         open_at = startup.deadline(began, timeout) - timeout / 2
-        opened = window if time.monotonic() >= open_at else min(window, first + len(replies))
+        opened = WINDOW if time.monotonic() >= open_at else min(WINDOW, FIRST_WINDOW + len(replies))
         room = opened - len(pending)
         if batch := list(islice(waiting, max(0, room))):
             sent += batch
