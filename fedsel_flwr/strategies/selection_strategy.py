@@ -26,8 +26,7 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.adapter import Adapter
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Adapter, Evaluation
 from fedsel_flwr.strategies.wrapping.client_manager import (
     BoundedManager,
     ChosenCohort,
@@ -35,10 +34,11 @@ from fedsel_flwr.strategies.wrapping.client_manager import (
     grid_of,
     wait_for_clients,
 )
-from fedsel_flwr.strategies.wrapping.legacy_results import (
+from fedsel_flwr.strategies.wrapping.legacy_transport import (
     Arrived,
     EvaluateResult,
     FitResult,
+    LegacyTransport,
     cleaned,
     decode,
     from_checkpoint,
@@ -47,7 +47,6 @@ from fedsel_flwr.strategies.wrapping.legacy_results import (
     to_checkpoint,
     unwrapped,
 )
-from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
 from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")

@@ -23,7 +23,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import Cleaner, reply_of, set_weights

@@ -26,7 +26,7 @@ from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown
 from fedsel_flwr.selectors.columns import ASKED, VECTORS
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = sorted(ASKED & VECTORS)
