@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -85,7 +85,8 @@ class Collector:
         """
         s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
         reference = round.reference if s.compare_models else None
-        faults = None if stack is None or reference is None else self._faults(stack, reference)
+        measured = None if reference is None else self._measurer.measured(reference)
+        faults = None if stack is None or reference is None else self._faults(stack, reference, measured)
         # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
@@ -93,7 +94,8 @@ class Collector:
         results = {
             node: read_reply(
                 replies.get(node, NO_ANSWER), s, client_id=ids[row] if by_claim else None, reference=reference,
-                wanted=self._wanted, fault=None if faults is None else faults[i], max_examples=max_examples,
+                wanted=self._wanted, fault=None if faults is None else faults[i], measured=measured,
+                max_examples=max_examples,
             )
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip
@@ -130,13 +132,14 @@ class Collector:
             models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
         return self._measured(round, replace(outcome, models=models), reference)
 
-    def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
+    def _faults(self, stack: ModelStack, reference: Arrays, measured: Sequence[int] | None) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
         faults, limit = stack.faults(reference), self._settings.max_update_norm
         if limit is None:
             return faults
         return [
-            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.as_list(), strict=True)
+            fault or fault_in_norm(one, reference, limit, measured)
+            for fault, one in zip(faults, stack.as_list(), strict=True)
         ]
 
     def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:
