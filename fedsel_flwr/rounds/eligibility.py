@@ -6,8 +6,10 @@ user's availability includes it. It is within the quota for new clients. Its par
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
@@ -17,10 +19,13 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.untrusted import shown
 
+logger = logging.getLogger("fedsel_flwr")
 Availability = Callable[[str, int, float], bool]
 """Function of client id, round and simulated seconds; False excludes the client from the round. If the function has a
-method ``at(ids, round, seconds)``, that method answers for all clients at once and returns booleans, shape (n,)."""
+method ``at(ids, round, seconds)``, that method answers for all clients at once and returns booleans, shape (n,). If it
+has an attribute ``ids``, the log has a warning about those of these ids that no client has."""
 MAX_DOUBLINGS = 30
 """Number of consecutive failures after which the cool-down stops growing."""
 SHARE_WINDOW = 20
@@ -53,7 +58,47 @@ def as_availability(given: Availability | Collection[str | int] | None) -> Avail
     ids = {canonical_id(one): one for one in given}
     if None in ids:
         raise ParameterError(f"availability lists {ids[None]!r}, which cannot be a client id. {cure}")
-    return lambda client_id, round, seconds: client_id in ids
+    return ListedClients(frozenset(one for one in ids if one is not None))
+
+
+@dataclass(frozen=True)
+class ListedClients:
+    """Availability of the clients in a list, and of no other.
+
+    Args:
+        ids: The client ids.
+    """
+
+    ids: frozenset[str]
+
+    def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
+        """Return whether a client is in the list."""
+        return client_id in self.ids
+
+
+def check_named(availability: Availability, known: Collection[str]) -> None:
+    """Compare the clients that ``availability`` names with the clients of the run, and warn if some are unknown.
+
+    Args:
+        availability: A list, or a function with the attribute ``ids``, such as a trace. Other functions pass.
+        known: The ids of the run's clients.
+
+    Raises:
+        RunError: A list names none of the clients.
+    """
+    named: Collection[str] = getattr(availability, "ids", ())
+    unknown = sorted(set(named).difference(known))
+    if not unknown:
+        return
+    numbers = f"availability names {len(named)} clients: {len(named) - len(unknown)} known, {len(unknown)} unknown"
+    example = f"such as {shown(unknown[0])}"
+    cure = f"Use the ids in the history, such as {shown(min(known, default=''))}."
+    if not isinstance(availability, ListedClients):
+        logger.warning("%s, %s. A client that it does not name is always available. %s", numbers, example, cure)
+    elif len(unknown) < len(named):
+        logger.warning("%s, %s. Only clients that it names take part. %s", numbers, example, cure)
+    else:
+        raise RunError(f"{numbers}, {example}, so that no client may take part. {cure}")
 
 
 def available(availability: Availability, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
