@@ -186,7 +186,7 @@ def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: 
         "no client",
         "short",
         "bytes",
-    ],  # fmt: skip
+    ],
 )
 def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
