@@ -76,16 +76,40 @@ class ListedClients:
         return client_id in self.ids
 
 
-def check_named(availability: Availability, known: Collection[str]) -> None:
-    """Compare the clients that ``availability`` names with the clients of the run, and warn if some are unknown.
+def available(
+    availability: Availability, ids: Sequence[str], round: int, simulated_s: float, known: Collection[str] = ()
+) -> BoolArray:
+    """Call ``availability`` once for each client.
 
     Args:
-        availability: A list, or a function with the attribute ``ids``, such as a trace. Other functions pass.
-        known: The ids of the run's clients.
+        availability: Function that decides which clients take part.
+        ids: Client ids.
+        round: The round about to be chosen.
+        simulated_s: Simulated seconds since the start.
+        known: The ids of the run's clients, to compare with those that ``availability`` names; empty for no comparison.
+
+    Returns:
+        Whether each client takes part, shape (n,).
 
     Raises:
-        RunError: A list names none of the clients.
+        RunError: ``availability.at`` returned another shape. Or a list names none of the known clients.
+
+    >>> available(lambda client_id, round, seconds: client_id != "1", ["0", "1"], 1, 0.0).tolist()
+    [True, False]
     """
+    if known:
+        _check_named(availability, known)
+    at_once = getattr(availability, "at", None)
+    if at_once is None:
+        return np.array([bool(availability(client_id, round, simulated_s)) for client_id in ids], dtype=np.bool_)
+    mask = np.asarray(at_once(ids, round, simulated_s), dtype=np.bool_)
+    if mask.shape != (len(ids),):
+        raise RunError(f"availability.at must return a boolean for each of {len(ids)} clients, got shape {mask.shape}")
+    return mask
+
+
+def _check_named(availability: Availability, known: Collection[str]) -> None:
+    """Warn if ``availability`` names unknown clients; refuse a list that names only unknown clients."""
     named: Collection[str] = getattr(availability, "ids", ())
     unknown = sorted(set(named).difference(known))
     if not unknown:
@@ -99,33 +123,6 @@ def check_named(availability: Availability, known: Collection[str]) -> None:
         logger.warning("%s, %s. Only clients that it names take part. %s", numbers, example, cure)
     else:
         raise RunError(f"{numbers}, {example}, so that no client may take part. {cure}")
-
-
-def available(availability: Availability, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-    """Call ``availability`` once for each client.
-
-    Args:
-        availability: Function that decides which clients take part.
-        ids: Client ids.
-        round: The round about to be chosen.
-        simulated_s: Simulated seconds since the start.
-
-    Returns:
-        Whether each client takes part, shape (n,).
-
-    Raises:
-        RunError: ``availability.at`` returned another shape.
-
-    >>> available(lambda client_id, round, seconds: client_id != "1", ["0", "1"], 1, 0.0).tolist()
-    [True, False]
-    """
-    at_once = getattr(availability, "at", None)
-    if at_once is None:
-        return np.array([bool(availability(client_id, round, simulated_s)) for client_id in ids], dtype=np.bool_)
-    mask = np.asarray(at_once(ids, round, simulated_s), dtype=np.bool_)
-    if mask.shape != (len(ids),):
-        raise RunError(f"availability.at must return a boolean for each of {len(ids)} clients, got shape {mask.shape}")
-    return mask
 
 
 class Busy(state_dicts.NotByClient):

@@ -1,7 +1,7 @@
 """Models of a round, as a list or as a stack of layers: their faults, and the size of their updates.
 
 :class:`ModelList` holds models as they arrive from clients, :class:`ModelStack` models that were trained in one batch.
-The server's measurements work on both (:class:`Models`). A fault is a text, empty for a usable model.
+The server's measurements work on both (:data:`Models`). A fault is a text, empty for a usable model.
 
 What measures a model reads its floating-point arrays only (:func:`floating`). An integer buffer, such as the step
 counter of a batch normalization, is no part of an update.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +23,6 @@ Arrays = Sequence[npt.NDArray[Any]]
 """One model, an array for each layer."""
 LARGEST = 1e18
 """Largest magnitude of a number in a client's model. Its square, and sums of squares, are still finite in float32."""
-
-
-class Models(Protocol):
-    """The models of a round, as the server's measurements use them."""
-
-    def __len__(self) -> int:
-        """Return the number of models."""
-
-    def flat(self, measured: Sequence[int] | None = None) -> FloatArray:
-        """Return the models' floating-point numbers as a new array, shape (n_models, numbers).
-
-        ``measured`` has the positions of the arrays to read; None takes :func:`floating`.
-        """
-
-    def take(self, positions: IntArray) -> Models:
-        """Return the models at ``positions``, shape (n,)."""
-
-    def as_list(self) -> Sequence[Arrays]:
-        """Return the models one by one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +41,10 @@ class ModelList:
         return len(self.models)
 
     def flat(self, measured: Sequence[int] | None = None) -> FloatArray:
-        """Return the models' floating-point numbers as a new array, shape (n_models, numbers)."""
+        """Return the models' floating-point numbers as a new array, shape (n_models, numbers).
+
+        ``measured`` has the positions of the arrays to read; None takes :func:`floating`.
+        """
         return np.array([flat(arrays, measured) for arrays in self.models])
 
     def take(self, positions: IntArray) -> ModelList:
@@ -88,7 +72,7 @@ class ModelStack:
         return len(self.layers[0]) if self.layers else 0
 
     def flat(self, measured: Sequence[int] | None = None) -> FloatArray:
-        """Return the models' floating-point numbers as a new array, shape (n_models, numbers)."""
+        """Return the models' floating-point numbers as a new array, as :meth:`ModelList.flat` does."""
         read = floating(self.layers) if measured is None else measured
         # The empty part is for models without floating-point arrays.
         parts = [np.empty((len(self), 0)), *(self.layers[i].reshape(len(self), -1) for i in read)]
@@ -122,6 +106,10 @@ class ModelStack:
         if all(layer.dtype == own.dtype for layer, own in zip(self.layers, reference, strict=True)):
             return self
         return ModelStack([x.astype(own.dtype, copy=False) for x, own in zip(self.layers, reference, strict=True)])
+
+
+Models = ModelList | ModelStack
+"""The models of a round, as the server's measurements use them."""
 
 
 def floating(arrays: Arrays) -> tuple[int, ...]:
