@@ -109,10 +109,9 @@ def probe_delays(
 ) -> RoundDelays:
     """Return the delays of an answer about the model: receive the model, evaluate it, send the answer.
 
-    Channels and computing rate are those of the round (block fading). A forward pass over the examples that the client
-    trains on in a round takes a third of the time of training, because the backward pass costs about two forward passes
-    (ours). An answer about more or fewer examples takes as many more or fewer passes, see
-    :func:`~fedsel_flwr.clients.answering.forward_passes`.
+    Channels and computing rate are those of the round (block fading). A forward pass over the examples of a round takes
+    a third of the time of training. The backward pass costs about two forward passes (ours). An answer about more or
+    fewer examples takes as many more or fewer passes, see :func:`~fedsel_flwr.clients.answering.forward_passes`.
 
     Args:
         system: The system model.

@@ -103,7 +103,7 @@ def choose_backend(
        - the input of a dropout layer is neither contiguous nor channels last;
        - a forward pass changes parameters, buffers or attributes, or fails for a single example;
        - the outputs of an example depend on the rest of its batch, on chance outside dropout layers, or on earlier
-         forward passes, at the initial parameters or at random ones;
+         forward passes;
        - the loss is not a number for each example;
        - torch.func cannot batch one of the operations.
     4. ``"sequential"``, one client after the other. There is no reason against it.

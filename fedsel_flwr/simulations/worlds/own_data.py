@@ -337,9 +337,9 @@ def from_federated(
     Args:
         federated: A ``flwr_datasets.FederatedDataset`` with a partitioner for the training split.
         inputs: Column of the inputs: numbers, lists of numbers, or images. Images become (channels, height, width). A
-            pixel is divided by the largest value of the image's mode, so that it is in [0, 1]: 1 (mode 1), 255 (L, LA,
-            RGB, RGBA, CMYK), 65,535 (I;16) or 2**31 - 1 (I). Mode F has no such value and stays as it is. Palette
-            images (P) become RGB, or RGBA if they have transparency.
+            pixel is divided by the largest value of the image's mode, so that it is in [0, 1]. This value is 1 in mode
+            1, 255 in L, LA, RGB, RGBA and CMYK, 65,535 in I;16, and 2**31 - 1 in I. Mode F has no such value and stays
+            as it is. Palette images (P) become RGB, or RGBA if they have transparency.
         labels: Column of the labels. Whole numbers are classes, other numbers are numbers to predict.
         train: The split that is partitioned among the clients.
         test: The split that measures the result.
