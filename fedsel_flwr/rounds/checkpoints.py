@@ -44,7 +44,7 @@ JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
 """Suffix of a refused checkpoint."""
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of the files. Other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
 """Names of checkpoints. Checkpoints of schema 1 had a JSON file too."""

@@ -68,6 +68,8 @@ class SelectionCore:
     ) -> None:
         selector.plan_rounds(over_selection=settings.over_selection, warmup_rounds=settings.warmup_rounds)
         self.settings, self._availability = settings, as_availability(settings.availability)
+        # Whether the clients that the availability names were compared with the clients of the run.
+        self._compared = False
         roster = Roster() if roster is None else roster
         for limit in ("max_clients", "max_new_per_round", "evict_after"):
             if (given := getattr(settings, limit)) is not None:
@@ -365,8 +367,9 @@ class SelectionCore:
         here = present.only(self.parts.busy.eligible(present.nodes))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
-            seconds = rounds[-1].simulated_s if rounds else 0.0
-            here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
+            seconds, ids = rounds[-1].simulated_s if rounds else 0.0, [roster.ids[row] for row in here.rows]
+            known, self._compared = () if self._compared else roster.ids, True
+            here = here.only(available(self._availability, ids, upcoming, seconds, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
 
