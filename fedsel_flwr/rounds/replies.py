@@ -194,6 +194,7 @@ def read_reply(
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
+            faulty.add(keys.of(name))
         # A missing energy score is no problem if it can be derived from joules. NaN differs from itself.
         elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
             problems.append(f"{name}: not reported")

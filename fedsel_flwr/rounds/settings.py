@@ -368,15 +368,14 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:
     """Name the part that reads individual updates; an averaging scheme of the selector's paper sets only weights."""
-    columns = selector.needs & PER_UPDATE
-    readers = {
-        f"{selector.name} ({', '.join(sorted(columns))})": bool(columns),
-        "FedCA's filter": given.filter is not None or "filter" in selector.paper_options,
-        "max_update_norm": given.max_update_norm is not None,
-        f"averaging={given.averaging!r}": given.averaging is not None,
-        "the base's differential privacy": payload == "private",
-    }
-    return next((name for name, reads in readers.items() if reads), "")
+    if columns := ", ".join(sorted(selector.needs & PER_UPDATE)):
+        return f"{selector.name} ({columns})"
+    if given.filter is not None or "filter" in selector.paper_options:
+        return "FedCA's filter"
+    if given.max_update_norm is not None:
+        return "max_update_norm"
+    own = "the base's differential privacy" if payload == "private" else ""
+    return own if given.averaging is None else f"averaging={given.averaging!r}"
 
 
 def _compares_models(given: Options, payload: Payload, reader: str) -> bool:
