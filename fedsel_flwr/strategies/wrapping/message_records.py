@@ -31,6 +31,9 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = sorted(ASKED & VECTORS)
 """The columns of vectors that clients send, each in a record with the column's key."""
+Names = tuple[str, str]
+NAMES = ("arrays", "config")
+"""Flower's default names of the records of the model and the config."""
 SCALAR = -1
 """Kind of a metric that is a number. The kind of a list is its length, or 0 if lengths may differ."""
 
@@ -115,16 +118,11 @@ def record_of(checkpoint: Checkpoint) -> ArrayRecord:
 
 
 def query(
-    node: str,
-    message_type: str,
-    config: Mapping[str, Any],
-    arrays: ArrayRecord | None = None,
-    array_name: str = "arrays",
-    config_name: str = "config",
+    node: str, message_type: str, config: Mapping[str, Any], arrays: ArrayRecord | None = None, names: Names = NAMES
 ) -> Message:
-    """Return a question to one node, in records with the given names."""
-    content = RecordDict() if arrays is None else RecordDict({array_name: arrays})
-    content[config_name] = ConfigRecord(dict(config))
+    """Return a question to one node, in records with these names of the model and the config."""
+    content = RecordDict() if arrays is None else RecordDict({names[0]: arrays})
+    content[names[1]] = ConfigRecord(dict(config))
     return Message(content=content, dst_node_id=int(node), message_type=message_type)
 
 

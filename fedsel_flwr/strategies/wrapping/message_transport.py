@@ -89,7 +89,7 @@ class MessageTransport:
         """Let nodes evaluate the current model; the message is that of Flower's own evaluation, and names the probe."""
         names = bases.record_names(self.base)
         sent = {**(self.evaluate_config or {}), "server-round": config["round"], **config}
-        answers, _ = self._ask([query(node, MessageType.EVALUATE, sent, self.arrays, *names) for node in nodes])
+        answers, _ = self._ask([query(node, MessageType.EVALUATE, sent, self.arrays, names) for node in nodes])
         self.check_errors(message.error.reason or "" for message in answers.values() if message.has_error())
         return {
             node: entries_in(m.content, self.keys) if m.has_content() else reason_of(m.error)
@@ -124,14 +124,9 @@ class MessageTransport:
 
 
 def send_windowed(
-    grid: Grid,
-    messages: Sequence[Message],
-    timeout: float,
-    *,
-    first: int = FIRST_WINDOW,
-    window: int = WINDOW,
-    startup: Startup | None = None,
-) -> tuple[list[Message], list[Message]]:
+    grid: Grid, messages: Sequence[Message], timeout: float, *,
+    first: int = FIRST_WINDOW, window: int = WINDOW, startup: Startup | None = None,
+) -> tuple[list[Message], list[Message]]:  # fmt: skip
     """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
 
     Args:
