@@ -116,6 +116,14 @@ def test_should_stop_ends_the_run(name: str, whose: str, tmp_path: Path) -> None
     assert played.outcome.returned["arrays"] == alone.outcome.returned["arrays"]
 
 
+def test_should_stop_is_no_matter_of_a_loop_with_any_keywords(tmp_path: Path) -> None:
+    """It takes ``**kwargs``, and does nothing with them."""
+    case = replace(LOOPS["preflight"], start=lambda folder: {"should_stop": lambda number, result: number >= 2})
+    played = _play(case, tmp_path)
+    assert len(played.cohorts) == 2
+    assert [row.round for row in played.strategy.history.rounds] == [1, 2]
+
+
 def test_flowers_start_for_one_round_at_a_time(tmp_path: Path) -> None:
     """It restarts the numbers of the rounds. It works as it does alone, or an error says by name that it cannot."""
     case = Case(lambda folder: OneRoundAtATime())
