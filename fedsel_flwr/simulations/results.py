@@ -18,13 +18,13 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.clients.objectives import fraction_correct, fresh_copy
 from fedsel_flwr.clients.training import outputs, read_only_tensor
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, write_cure
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, write_cure
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
