@@ -1,9 +1,9 @@
 """Threads, descriptors and memory over many rounds with interrupted uploads: ``python benchmarks/late_replies.py``.
 
-Twenty nodes in rounds of 10 s, which one SuperLink in simulated time plays as Flower's does: a request for replies
-claims the announced answers, and hangs for 180 s if one of them is never complete. 5 % of the uploads are interrupted.
-10 % of the answers come after their round, and three nodes never answer. The threads are real ones. The table has the
-state of this process after 1, 10, 100, 500 and 1,000 rounds, and how long an honest client was busy after its answer.
+Twenty nodes in rounds of 10 s, on a SuperLink in simulated time that behaves as Flower's does: a request for replies
+claims the announced answers, and hangs for 180 s if one of them is never complete. 5 % of the uploads are interrupted,
+10 % of the answers come after their round, and three nodes never answer. The threads are real ones. The table shows
+this process after 1, 10, 100, 500 and 1,000 rounds. The last line shows how long an honest client stayed busy.
 
     python benchmarks/late_replies.py                     # this checkout
     python benchmarks/late_replies.py --package CHECKOUT  # the package of another checkout
