@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.eligibility import Busy, Cooldown, NewcomerQuota, Participation, as_availability, available
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.missing_columns import ColumnWatch
+from fedsel_flwr.rounds.missing_columns import ALL_REPORTED, ColumnWatch
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.probing import ProbeFaults, Probing
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Introductions, Registrar
@@ -338,8 +338,9 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
-        # Checkpoints of earlier versions have no structure of replies.
-        state_dicts.load_parts(self.parts._asdict(), {"reply_structure": BEFORE_STRUCTURES, **state})
+        # Checkpoints of earlier versions lack these parts. Their clients have reported what the selector reads.
+        added = {"reply_structure": BEFORE_STRUCTURES, "missing_columns": ALL_REPORTED}
+        state_dicts.load_parts(self.parts._asdict(), {**added, **state})
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
