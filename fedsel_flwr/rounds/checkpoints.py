@@ -24,18 +24,10 @@ from typing import Any, Final
 
 import fedsel_flwr
 from fedsel_flwr.checks import whole
-from fedsel_flwr.errors import RunError, StateError
+from fedsel_flwr.errors import RunError, StateError, write_cure
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
-from fedsel_flwr.rounds.storage import (
-    TEMPORARY,
-    FolderLock,
-    lock_folder,
-    make_folder,
-    sync_folder,
-    write_atomically,
-    write_cure,
-)
+from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, sync_folder, write_atomically
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 
@@ -44,7 +36,7 @@ JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
 """Suffix of a refused checkpoint."""
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of the files. Other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
 """Names of checkpoints. Checkpoints of schema 1 had a JSON file too."""

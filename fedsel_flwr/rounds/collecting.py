@@ -102,20 +102,23 @@ class Collector:
         s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
         # A stack was trained on the global model itself.
         reference = round.reference if s.compare_models or stack is not None else None
+        measured = None if reference is None else self._measurer.measured(reference)
         # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
         reads_weights = s.payload != "own" or bool(s.averaging and not s.averaging_is_papers)
         weighted = requires_weight(reads_weights, [one.num_examples for one in replies.values() if not one.error])
         limit = self._registrar.max_examples(round.rows, claimed)
-        read = partial(read_reply, settings=s, wanted=self._wanted, max_examples=limit, weighted=weighted)
+        read = partial(
+            read_reply, settings=s, wanted=self._wanted, max_examples=limit, weighted=weighted, measured=measured
+        )
         answers = [replies.get(node, NO_ANSWER) for node in round.chosen.values()]
         names = [ids[row] if by_claim else None for row in round.chosen]
         faults: Sequence[str | None] = [None] * len(answers)
         references: Sequence[Arrays | None] = [reference] * len(answers)
         structure: Structure | None = None
         if stack is not None and reference is not None:
-            faults = self._faults(stack, reference)
+            faults = self._faults(stack, reference, measured)
         elif s.checks_structure and (model := round.reference) is not None:
             # Only replies without another fault show the structure.
             fine = (a for a, name in zip(answers, names, strict=True) if read(a, client_id=name, fault="").completed)
@@ -170,13 +173,14 @@ class Collector:
             models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
         return self._measured(round, replace(outcome, models=models), reference)
 
-    def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
+    def _faults(self, stack: ModelStack, reference: Arrays, measured: Sequence[int] | None) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
         faults, limit = stack.faults(reference), self._settings.max_update_norm
         if limit is None:
             return faults
         return [
-            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.as_list(), strict=True)
+            fault or fault_in_norm(one, reference, limit, measured)
+            for fault, one in zip(faults, stack.as_list(), strict=True)
         ]
 
     def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:

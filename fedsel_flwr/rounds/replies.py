@@ -138,6 +138,7 @@ def read_reply(
     client_id: str | None,
     reference: Arrays | None = None,
     fault: str | None = None,
+    measured: Sequence[int] | None = None,
     wanted: frozenset[str] = frozenset(),
     max_examples: int | None = None,
     weighted: bool = True,
@@ -150,6 +151,7 @@ def read_reply(
         client_id: The id to which the connection is bound; None if the client's own claim does not count.
         reference: The global model that the client received; None skips the comparison of arrays.
         fault: The fault of the client's model, empty if there is none; None checks the model here.
+        measured: Positions of the arrays that count for ``max_update_norm``; None for the floating-point ones.
         wanted: Columns that clients report and the selector needs.
         max_examples: Largest number of examples that a client may claim in this round; None for no limit.
         weighted: Whether a reply without a number of examples has failed (:func:`requires_weight`).
@@ -164,7 +166,8 @@ def read_reply(
     # The first fault counts. The arrays come last because their comparison costs most.
     failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples, weighted)
     if not failed:
-        failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
+        limit = settings.max_update_norm
+        failed = _fault_in_model(reply.arrays, reference, limit, measured) if fault is None else fault
     if failed:
         problems.append(failed)
     values = dict.fromkeys(NUMBERS, math.nan)
@@ -191,6 +194,7 @@ def read_reply(
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
+            faulty.add(keys.of(name))
         # A missing energy score is no problem if it can be derived from joules. NaN differs from itself.
         elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
             problems.append(f"{name}: not reported")
@@ -239,11 +243,13 @@ def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
     return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} reported, more than {MAX_METRICS}"
 
 
-def _fault_in_model(arrays: Arrays | None, reference: Arrays | None, max_update_norm: float | None) -> str:
+def _fault_in_model(
+    arrays: Arrays | None, reference: Arrays | None, limit: float | None, measured: Sequence[int] | None
+) -> str:
     """Return the fault in a client's arrays; empty if there is none."""
     if reference is None:
         return ""
-    return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, max_update_norm)
+    return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, limit, measured)
 
 
 def requires_weight(read: bool, weights: Collection[object]) -> bool:

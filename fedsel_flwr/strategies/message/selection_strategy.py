@@ -88,6 +88,8 @@ class SelectionStrategy(MessageRun):
         Raises:
             RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
+        # Questions are no business of a grid that the base puts around Flower's.
+        grid = self._grid or grid
         if self._loops == 0:
             self._check_own_loop()
         self._close_open_round()

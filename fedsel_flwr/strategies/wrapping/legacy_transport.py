@@ -97,12 +97,9 @@ class LegacyTransport(Transport):
 
 
 def ask_all(
-    clients: Iterable[ClientProxy],
-    question: Callable[[ClientProxy], Answer],
-    timeout: float,
-    busy: Busy,
+    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy,
     startup: Startup | None = None,
-) -> tuple[dict[str, Answer], list[str]]:
+) -> tuple[dict[str, Answer], list[str]]:  # fmt: skip
     """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
 
     Args:

@@ -58,8 +58,9 @@ def with_own_start(
         function = own_start(self.base)
         if function is None:
             return loop(self, *args, **kwargs)
-        # Only by name, because Flower's ``start`` does not have it up to 1.42.
-        should_stop = None if _takes(function, "should_stop") else kwargs.pop("should_stop", None)
+        # Flower's ``start`` does not have it up to 1.42, and a loop that takes any keywords may not read it.
+        named = "should_stop" in inspect.signature(function).parameters
+        should_stop = None if named else kwargs.pop("should_stop", None)
         driver, before = _driver(self.base, self, loop), self.core.round
 
         def call(swapped: Mapping[int, Any]) -> Any:
@@ -95,19 +96,24 @@ def _flowers_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
     return found
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-
-
 def _driver(base: Strategy, strategy: MessageRun, loop: Callable[..., Result]) -> Any:
     """Return an object like ``base`` whose rounds are the strategy's, and whose ``super().start`` is the loop."""
+    kind: Any = type(base)
+
+    class OfTheBase(type(kind)):  # type: ignore[misc]
+        """A class whose attributes are set on the base's class, as by ``type(self).runs += 1``."""
+
+        def __setattr__(cls, name: str, value: object) -> None:
+            # Python itself sets these while it makes the class.
+            type.__setattr__(cls if name.startswith(("__", "_abc_")) else kind, name, value)
 
     class Through:
         """Rounds of the strategy; all other attributes are the base's, those in ``__slots__`` too."""
 
         def __getattribute__(self, name: str) -> Any:
-            return getattr(strategy, name) if name in ROUNDS else super().__getattribute__(name)
+            return (
+                _checked(kind.__name__, getattr(strategy, name)) if name in ROUNDS else super().__getattribute__(name)
+            )
 
         def __getattr__(self, name: str) -> Any:
             return getattr(base, name)
@@ -124,11 +130,27 @@ def _driver(base: Strategy, strategy: MessageRun, loop: Callable[..., Result]) -
         def start(self, *args: Any, **kwargs: Any) -> Result:
             return loop(strategy, *args, **kwargs)
 
-    kind: Any = type(base)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    driver = object.__new__(type(kind)(kind.__name__, (Through, kind, FlowersStart), names))
+    driver: Any = object.__new__(OfTheBase(kind.__name__, (Through, kind, FlowersStart), names))
     object.__setattr__(driver, "__dict__", vars(base))
     return driver
+
+
+def _checked(base: str, method: Callable[P, Any]) -> Callable[P, Any]:
+    """Return a method that names the base if it gets other arguments than Flower's."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            inspect.signature(method).bind(*args, **kwargs)
+        except TypeError as error:
+            name = getattr(method, "__name__", "")
+            raise RunError(
+                f"start of {base} calls self.{name} with other arguments than Flower's: {error}. A base that needs "
+                "them cannot be wrapped"
+            ) from None
+        return method(*args, **kwargs)
+
+    return call
 
 
 class MessageRun(Adapter, Strategy):
@@ -140,6 +162,8 @@ class MessageRun(Adapter, Strategy):
     _evaluates = False
     # The run's own, for probes.
     _evaluate_config: ConfigRecord | None = None
+    # While the base's own ``start`` runs: the grid that it got, which it may pass on in a grid of its own.
+    _grid: Grid | None = None
     # While the base's own ``start`` runs: how often it has called Flower's loop; else None.
     _loops: int | None = None
     # The last absolute round that the base does not count, because its own ``start`` has begun another loop.
@@ -241,13 +265,14 @@ class MessageRun(Adapter, Strategy):
         self._begin(initial_arrays, should_stop)
         self._loops, self._evaluates, self._timeout = 0, evaluate_fn is not None, given.get("timeout")
         self._evaluate_config = given.get("evaluate_config")
-        swapped = {id(initial_arrays): self._model, id(grid): self._timed_grid(grid)}
+        self._grid = self._timed_grid(grid)
+        swapped = {id(initial_arrays): self._model, id(grid): self._grid}
         if evaluate_fn is not None:
             swapped[id(evaluate_fn)] = self._recording(evaluate_fn)
         try:
             return self._guarded(lambda: start(swapped))
         finally:
-            self._loops = None
+            self._loops = self._grid = None
 
     def _guarded(self, play: Callable[[], Result]) -> Result:
         """Play all rounds of a run, and end it."""
@@ -259,7 +284,7 @@ class MessageRun(Adapter, Strategy):
 
     def _timed_grid(self, grid: Any) -> Any:
         """Return a grid that times nodes, on the server's clock."""
-        if self.core.settings.clock != "server" or grid is None:
+        if self.core.settings.clock != "server" or grid is None or self._loops:
             return grid
         if not isinstance(grid, TimedGrid):
             grid = TimedGrid(grid)
