@@ -157,6 +157,7 @@ class MessageRun(Adapter, Strategy):
     """The run of a strategy of the Message API, from its ``start`` to the end of its last round."""
 
     strategy_type: ClassVar[type] = Strategy
+    _named = staticmethod(names_and_arrays)
     _timed: TimedGrid | None = None
     _evaluates = False
     # The run's own, for probes.
@@ -237,9 +238,8 @@ class MessageRun(Adapter, Strategy):
 
     def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
         """Begin a run, and load the checkpoint from which it is resumed."""
-        self._result_so_far, self._signals, self._shown_from = Result(), [], 0
-        if should_stop is not None:
-            self._signals.append(should_stop)
+        self._result_so_far, self._shown_from = Result(), 0
+        self._signals = [] if should_stop is None else [should_stop]
         initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
         self._checkpoint = self._begin_run(initial, self._signal)
         arrays = initial_arrays if self._checkpoint is None else record_of(self._checkpoint)
@@ -295,9 +295,8 @@ class MessageRun(Adapter, Strategy):
     def _close_open_round(self) -> None:
         """Close the round that no central evaluation has closed, if there is one."""
         if (server_round := self._open) is not None:
-            self._open, save = None, partial(self._save, server_round, self._model)
-            save()
-            self.finish_round(server_round, lambda: self._evaluated, save)
+            self._open = None
+            self._evaluate_and_finish(server_round, self._model, lambda number: self._evaluated or None, tuple)
 
     def _check_own_loop(self) -> None:
         """Refuse what a base's own loop of rounds cannot do."""
@@ -324,35 +323,22 @@ class MessageRun(Adapter, Strategy):
                 inner = evaluate_fn(server_round, arrays)
                 self._evaluated = _loss_and_accuracy(inner)
                 return inner
-            number = self.core.numbering.absolute(server_round)
-            save = partial(self._save, server_round, arrays)
-            metrics: MetricRecord | None = None
 
-            # finish_round calls this only if the evaluation of this round is due.
-            def evaluate() -> tuple[object, ...]:
-                nonlocal metrics
+            def evaluate(number: int) -> MetricRecord | None:
                 metrics = evaluate_fn(number - self._shown_from, arrays)
                 self._record_metrics("evaluate_metrics_serverapp", number, metrics)
-                return _loss_and_accuracy(metrics)
+                return metrics
 
             self._recording_now = True
             try:
-                save()
-                self.finish_round(server_round, evaluate, save)
+                found: MetricRecord | None
+                found = self._evaluate_and_finish(server_round, arrays, evaluate, _loss_and_accuracy)
                 self._open = None
             finally:
                 self._recording_now = False
-            return metrics
+            return found
 
         return recording
-
-    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
-        """Write the round's checkpoint, if one is due."""
-        number = self.core.numbering.absolute(server_round)
-        if arrays is not None and self._resuming.is_due(number):
-            names, model = names_and_arrays(arrays)
-            self.round_trained(number, model, names)
-        self._resuming.hold(number)
 
     def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
         """Add the metrics of a round to the result that ``should_stop`` gets."""

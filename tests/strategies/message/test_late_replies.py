@@ -169,7 +169,9 @@ def test_a_question_does_not_wait_behind_an_interrupted_upload(seconds: float, s
     begin, nodes = simulated.now, [str(node) for node in range(1, 6)]
     late = LateReplies(Busy())
     late.grid = link
-    answers, asked = MessageTransport(link, ArrayRecord([]), 20.0, late)._ask([to_node(int(node)) for node in nodes])
+    answers, asked = MessageTransport(link, ArrayRecord([]), timeout=20.0, late=late)._ask(
+        [to_node(int(n)) for n in nodes]
+    )
     assert simulated.now - begin <= 21.0
     assert ([*answers], asked) == (nodes[1:], nodes)
     assert late.busy.free(nodes) == nodes[1:]
