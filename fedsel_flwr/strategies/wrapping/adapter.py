@@ -271,12 +271,14 @@ class Adapter(RoundEnd, Translation):
         raise AttributeError(f"{lacks}: {error}" if error else lacks) from error
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the strategy, or of the base if only the base has it."""
+        """Set an attribute of the strategy if it has one of this name, else of the base."""
         own = vars(self)
         # The constructor sets the strategy's own attributes.
         ours = "_dispatched" not in own or name.startswith("_") or name in own or hasattr(type(self), name)
-        # In the class too, because a property may have no value yet.
-        theirs = not ours and (hasattr(self.base, name) or hasattr(type(self.base), name))
+        # A name that nobody has yet is the base's too, unless a user's class may set it for itself. The base's class is
+        # asked as well, because a property may have no value yet.
+        packaged = type(self).__module__.startswith("fedsel_flwr.")
+        theirs = not ours and (packaged or hasattr(self.base, name) or hasattr(type(self.base), name))
         (self.base if theirs else super()).__setattr__(name, value)
 
     def __repr__(self) -> str:
