@@ -33,7 +33,8 @@ def training_section(rows: Sequence[Row]) -> str:
     same = [name for name, difference in largest.items() if difference < 1e-4]
     said = (
         "The same fleets with training: the vectorized engine, the handwritten digits in equal parts, and 30 steps on "
-        "one example each. The seconds are means over the seeds.\n"
+        "one example each. The seconds are means over the seeds. The rows of oort and tifl will change with training, "
+        "because answers are charged there for other examples than they read.\n"
     )
     remarks = [f"Without training, the seconds of {listed(same)} are the same on each seed."] if same else []
     remarks += [

@@ -6,6 +6,7 @@ Every message names the problem, then the cure. A failed client is not an except
 from __future__ import annotations
 
 import contextlib
+import errno
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -42,6 +43,17 @@ def described(error: BaseException) -> str:
     own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_USERS)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{': ' if message else ''}{message}{place}"
+
+
+def write_cure(error: OSError) -> str:
+    """Return what to do after a failed write, as the beginning of a sentence.
+
+    >>> write_cure(OSError(errno.EMFILE, "Too many open files"))
+    'Raise the limit of open files (ulimit -n)'
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "Raise the limit of open files (ulimit -n)"
+    return "Free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable"
 
 
 @contextlib.contextmanager

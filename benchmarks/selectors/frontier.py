@@ -50,7 +50,8 @@ for the selectors that reduce the number of rounds. These five selectors ask sev
 10 at most, because with 20 clients the filter of FedCM searches a million subsets in each round. The page also shows
 {single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs. The rows of FedCM also
 filter models with examples on the server, and the other rows do not. The row `random-filtered` of
-[selectors.md](selectors.md) shows how much the filter alone saves.
+[selectors.md](selectors.md) shows how much the filter alone saves. The rows of `oort` and `fedcor` will change, because
+their answers are charged for other examples than they read.
 """
 
 

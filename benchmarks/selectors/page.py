@@ -49,6 +49,8 @@ Machine: {machine}.
   "Shorter rounds" and the share of the ceiling are about the seconds a round of the whole run instead.
 - The column "reads" has what a selector learns from. "Sizes" are numbers of examples, and "server data" are examples on
   the server: {validation}. A probe is an additional message before a round.
+- **Older costs of answers.** These rows will change, because their answers are charged for other examples than they
+  read: `fedcor`, `tifl`, `active-fl`, `cpow-d`, `power-of-choice`, `nccb`, `lsh`, `divfl`, `local-accuracy`, `oort`.
 - **FedCM also filters.** With `fedcm-ts` and `fedcm-ucb`, the strategy tests the models of each round on the server's
   examples. It leaves out models that make the average worse. `random` and the other selectors have no filter. In world
   (a), the row `random-filtered` has the filter without the selection ("Rows that separate two causes").

@@ -30,6 +30,7 @@ PAGES = {
     "examples/selection-quickstart": "examples/selection-quickstart/README.md",
     "benchmarks/checkpoints": "benchmarks/checkpoints.md",
     "benchmarks/engines": "benchmarks/ENGINES.md",
+    "benchmarks/late-replies": "benchmarks/late_replies.md",
     "benchmarks/liars": "benchmarks/liars.md",
     "benchmarks/many-clients": "benchmarks/many_clients.md",
     "benchmarks/mutants": "benchmarks/mutants.md",

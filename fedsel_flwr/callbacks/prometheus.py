@@ -178,7 +178,7 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     """Server with few connections, each for a few seconds, so that the run never lacks descriptors.
 
-    A new connection takes the place of the oldest one, so that half-open connections keep nobody from scraping.
+    A new connection takes the place of the oldest one, so that half-open connections do not prevent scrapes.
     """
 
     daemon_threads = True

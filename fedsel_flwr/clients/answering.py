@@ -8,7 +8,7 @@ commas. A client answers the columns that it knows, each under the column's name
 ``batch_loss``      mean loss on one mini-batch of the training examples, as large as a training batch
 ``rms_loss``        root mean square of the losses of the single training examples (Oort)
 ``local_accuracy``  fraction of the client's test examples that are classified correctly
-``gradient``        gradient of the mean loss on all training examples, parameter by parameter, flattened
+``gradient``        gradient of the mean loss on all training examples, flattened; floating-point parameters only
 ``sketch``          SimHash of the client's training data (LSH, NCCB), see :func:`sketch`
 ==================  ================================================================================================
 
@@ -18,17 +18,19 @@ Dropout layers and augmentation are off. Neither weight decay nor a proximal ter
 mini-batch is drawn without replacement from the client's own stream of the round. A second question before the same
 round therefore gets the same mini-batch, in all engines.
 
-Costs (ours): time is counted in forward passes. Training on the same examples takes three, because the backward pass
-costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` and ``sketch`` take one each. ``gradient``
-takes three passes, which also yield the losses. ``batch_loss`` takes the mini-batch's share of a pass, or nothing if
-the losses of all examples are computed anyway. Numbers travel with the update at no cost, and so does a sketch, which
-is as large as a number. A gradient is as large as an update, and takes as long to send.
+Costs (ours): time is counted in forward passes over the examples that a client trains on in a round. Training takes
+three, because the backward pass costs about two. An answer is charged for the examples that it reads (:class:`Shares`).
+``loss`` and ``rms_loss`` share one pass over the training examples. ``local_accuracy`` takes one over the test
+examples, ``sketch`` one over the training examples. ``gradient`` takes three passes over the training examples, which
+also yield the losses. ``batch_loss`` takes a pass over its mini-batch, or nothing if the losses of all examples are
+computed anyway. Numbers travel with the update at no cost, and so does a sketch, which is as large as a number. A
+gradient is as large as an update, and takes as long to send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,7 @@ from fedsel_flwr.clients.device import RoundDelays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
+from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
 
 SKETCH_BITS = 64
@@ -139,43 +142,73 @@ def local_accuracy(quality: float) -> float:
     return 0.0 if quality < 0 else quality
 
 
-def forward_passes(asked: Collection[str], batch_share: float = 1.0) -> float:
-    """Count the forward passes of an answer; training on the same examples takes three.
+@dataclass(frozen=True)
+class Shares:
+    """Examples that a client reads for an answer, relative to the examples that it trains on in a round.
+
+    Args:
+        train: All its training examples. With local steps, a round may train on fewer; with several epochs, on more.
+        test: All its test examples.
+        batch: One mini-batch.
+    """
+
+    train: float = 1.0
+    test: float = 1.0
+    batch: float = 1.0
+
+    @classmethod
+    def of(cls, settings: TrainingSettings, train: IntArray, test: IntArray) -> list[Shares]:
+        """Return the shares of several clients.
+
+        Args:
+            settings: The settings of training.
+            train: Number of training examples of each client, at least 1, shape (n,).
+            test: Number of test examples of each client, shape (n,).
+
+        Example:
+            >>> settings = TrainingSettings(learning_rate=0.1, batch_size=10, local_steps=4)
+            >>> Shares.of(settings, np.array([80]), np.array([6]))
+            [Shares(train=2.0, test=0.15, batch=0.25)]
+        """
+        counts = np.stack([train, test, np.minimum(train, settings.batch_size)], axis=1)
+        return [cls(*row) for row in (counts / examples_per_round(settings, train)[:, np.newaxis]).tolist()]
+
+
+def forward_passes(asked: Collection[str], shares: Shares) -> float:
+    """Count the forward passes of an answer, over the examples of a round; training on them takes three.
 
     Args:
         asked: Columns of :data:`ANSWERABLE`.
-        batch_share: Size of a mini-batch, as a share of the training examples.
-
-    Returns:
-        A number from 0 to 5.
+        shares: The client's examples.
 
     Example:
-        >>> forward_passes(["loss", "rms_loss"]), forward_passes(["gradient", "loss", "local_accuracy"])
-        (1, 4)
-        >>> forward_passes(["batch_loss"], 0.1), forward_passes(["batch_loss", "loss"], 0.1)
-        (0.1, 1)
+        >>> shares = Shares(train=2.0, test=0.5, batch=0.1)
+        >>> forward_passes(["loss", "rms_loss"], shares), forward_passes(["gradient", "loss", "local_accuracy"], shares)
+        (2.0, 6.5)
+        >>> forward_passes(["batch_loss"], shares), forward_passes(["batch_loss", "loss"], shares)
+        (0.1, 2.0)
     """
     names = set(asked)
-    on_training: float = 3 if "gradient" in names else int(bool(names & {"loss", "rms_loss"}))
+    on_training = shares.train * (3 if "gradient" in names else bool(names & {"loss", "rms_loss"}))
     if "batch_loss" in names and not on_training:
-        on_training = batch_share
-    return on_training + int("local_accuracy" in names) + int("sketch" in names)
+        on_training = shares.batch
+    return on_training + shares.test * ("local_accuracy" in names) + shares.train * ("sketch" in names)
 
 
-def with_answering(delays: RoundDelays, asked: Collection[str], batch_share: float = 1.0) -> RoundDelays:
+def with_answering(delays: RoundDelays, asked: Collection[str], shares: Shares) -> RoundDelays:
     """Return the delays of a round in which a client answers and trains.
 
     Args:
         delays: Delays of the round without an answer.
         asked: Columns of :data:`ANSWERABLE`. Without any, the delays do not change at all.
-        batch_share: Size of a mini-batch, as a share of the training examples.
+        shares: The client's examples.
 
     Returns:
         The delays with a longer computing time and, for a gradient, a longer upload.
     """
     return replace(
         delays,
-        compute_s=delays.compute_s * (1 + forward_passes(asked, batch_share) / 3),
+        compute_s=delays.compute_s * (1 + forward_passes(asked, shares) / 3),
         upload_s=delays.upload_s * (2 if "gradient" in asked else 1),
     )
 
@@ -232,14 +265,16 @@ def losses_and_gradient(
         objective: The objective of the loss; the default is cross-entropy, in nats.
 
     Returns:
-        The losses, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
+        The losses, shape (n,); the gradient in the order of ``model.parameters()``, flattened. The gradient has the
+        floating-point parameters only, and zeros for those that are frozen or not used.
 
     Raises:
         ParameterError: There are no examples, or not one label for each.
     """
     check_examples(inputs, labels)
-    parameters = list(model.parameters()) if with_gradient else []
-    total = [torch.zeros_like(parameter) for parameter in parameters]
+    parameters = [one for one in model.parameters() if one.is_floating_point()] if with_gradient else []
+    total = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+    moving = [(one, sums) for one, sums in zip(parameters, total, strict=True) if one.requires_grad]
     losses = []
     was_training, device = model.training, device_of(model)
     model.eval()
@@ -250,9 +285,10 @@ def losses_and_gradient(
             each = objective.loss(model(seen), wanted, reduction="none")
             losses.append(each.detach().cpu().numpy().astype(np.float64))
             # Sums over the batches, divided once at the end, because batches may differ in size.
-            if parameters:
-                for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):
-                    sums += part
+            if moving:
+                parts = torch.autograd.grad(each.sum(), [one for one, _ in moving], allow_unused=True)
+                for (_, sums), part in zip(moving, parts, strict=True):
+                    sums += 0 if part is None else part
     model.train(was_training)
     flat = [(part / len(labels)).cpu().numpy().astype(np.float32).ravel() for part in total]
     return np.concatenate(losses), np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)

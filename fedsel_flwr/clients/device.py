@@ -109,13 +109,14 @@ def probe_delays(
 ) -> RoundDelays:
     """Return the delays of an answer about the model: receive the model, evaluate it, send the answer.
 
-    Channels and computing rate are those of the round (block fading). A forward pass takes a third of the time of
-    training on the same samples, because the backward pass costs about two forward passes (ours).
+    Channels and computing rate are those of the round (block fading). A forward pass over the examples of a round takes
+    a third of the time of training. The backward pass costs about two forward passes (ours). An answer about more or
+    fewer examples takes as many more or fewer passes, see :func:`~fedsel_flwr.clients.answering.forward_passes`.
 
     Args:
         system: The system model.
         delays: The client's delays in the round that follows the question.
-        forward_passes: Number of passes of the answer over the samples of a round.
+        forward_passes: Number of passes of the answer, over the examples that the client trains on in a round.
         bits: Size of the answer, bit.
 
     Returns:

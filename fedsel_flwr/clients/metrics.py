@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from flwr.common import Scalar
 
-from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes
+from fedsel_flwr.clients.answering import SKETCH_BITS, Shares, forward_passes
 from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System, probe_delays
 from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
 
@@ -71,17 +71,17 @@ def probe_costs(
     system: System,
     delays: RoundDelays,
     asked: Collection[str],
+    shares: Shares,
     compute_s: float | None = None,
-    batch_share: float = 1.0,
 ) -> dict[str, Scalar]:
     """Return the cost of answering a probe.
 
     Args:
         system: Delays and energy.
         delays: The client's delays in the round.
-        asked: The columns that it answers. Without any, the client still makes one pass over the examples.
+        asked: The columns that it answers. Without any, the client still makes one pass over its test examples.
+        shares: The client's examples.
         compute_s: Measured seconds of computing; None takes the system model's.
-        batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
         ``latency_s`` and ``energy_j``.
@@ -90,7 +90,7 @@ def probe_costs(
     vectors = {"gradient", "sketch"} & set(asked)
     bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
     bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
-    passes = forward_passes(asked, batch_share) or 1
+    passes = forward_passes(asked, shares) or shares.test
     answering = probe_delays(system, delays, forward_passes=passes, bits=bits)
     compute = answering.compute_s if compute_s is None else compute_s
     return {

@@ -2,11 +2,12 @@
 
 The kind of data decides the objective. Classes have cross-entropy and the fraction correct. Numbers have the squared
 loss and R². This room also converts a torch model's parameters to NumPy arrays, as Flower sends them
-(:func:`get_arrays`, :func:`set_arrays`).
+(:func:`get_arrays`, :func:`set_arrays`, :func:`fresh_copy`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,3 +136,21 @@ def set_arrays(model: nn.Module, arrays: Sequence[npt.NDArray[Any]]) -> None:
             )
         new[key] = torch.tensor(values, dtype=tensor.dtype)
     model.load_state_dict(new)
+
+
+def fresh_copy(model: nn.Module, arrays: Sequence[npt.NDArray[Any]]) -> nn.Module:
+    """Return a copy of a model with other parameters and buffers; everything else is as in the model.
+
+    A module may hold more than its state dictionary: buffers that are not persistent, and plain attributes. A forward
+    pass may change them. Each client therefore trains a fresh copy of a model that runs no forward pass itself.
+
+    Args:
+        model: The model, which is not changed.
+        arrays: One array per entry of the model's state dictionary, in its order and of its shapes.
+
+    Raises:
+        ParameterError: If the number of arrays, a shape or a type does not fit.
+    """
+    copied = copy.deepcopy(model)
+    set_arrays(copied, arrays)
+    return copied

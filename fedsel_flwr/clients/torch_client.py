@@ -20,11 +20,11 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, with_answering
+from fedsel_flwr.clients.answering import Shares, answer, asked_columns, local_accuracy, mini_batch, with_answering
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
 from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
@@ -42,7 +42,7 @@ class TorchClient(NumPyClient):
 
     Args:
         partition_id: The client's partition, which it reports as its identity.
-        model: Scratch model. Its parameters are overwritten.
+        model: The model. Each call works on a copy (:func:`~fedsel_flwr.clients.objectives.fresh_copy`).
         inputs: The client's examples, shape (n, ...).
         labels: Their classes, or numbers to predict, shape (n,).
         test_inputs: The client's own test examples, shape (k, ...); None takes ``inputs``.
@@ -95,7 +95,7 @@ class TorchClient(NumPyClient):
         return facts if self._energy_score is None else facts | {"energy_score": self._energy_score}
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
-        """Return the scratch model's arrays."""
+        """Return the model's arrays."""
         return get_arrays(self._model)
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
@@ -108,15 +108,15 @@ class TorchClient(NumPyClient):
         outcome = REPLIED if self._dropout is None else self._dropout.outcomes([self._partition_id], round)[0]
         if outcome == CRASHED:
             return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome)
-        delays = with_answering(self._system.draw(self._partition_id, round), asked, self._batch_share)
-        set_arrays(self._model, parameters)
+        delays = with_answering(self._system.draw(self._partition_id, round), asked, self._shares)
+        model = fresh_copy(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
         answers, loss = {}, math.nan
         # The model of a lost reply is not used, so it is trained only if its time is measured.
         if outcome == REPLIED or self._latency_mode == "measured":
-            answers = self._answers(asked, round)
-            loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
+            answers = self._answers(model, asked, round)
+            loss = train(model, *self._train, self._settings.at(round), order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
             self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,
@@ -126,18 +126,18 @@ class TorchClient(NumPyClient):
             time.sleep(max(0.0, min(float(metrics["latency_s"]), self._system.max_latency_s) - measured))
         if outcome != REPLIED:
             return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome, metrics)
-        return get_arrays(self._model), len(self._train[1]), metrics | answers
+        return get_arrays(model), len(self._train[1]), metrics | answers
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
         """Measure the received model on the client's own test examples.
 
         For a probe (``probe`` in the config, with ``round``), the metrics hold the requested columns, see
-        :mod:`fedsel_flwr.clients.answering`, and the cost of the answer. A probe for only a mini-batch's loss is not
-        charged for the test examples, because the probe did not ask about them.
+        :mod:`fedsel_flwr.clients.answering`, and the cost of the answer. A probe is charged for the examples that it
+        asks about. A measured time of a probe for only a mini-batch's loss does not contain the test examples.
         """
-        set_arrays(self._model, parameters)
+        model = fresh_copy(self._model, parameters)
         start = time.perf_counter()
-        loss, accuracy = evaluate(self._model, *self._test, objective=self._objective)
+        loss, accuracy = evaluate(model, *self._test, objective=self._objective)
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
             asked, round = asked_columns(config["probe"]), _round(config)
@@ -145,25 +145,26 @@ class TorchClient(NumPyClient):
             if asked == {"batch_loss"}:
                 start = time.perf_counter()
             # The accuracy is already known from above, and the time of a second evaluation would be measured too.
-            metrics |= self._answers(asked - {"local_accuracy"}, round)
+            metrics |= self._answers(model, asked - {"local_accuracy"}, round)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
             delays = self._system.draw(self._partition_id, round)
             measured = None if self._latency_mode == "model" else time.perf_counter() - start
-            metrics |= probe_costs(self._system, delays, asked, measured, self._batch_share)
+            metrics |= probe_costs(self._system, delays, asked, self._shares, measured)
         return loss, len(self._test[1]), metrics
 
-    def _answers(self, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
-        """Answer questions about the model in the scratch model."""
+    def _answers(self, model: nn.Module, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
+        """Answer questions about a model."""
         seed, batch = self._system.seed, None
         if "batch_loss" in asked:
             batch = mini_batch(seed, self._partition_id, round, len(self._train[1]), self._settings.batch_size)
-        return answer(self._model, asked, self._train, self._test, self._objective, seed, batch)
+        return answer(model, asked, self._train, self._test, self._objective, seed, batch)
 
     @property
-    def _batch_share(self) -> float:
-        """Size of a mini-batch, as a share of the training examples."""
-        return min(1.0, self._settings.batch_size / max(len(self._train[1]), 1))
+    def _shares(self) -> Shares:
+        """The client's examples, relative to those that it trains on in a round."""
+        train, test = (np.array([len(part[1])]) for part in (self._train, self._test))
+        return Shares.of(self._settings, train, test)[0]
 
 
 def _round(config: dict[str, Scalar]) -> int:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.checks import IntArray, whole
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, set_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy
 from fedsel_flwr.clients.threads import map_on_threads
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -150,7 +150,7 @@ def torch_predict(
     """Return a torch model as the function ``predict(arrays, inputs) -> logits`` for evaluation on the server.
 
     Args:
-        model: Scratch model. Its parameters are overwritten at each call.
+        model: The model. Each call evaluates a copy.
         batch_size: Number of examples at a time.
 
     Returns:
@@ -159,8 +159,7 @@ def torch_predict(
     """
 
     def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        set_arrays(model, list(arrays))
-        return outputs(model, inputs, batch_size).numpy().astype(np.float64)
+        return outputs(fresh_copy(model, arrays), inputs, batch_size).numpy().astype(np.float64)
 
     return predict
 

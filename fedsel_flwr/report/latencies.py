@@ -13,7 +13,6 @@ Each row is one of four kinds:
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import tomllib
@@ -27,6 +26,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import CLIENTS, JOURNAL, ROUNDS, SCENARIO, read_history
+from fedsel_flwr.rounds.csv_files import read_csv
 from fedsel_flwr.rounds.history import LATE, History
 
 CLIENT, SECONDS = "client", "seconds"
@@ -37,6 +37,9 @@ OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", 
 """Keys of a scenario in which the runs of a folder may differ."""
 HOUR_S = 3600.0
 """Median latency above which the seconds may be milliseconds."""
+SHORTEST_S, LONGEST_S = 1e-6, 1e9
+"""Shortest and longest latency of a CSV file, a microsecond and about 30 years."""
+TIMEOUTS = "If the client timed out, write the timeout and set --max-latency."
 EQUAL_ROWS = 3
 """Number of equal largest values from which they may be a timeout."""
 SHARE = 0.05
@@ -150,32 +153,18 @@ def _read_csv(
     limit = math.inf if max_latency is None else max_latency
     number: dict[str, int] = {}
     client, seconds = list[int](), list[float]()
-    # The BOM of files from spreadsheets would otherwise belong to the first column's name.
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path} cannot be read as text: {error}. Give a CSV file in UTF-8.") from error
-    rows = csv.DictReader(text.splitlines())
-    lacking = [name for name in (CLIENT, SECONDS) if name not in (rows.fieldnames or ())]
+    file = read_csv(path)
+    lacking = [name for name in (CLIENT, SECONDS) if name not in file.columns]
     if lacking:
-        got = repr(",".join(rows.fieldnames)) if rows.fieldnames else "an empty file"
         raise ParameterError(
-            f"{path} must have the columns {CLIENT},{SECONDS} in its first line, got {got}. Add "
+            f"{path} must have the columns {CLIENT},{SECONDS} in its first line, got {file.heading}. Add "
             f"{' and '.join(lacking)}."
         )
-    for row in rows:
-        name, given = (row[CLIENT] or "").strip(), (row[SECONDS] or "").strip()
-        try:
-            value = float(given)
-        except ValueError:
-            value = math.nan
-        if not name or not 0 < value < math.inf:
-            raise ParameterError(
-                f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {name!r} and "
-                f"{given!r}. Correct the line. If the client timed out, write the timeout and set --max-latency."
-            )
+    for line in file.lines:
+        if not (name := line.cells[CLIENT]):
+            raise line.error(CLIENT, "the id of a client", "Write the same id in all lines of a client.")
         client.append(number.setdefault(name, len(number)))
-        seconds.append(value)
+        seconds.append(line.real(SECONDS, at_least=SHORTEST_S, most=LONGEST_S, cure=TIMEOUTS))
     if not seconds:
         raise ParameterError(f"{path} has no rows. Write one line for each selected client of each round.")
     notes = []
@@ -223,19 +212,28 @@ def _latencies(
 
 def _read_folders(folder: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
     """Read the run in a folder, or the runs in its folders."""
-    own = [folder] if _has_history(folder) else sorted(each for each in folder.iterdir() if _has_history(each))
-    runs = [(_scenario(each), history) for each in own if (history := read_history(each)).rounds]
+    own = [folder] if _has_history(folder) else []
+    # The folder of a run has its checkpoints in a folder of their own.
+    if not (own and (folder / SCENARIO).is_file()):
+        own += sorted(each for each in folder.iterdir() if _has_history(each))
+    runs = [(_scenario(each), history, each) for each in own if (history := read_history(each)).rounds]
     if not runs:
         raise ParameterError(
             f"{str(folder)!r} holds no finished round. Give a folder with {JOURNAL} or {ROUNDS} and {CLIENTS}, or the "
             "folder of a comparison."
         )
-    kinds = [{key: value for key, value in one.items() if key not in OF_A_RUN} for one, _ in runs]
-    if any(kind != kinds[0] for kind in kinds):
+    if len(alone := [str(each) for tables, _, each in runs if not tables]) > 1:
         raise ParameterError(
-            f"{str(folder)!r} holds runs of different scenarios. Give the folder of one run, or of one comparison."
+            f"{str(folder)!r} holds {len(alone)} deployments, such as {alone[0]!r} and {alone[1]!r}, whose clients may "
+            "have the same ids. Give the folder of one deployment."
         )
-    scenario, histories = runs[0][0], [history for _, history in runs]
+    kinds = [{key: value for key, value in one.items() if key not in OF_A_RUN} for one, _, _ in runs]
+    if other := next((str(run[2]) for kind, run in zip(kinds, runs, strict=True) if kind != kinds[0]), ""):
+        raise ParameterError(
+            f"{str(folder)!r} holds runs of different scenarios. Give the folder of one run, or of one comparison, "
+            f"instead of {str(runs[0][2])!r} together with {other!r}."
+        )
+    scenario, histories = runs[0][0], [history for _, history, _ in runs]
     limit = _find_limit(scenario, histories) if max_latency is None else max_latency
     selected = [one.num_selected for history in histories for one in history.rounds if one.num_selected]
     typical = int(np.median(selected)) if selected else 1
@@ -244,7 +242,7 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
     examples, failed, left_out = dict[int, int](), 0, 0
     # With the same seed, a client has the same latency in a round, whatever selector runs. It counts once.
     counted: set[tuple[int, str, int]] = set()
-    for own_scenario, history in runs:
+    for own_scenario, history, _ in runs:
         seed = int(own_scenario.get("seed", 0))
         ends = {one.round: one.round_s - one.probe_s for one in history.rounds}
         for row in history.clients:

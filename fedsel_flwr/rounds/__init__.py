@@ -28,5 +28,6 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``resumption``       decides whether a run begins, resumes, is replayed, returns its result, or is refused
 ``checkpoints``      writes, reads and deletes checkpoints, one file each
 ``storage``          atomic writes, and folders locked by one process
+``csv_files``        the one reader of CSV files: histories of latencies, traces, devices
 ===================  ================================================================================================
 """

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import fedsel_flwr
 from fedsel_flwr.checks import whole
-from fedsel_flwr.errors import RunError, StateError
+from fedsel_flwr.errors import RunError, StateError, write_cure
 from fedsel_flwr.rounds import storage
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
@@ -36,7 +36,7 @@ JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
 """Suffix of a refused checkpoint."""
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of the files. Other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
 """Names of checkpoints. Checkpoints of schema 1 had a JSON file too."""
@@ -119,7 +119,7 @@ class Checkpoints:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {storage.write_cure(error)}, then "
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, then "
                 "resume with resume=True"
             ) from error
         except StateError as error:

@@ -79,20 +79,21 @@ class Collector:
         wanted = parts.selector.needs & FROM_REPLY
         # A stack was trained on the global model itself.
         reference = round.reference if s.compare_models or stack is not None else None
+        measured = None if reference is None else parts.measurer.measured(reference)
         # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
         reads_weights = s.payload != "own" or bool(s.averaging and not s.averaging_is_papers)
         weighted = requires_weight(reads_weights, [one.num_examples for one in replies.values() if not one.error])
         limit = parts.registrar.max_examples(round.rows, claimed)
-        read = partial(read_reply, settings=s, wanted=wanted, max_examples=limit, weighted=weighted)
+        read = partial(read_reply, settings=s, wanted=wanted, max_examples=limit, weighted=weighted, measured=measured)
         answers = [replies.get(node, NO_ANSWER) for node in round.chosen.values()]
         names = [ids[row] if by_claim else None for row in round.chosen]
         faults: Sequence[str | None] = [None] * len(answers)
         references: Sequence[Arrays | None] = [reference] * len(answers)
         structure: Structure | None = None
         if stack is not None and reference is not None:
-            faults = self._faults(stack, reference)
+            faults = self._faults(stack, reference, measured)
         elif s.checks_structure and (model := round.reference) is not None:
             # Only replies without another fault show the structure.
             fine = (a for a, name in zip(answers, names, strict=True) if read(a, client_id=name, fault="").completed)
@@ -154,10 +155,10 @@ class Collector:
             return replace(outcome, enough=False)
         return self._averaged(outcome, draws)
 
-    def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
+    def _faults(self, stack: ModelStack, reference: Arrays, measured: Sequence[int] | None) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
         limit, models = self.settings.max_update_norm, zip(stack.faults(reference), stack.as_list(), strict=True)
-        return [fault or fault_in_norm(model, reference, limit) for fault, model in models]
+        return [fault or fault_in_norm(model, reference, limit, measured) for fault, model in models]
 
     def _check_unread(self, round: Round) -> None:
         """Refuse models that are not decoded, or not compared with the global model, if their numbers are read."""

@@ -16,6 +16,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.eligibility import as_availability, available
+from fedsel_flwr.rounds.missing_columns import ALL_REPORTED
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.parts import Parts
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver
@@ -63,6 +64,8 @@ class SelectionCore:
     ) -> None:
         selector.plan_rounds(over_selection=settings.over_selection, warmup_rounds=settings.warmup_rounds)
         self.settings, self._availability = settings, as_availability(settings.availability)
+        # Whether the clients that the availability names were compared with the clients of the run.
+        self._compared = False
         roster = Roster() if roster is None else roster
         for limit in ("max_clients", "max_new_per_round", "evict_after"):
             if (given := getattr(settings, limit)) is not None:
@@ -306,8 +309,9 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
-        # Checkpoints of earlier versions have no structure of replies.
-        state_dicts.load_parts(self.parts.by_name, {"reply_structure": BEFORE_STRUCTURES, **state})
+        # Checkpoints of earlier versions lack these parts. Their clients have reported what the selector reads.
+        added = {"reply_structure": BEFORE_STRUCTURES, "missing_columns": ALL_REPORTED}
+        state_dicts.load_parts(self.parts.by_name, {**added, **state})
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
@@ -335,7 +339,8 @@ class SelectionCore:
         here = present.only(self.parts.busy.eligible(present.nodes))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
-            seconds = rounds[-1].simulated_s if rounds else 0.0
-            here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
+            seconds, ids = rounds[-1].simulated_s if rounds else 0.0, [roster.ids[row] for row in here.rows]
+            known, self._compared = () if self._compared else roster.ids, True
+            here = here.only(available(self._availability, ids, upcoming, seconds, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))

@@ -6,8 +6,10 @@ user's availability includes it. It is within the quota for new clients. Its par
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
 
@@ -17,10 +19,13 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.untrusted import shown
 
+logger = logging.getLogger("fedsel_flwr")
 Availability = Callable[[str, int, float], bool]
 """Function of client id, round and simulated seconds; False excludes the client from the round. If the function has a
-method ``at(ids, round, seconds)``, that method answers for all clients at once and returns booleans, shape (n,)."""
+method ``at(ids, round, seconds)``, that method answers for all clients at once and returns booleans, shape (n,). If it
+has an attribute ``ids``, the log has a warning about those of these ids that no client has."""
 MAX_DOUBLINGS = 30
 """Number of consecutive failures after which the cool-down stops growing."""
 SHARE_WINDOW = 20
@@ -53,10 +58,27 @@ def as_availability(given: Availability | Collection[str | int] | None) -> Avail
     ids = {canonical_id(one): one for one in given}
     if None in ids:
         raise ParameterError(f"availability lists {ids[None]!r}, which cannot be a client id. {cure}")
-    return lambda client_id, round, seconds: client_id in ids
+    return ListedClients(frozenset(one for one in ids if one is not None))
 
 
-def available(availability: Availability, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
+@dataclass(frozen=True)
+class ListedClients:
+    """Availability of the clients in a list, and of no other.
+
+    Args:
+        ids: The client ids.
+    """
+
+    ids: frozenset[str]
+
+    def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
+        """Return whether a client is in the list."""
+        return client_id in self.ids
+
+
+def available(
+    availability: Availability, ids: Sequence[str], round: int, simulated_s: float, known: Collection[str] = ()
+) -> BoolArray:
     """Call ``availability`` once for each client.
 
     Args:
@@ -64,16 +86,19 @@ def available(availability: Availability, ids: Sequence[str], round: int, simula
         ids: Client ids.
         round: The round about to be chosen.
         simulated_s: Simulated seconds since the start.
+        known: The ids of the run's clients, to compare with those that ``availability`` names; empty for no comparison.
 
     Returns:
         Whether each client takes part, shape (n,).
 
     Raises:
-        RunError: ``availability.at`` returned another shape.
+        RunError: ``availability.at`` returned another shape. Or a list names none of the known clients.
 
     >>> available(lambda client_id, round, seconds: client_id != "1", ["0", "1"], 1, 0.0).tolist()
     [True, False]
     """
+    if known:
+        _check_named(availability, known)
     at_once = getattr(availability, "at", None)
     if at_once is None:
         return np.array([bool(availability(client_id, round, simulated_s)) for client_id in ids], dtype=np.bool_)
@@ -81,6 +106,23 @@ def available(availability: Availability, ids: Sequence[str], round: int, simula
     if mask.shape != (len(ids),):
         raise RunError(f"availability.at must return a boolean for each of {len(ids)} clients, got shape {mask.shape}")
     return mask
+
+
+def _check_named(availability: Availability, known: Collection[str]) -> None:
+    """Warn if ``availability`` names unknown clients; refuse a list that names only unknown clients."""
+    named: Collection[str] = getattr(availability, "ids", ())
+    unknown = sorted(set(named).difference(known))
+    if not unknown:
+        return
+    numbers = f"availability names {len(named)} clients: {len(named) - len(unknown)} known, {len(unknown)} unknown"
+    example = f"such as {shown(unknown[0])}"
+    cure = f"Use the ids in the history, such as {shown(min(known, default=''))}."
+    if not isinstance(availability, ListedClients):
+        logger.warning("%s, %s. A client that it does not name is always available. %s", numbers, example, cure)
+    elif len(unknown) < len(named):
+        logger.warning("%s, %s. Only clients that it names take part. %s", numbers, example, cure)
+    else:
+        raise RunError(f"{numbers}, {example}, so that no client may take part. {cure}")
 
 
 class Busy(state_dicts.NotByClient):

@@ -2,7 +2,8 @@
 
 A column is measured only if the selector or FedCA's filter reads it. This happens before the base strategy may
 overwrite the replies. All computations use plain NumPy. The model enters through one function,
-``predict(arrays, inputs) -> logits``. GPFL projects each client's gradient on the direction in which the global model
+``predict(arrays, inputs) -> logits``. Updates and gradients consist of the floating-point arrays of the model only
+(:meth:`Measurer.measured`). GPFL projects each client's gradient on the direction in which the global model
 moves:
 
 ===========  ==========================  =================================================================
@@ -29,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.models import Arrays, Models, ModelStack, flat
+from fedsel_flwr.rounds.models import Arrays, Models, ModelStack, flat, floating
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
@@ -163,6 +164,26 @@ class Measurer(state_dicts.NotByClient):
         self._examples = cast(Validation, validation)
         # Without a learning rate no part reads the direction, but the checkpoint has a place for it.
         self.direction = Direction(settings.learning_rate or 1.0, settings.momentum)
+        # Positions at which a global model had integers.
+        self._integers: frozenset[int] = frozenset()
+
+    def measured(self, reference: Arrays) -> list[int]:
+        """Return the positions of the arrays that count as the model: those that were never integers in the run.
+
+        Flower's average turns integers, such as the step counter of a batch normalization, into floats. Therefore the
+        type in one round is not enough.
+
+        Raises:
+            RunError: The selector reads updates, but the model has no floating-point array.
+        """
+        self._integers |= frozenset(range(len(reference))) - frozenset(floating(reference))
+        found = [i for i in range(len(reference)) if i not in self._integers]
+        if not found and self.selector.needs & {"projection", "update"}:
+            raise RunError(
+                f"{self.selector.name} reads updates, but the global model has no floating-point array. Choose a "
+                "selector that reads no updates, or train a model with floating-point parameters."
+            )
+        return found
 
     @property
     def reads_global(self) -> bool:
@@ -191,8 +212,8 @@ class Measurer(state_dicts.NotByClient):
 
         Returns:
             The needed columns. kept (bool), accuracy and projection have the shape (n_models,), update has the shape
-            (n_models, parameters). If clients were drawn repeatedly, draws is the number of copies of each model that
-            the filter keeps.
+            (n_models, floating-point numbers). If clients were drawn repeatedly, draws is the number of copies of each
+            model that the filter keeps.
         """
         needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray | IntArray]()
         if not len(models):
@@ -209,8 +230,9 @@ class Measurer(state_dicts.NotByClient):
                     columns["kept"] = self.filter.kept(logits, self._examples.labels)
         if needs & {"projection", "update"}:
             # In place, here and for the gradients, because this is the round's largest array: all clients' parameters.
-            updates = models.flat()
-            updates -= flat(reference)
+            read = self.measured(reference)
+            updates = models.flat(read)
+            updates -= flat(reference, read)
             if "update" in needs:
                 columns["update"] = updates
             if "projection" in needs:
@@ -233,7 +255,8 @@ class Measurer(state_dicts.NotByClient):
         """
         needs = self.selector.needs
         if "projection" in needs and not self._starts_direction:
-            self.direction.move(flat(before), flat(after))
+            read = self.measured(before)
+            self.direction.move(flat(before, read), flat(after, read))
         if not needs & {"global_accuracy", "global_loss"}:
             return {}
         loss, accuracy = self._examples.loss_and_accuracy(after)
@@ -245,12 +268,15 @@ class Measurer(state_dicts.NotByClient):
         return self._examples.accuracy(self._examples.logits(arrays))  # PCZFL's A_k of (3)
 
     def state_dict(self) -> state_dicts.State:
-        """Return the state of the direction."""
-        return self.direction.state_dict()
+        """Return the state of the direction, and the positions at which the global model had integers."""
+        return {**self.direction.state_dict(), "integers": sorted(self._integers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
-        self.direction.load_state_dict(state)
+        state_dicts.expect_keys(state, self.state_dict())
+        integers = state_dicts.array("integers", state["integers"], np.int64).tolist()
+        self.direction.load_state_dict({"direction": state["direction"]})
+        self._integers = frozenset(integers)
 
     @property
     def _starts_direction(self) -> bool:

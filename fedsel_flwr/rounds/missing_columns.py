@@ -19,6 +19,8 @@ Asked = Literal["answer to the probe", "reply"]
 """Whether clients answered a probe, or replied after training."""
 MAX_KEYS = 20
 """Largest number of arrived metrics that a message names."""
+ALL_REPORTED: state_dicts.State = {"reported": sorted(COLUMNS), "lacked": []}
+"""The state of a run in which clients have reported every column."""
 MOD = "add this package's mod to the clients, ClientApp(mods=[telemetry])"
 REPORTING = {
     "latency": 'let the clients report the seconds of a round, or set clock="server"',

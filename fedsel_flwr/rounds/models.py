@@ -1,7 +1,10 @@
 """Models of a round, as a list or as a stack of layers: their faults, and the size of their updates.
 
 :class:`ModelList` holds models as they arrive from clients, :class:`ModelStack` models that were trained in one batch.
-The server's measurements work on both (:class:`Models`). A fault is a text, empty for a usable model.
+The server's measurements work on both (:data:`Models`). A fault is a text, empty for a usable model.
+
+What measures a model reads its floating-point arrays only (:func:`floating`). An integer buffer, such as the step
+counter of a batch normalization, is no part of an update.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,28 +25,12 @@ LARGEST = 1e18
 """Largest magnitude of a number in a client's model. Its square, and sums of squares, are still finite in float32."""
 
 
-class Models(Protocol):
-    """The models of a round, as the server's measurements use them."""
-
-    def __len__(self) -> int:
-        """Return the number of models."""
-
-    def flat(self) -> FloatArray:
-        """Return the models' parameters as a new array, shape (n_models, parameters)."""
-
-    def take(self, positions: IntArray) -> Models:
-        """Return the models at ``positions``, shape (n,)."""
-
-    def as_list(self) -> Sequence[Arrays]:
-        """Return the models one by one."""
-
-
 @dataclass(frozen=True)
 class ModelList:
     """Models as they arrive, each a sequence of arrays.
 
     >>> import numpy as np
-    >>> ModelList([[np.ones((1, 2)), np.zeros(1)]]).flat()
+    >>> ModelList([[np.ones((1, 2)), np.zeros(1), np.array(7)]]).flat()
     array([[1., 1., 0.]])
     """
 
@@ -53,9 +40,12 @@ class ModelList:
         """Return the number of models."""
         return len(self.models)
 
-    def flat(self) -> FloatArray:
-        """Return the models' parameters as a new array, shape (n_models, parameters)."""
-        return np.array([flat(arrays) for arrays in self.models])
+    def flat(self, measured: Sequence[int] | None = None) -> FloatArray:
+        """Return the models' floating-point numbers as a new array, shape (n_models, numbers).
+
+        ``measured`` has the positions of the arrays to read; None takes :func:`floating`.
+        """
+        return np.array([flat(arrays, measured) for arrays in self.models])
 
     def take(self, positions: IntArray) -> ModelList:
         """Return the models at ``positions``, shape (n,)."""
@@ -71,7 +61,7 @@ class ModelStack:
     """Models trained in one batch: one array for each layer, shape (n_models, ...), one row for each model.
 
     >>> import numpy as np
-    >>> ModelStack([np.ones((1, 1, 2)), np.zeros((1, 1))]).flat()
+    >>> ModelStack([np.ones((1, 1, 2)), np.zeros((1, 1)), np.array([7])]).flat()
     array([[1., 1., 0.]])
     """
 
@@ -81,10 +71,12 @@ class ModelStack:
         """Return the number of models."""
         return len(self.layers[0]) if self.layers else 0
 
-    def flat(self) -> FloatArray:
-        """Return the models' parameters as a new array, shape (n_models, parameters)."""
-        parts = [layer.reshape(len(layer), -1) for layer in self.layers]
-        return np.concatenate(parts, axis=1).astype(np.float64, copy=False)
+    def flat(self, measured: Sequence[int] | None = None) -> FloatArray:
+        """Return the models' floating-point numbers as a new array, as :meth:`ModelList.flat` does."""
+        read = floating(self.layers) if measured is None else measured
+        # The empty part is for models without floating-point arrays.
+        parts = [np.empty((len(self), 0)), *(self.layers[i].reshape(len(self), -1) for i in read)]
+        return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def as_list(self) -> Sequence[Arrays]:
         """Return the models one by one, as views of the layers."""
@@ -116,9 +108,28 @@ class ModelStack:
         return ModelStack([x.astype(own.dtype, copy=False) for x, own in zip(self.layers, reference, strict=True)])
 
 
-def flat(arrays: Arrays) -> FloatArray:
-    """Return a model's parameters in one new array, shape (parameters,)."""
-    return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in arrays])
+Models = ModelList | ModelStack
+"""The models of a round, as the server's measurements use them."""
+
+
+def floating(arrays: Arrays) -> tuple[int, ...]:
+    """Return the positions of a model's floating-point arrays.
+
+    >>> floating([np.ones(2, np.float32), np.array(3), np.array([True]), np.zeros(1)])
+    (0, 3)
+    """
+    return tuple(i for i, array in enumerate(arrays) if np.asarray(array).dtype.kind == "f")
+
+
+def flat(arrays: Arrays, measured: Sequence[int] | None = None) -> FloatArray:
+    """Return a model's floating-point numbers in one new array, shape (numbers,).
+
+    Args:
+        arrays: The model.
+        measured: Positions of the arrays to read; None takes :func:`floating`.
+    """
+    read = floating(arrays) if measured is None else measured
+    return np.concatenate([np.empty(0), *(np.asarray(arrays[i], dtype=np.float64).ravel() for i in read)])
 
 
 def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
@@ -153,7 +164,9 @@ def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
     for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
         if array.shape != own.shape:
             return f"arrays: expected shape {own.shape} at {i}, got {array.shape}"
-        if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, own.dtype, "same_kind"):
+        if array.dtype.kind not in "biuf":
+            return f"arrays: expected real numbers at {i}, got {array.dtype}"
+        if not np.can_cast(array.dtype, own.dtype, "same_kind"):
             return f"arrays: expected dtype {own.dtype} at {i}, got {array.dtype}"
     return ""
 
@@ -179,26 +192,28 @@ def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int
     return faults
 
 
-def update_norm(arrays: Arrays, reference: Arrays) -> float:
-    """Return the L2 norm of a client's update over all its arrays, computed in float64.
+def update_norm(arrays: Arrays, reference: Arrays, measured: Sequence[int] | None = None) -> float:
+    """Return the L2 norm of a client's update over its floating-point arrays, computed in float64.
 
     Args:
         arrays: The client's model, with finite numbers and the global model's shapes.
         reference: The global model that the client received.
+        measured: Positions of the arrays to read. None takes those that are floating-point in ``reference``, because a
+            client could declare its arrays as integers.
 
     >>> update_norm([np.ones((2, 2)), np.array([3.0])], [np.zeros((2, 2)), np.zeros(1)])  # sqrt(4 + 9)
     3.605551275463989
     """
     squares = 0.0
-    for array, own in zip(arrays, reference, strict=True):
-        difference = np.subtract(array, own, dtype=np.float64).ravel()
+    for i in floating(reference) if measured is None else measured:
+        difference = np.subtract(arrays[i], reference[i], dtype=np.float64).ravel()
         squares += float(np.dot(difference, difference))
     return math.sqrt(squares)
 
 
-def fault_in_norm(arrays: Arrays, reference: Arrays, limit: float | None) -> str:
+def fault_in_norm(arrays: Arrays, reference: Arrays, limit: float | None, measured: Sequence[int] | None = None) -> str:
     """Return the fault of an update that is too large; empty if it is not, or if there is no limit."""
-    if limit is None or (norm := update_norm(arrays, reference)) <= limit:
+    if limit is None or (norm := update_norm(arrays, reference, measured)) <= limit:
         return ""
     return f"update norm: {norm:.6g} is above max_update_norm = {limit:g}"
 

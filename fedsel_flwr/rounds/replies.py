@@ -138,6 +138,7 @@ def read_reply(
     client_id: str | None,
     reference: Arrays | None = None,
     fault: str | None = None,
+    measured: Sequence[int] | None = None,
     wanted: frozenset[str] = frozenset(),
     max_examples: int | None = None,
     weighted: bool = True,
@@ -150,6 +151,7 @@ def read_reply(
         client_id: The id to which the connection is bound; None if the client's own claim does not count.
         reference: The global model that the client received; None skips the comparison of arrays.
         fault: The fault of the client's model, empty if there is none; None checks the model here.
+        measured: Positions of the arrays that count for ``max_update_norm``; None for the floating-point ones.
         wanted: Columns that clients report and the selector needs.
         max_examples: Largest number of examples that a client may claim in this round; None for no limit.
         weighted: Whether a reply without a number of examples has failed (:func:`requires_weight`).
@@ -161,7 +163,7 @@ def read_reply(
     problems: list[str] = []
     faulty: set[str] = set()
     lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
-    if failed := reply.error or lost or _fault_in(reply, reference, fault, weighted, settings.max_update_norm):
+    if failed := reply.error or lost or _fault_in(reply, reference, fault, weighted, settings, measured):
         problems.append(failed)
     values = dict.fromkeys(NUMBERS, math.nan)
     for name in NUMBERS:
@@ -187,6 +189,7 @@ def read_reply(
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
+            faulty.add(keys.of(name))
         # A missing energy score is no problem if it can be derived from joules. NaN differs from itself.
         elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
             problems.append(f"{name}: not reported")
@@ -231,7 +234,12 @@ def read_reply(
 
 
 def _fault_in(
-    reply: Reply, reference: Arrays | None, fault: str | None, weighted: bool, max_update_norm: float | None
+    reply: Reply,
+    reference: Arrays | None,
+    fault: str | None,
+    weighted: bool,
+    settings: Settings,
+    measured: Sequence[int] | None,
 ) -> str:
     """Return the first fault that makes an update unusable; empty if there is none. See :func:`read_reply`."""
     if len(reply.metrics) > MAX_METRICS:
@@ -241,7 +249,8 @@ def _fault_in(
     if fault is not None or reference is None:
         return fault or ""
     # Last, because the comparison of the arrays costs most.
-    return fault_in_arrays(reply.arrays, reference) or fault_in_norm(reply.arrays or [], reference, max_update_norm)
+    limit = settings.max_update_norm
+    return fault_in_arrays(reply.arrays, reference) or fault_in_norm(reply.arrays or [], reference, limit, measured)
 
 
 def requires_weight(read: bool, weights: Collection[object]) -> bool:

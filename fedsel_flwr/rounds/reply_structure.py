@@ -97,7 +97,7 @@ class ReplyStructure(state_dicts.NotByClient):
             return
         cure = "If the base aggregates such updates, set compare_models=False"
         if reader := self._settings.update_reader:
-            cure = f"{reader} compares updates with that model, so compare_models=False does not help. Use another one"
+            cure = f"{reader} needs updates like that model. Do without it, and set compare_models=False"
         elif not self._settings.compare_models:
             cure = "Without compare_models, more than half of at least two updates must be alike. Select more clients"
         raise RunError(

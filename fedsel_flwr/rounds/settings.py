@@ -165,8 +165,8 @@ class Options:
             have those of the arrays that the client received. If no reply of the first round that aggregates has them,
             it must have those of most replies of that round. With "auto": False if the base brings its own aggregation
             and nothing here reads updates, else True. Wrappers for differential privacy need True.
-        max_update_norm: Refuse an update with a larger L2 norm, over all arrays of its difference to the global model.
-            If None: no limit.
+        max_update_norm: Refuse an update with a larger L2 norm, over the floating-point arrays of its difference to the
+            global model. If None: no limit.
         max_examples: Largest number of examples that a client may claim. The number is the client's weight in an
             average, and selectors read it. A larger claim is reduced to this limit and recorded in the history, and the
             update is still used. With "auto": four times the median of the clients' last claims. If None: no limit.
@@ -199,7 +199,8 @@ class Options:
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma), below 1.
         availability: The ids of the only clients that may participate, or a function of client id, round and simulated
-            seconds. The function returns False to exclude the client from the round. For simulations and deployments.
+            seconds. The function returns False to exclude the client from the round. For simulations and deployments. A
+            list that names none of the clients ends the run at the first roll call. Unknown ids are logged once.
         budget: Limits of the run, in simulated seconds and joules. After the budget is used up, no client is selected,
             and the history has no further rounds, even if Flower still counts them.
         evaluate_in: Function of the absolute round; False skips the central evaluation of the round. The round that
@@ -366,15 +367,14 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:
     """Name the part that reads individual updates; an averaging scheme of the selector's paper sets only weights."""
-    columns = selector.needs & PER_UPDATE
-    readers = {
-        f"{selector.name} ({', '.join(sorted(columns))})": bool(columns),
-        "FedCA's filter": given.filter is not None or "filter" in selector.paper_options,
-        "max_update_norm": given.max_update_norm is not None,
-        f"averaging={given.averaging!r}": given.averaging is not None,
-        "the base's differential privacy": payload == "private",
-    }
-    return next((name for name, reads in readers.items() if reads), "")
+    if columns := ", ".join(sorted(selector.needs & PER_UPDATE)):
+        return f"{selector.name} ({columns})"
+    if given.filter is not None or "filter" in selector.paper_options:
+        return "FedCA's filter"
+    if given.max_update_norm is not None:
+        return "max_update_norm"
+    own = "the base's differential privacy" if payload == "private" else ""
+    return own if given.averaging is None else f"averaging={given.averaging!r}"
 
 
 def _compares_models(given: Options, payload: Payload, reader: str) -> bool:

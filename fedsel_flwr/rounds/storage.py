@@ -12,7 +12,6 @@ folder cannot be locked (a read-only disk, some network file systems), nothing i
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 from pathlib import Path
@@ -91,17 +90,6 @@ def _write(temporary: Path, path: Path, content: tuple[bytes | memoryview, ...])
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def write_cure(error: OSError) -> str:
-    """Return what to do after a failed write, as the beginning of a sentence.
-
-    >>> write_cure(OSError(errno.EMFILE, "Too many open files"))
-    'Raise the limit of open files (ulimit -n)'
-    """
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "Raise the limit of open files (ulimit -n)"
-    return "Free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable"
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import tomli_w
+from torch import nn
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.device import mean_latencies
-from fedsel_flwr.clients.objectives import fraction_correct, set_arrays
+from fedsel_flwr.clients.objectives import fraction_correct, fresh_copy
 from fedsel_flwr.clients.training import outputs, read_only_tensor
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, write_cure
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, write_cure
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -369,25 +370,25 @@ def client_accuracies(world: World, arrays: Arrays) -> FloatArray:
     own = scenario.data.local_test_fraction > 0
     if scenario.num_clients > MAX_CLIENTS or not (own or world.objective.quality is fraction_correct):
         return np.empty(0)
-    set_arrays(world.model, list(arrays))
-    return _on_own_examples(world) if own else _on_test_set(world)
+    model = fresh_copy(world.model, arrays)
+    return _on_own_examples(world, model) if own else _on_test_set(world, model)
 
 
-def _on_own_examples(world: World) -> FloatArray:
-    """Return the accuracy of the world's model on each client's test examples."""
+def _on_own_examples(world: World, model: nn.Module) -> FloatArray:
+    """Return the accuracy of a model on each client's test examples."""
     data, tested = world.dataset.train, [rows for _, rows in world.train_test_rows(range(world.scenario.num_clients))]
     # Clients may share examples, but the model evaluates each example once.
     needed = np.unique(np.concatenate(tested))
-    found, labels = outputs(world.model, data.inputs[needed]), read_only_tensor(data.labels)
+    found, labels = outputs(model, data.inputs[needed]), read_only_tensor(data.labels)
     quality = world.objective.quality
     return np.array([quality(found[np.searchsorted(needed, rows)], labels[rows]) for rows in tested])
 
 
-def _on_test_set(world: World) -> FloatArray:
-    """Return the accuracy of the world's model on the test set, for each client weighted by its share of each class."""
+def _on_test_set(world: World, model: nn.Module) -> FloatArray:
+    """Return the accuracy of a model on the test set, for each client weighted by its share of each class."""
     test, classes = world.dataset.test, world.dataset.num_classes
     labels, trained = np.asarray(test.labels), np.asarray(world.dataset.train.labels)
-    right = outputs(world.model, test.inputs).argmax(-1).numpy() == labels
+    right = outputs(model, test.inputs).argmax(-1).numpy() == labels
     tested = np.bincount(labels, minlength=classes)
     held = np.array([
         np.bincount(trained[world.train_rows(k)], minlength=classes) for k in range(world.scenario.num_clients)
@@ -445,11 +446,10 @@ def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
         The columns ``client``, ``label``, ``num_examples`` and ``accuracy``, with a row for each class that a client
         has.
     """
-    set_arrays(world.model, list(arrays))
-    data = world.dataset.train
+    model, data = fresh_copy(world.model, arrays), world.dataset.train
     labels = np.asarray(data.labels)
     # One pass computes all outputs, because clients may share examples.
-    right = (outputs(world.model, data.inputs).argmax(-1).numpy() == labels).astype(np.float64)
+    right = (outputs(model, data.inputs).argmax(-1).numpy() == labels).astype(np.float64)
     rows: list[tuple[int, int, int, float]] = []
     for k in range(world.scenario.num_clients):
         own = world.train_rows(k)

@@ -23,7 +23,7 @@ from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.dropout import REPLIED
 from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
-from fedsel_flwr.clients.objectives import CLASSIFICATION, set_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, fresh_copy
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.clients.training import outputs, read_only_tensor
@@ -195,11 +195,11 @@ class InProcessClients:
         # Any other column, such as the gradient, needs a separate pass for each client.
         batched = BatchedEvaluation(world, self.model, ids, asked) if asked and asked <= BATCHED_COLUMNS else None
         replies = {}
-        for node, k, size, score, delays, loss, fate in zip(
-            nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
-            fates, strict=True,
+        for node, k, size, score, delays, shares, loss, fate in zip(
+            nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round),
+            world.shares(ids), losses.tolist(), fates, strict=True,
         ):  # fmt: skip
-            delays = with_answering(delays, asked)
+            delays = with_answering(delays, asked, shares)
             spent = fit_metrics(system, k, delays, train_loss=loss, energy_score=score)
             metrics: dict[str, object] = dict(spent)
             if fate != REPLIED:
@@ -207,9 +207,9 @@ class InProcessClients:
             elif batched is not None:
                 metrics |= batched.columns(k, asked)
             elif asked:
-                # Clients and the server share one module, so it may hold the parameters of another client.
-                set_arrays(world.model, list(self.model))
-                metrics |= answer(world.model, asked, *world.examples(k), world.objective, system.seed)
+                metrics |= answer(
+                    fresh_copy(world.model, self.model), asked, *world.examples(k), world.objective, system.seed
+                )
             replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)
 
@@ -257,16 +257,15 @@ def probe_clients(
         return answers
     round = int(config["round"])
     evaluation = BatchedEvaluation(world, arrays, partition_ids, asked, tested=True, round=round)
-    size = world.scenario.training.settings().batch_size
     for block in evaluation.blocks:
-        for k, delays in zip(block, world.system.draws(block, round), strict=True):
+        for k, delays, shares in zip(block, world.system.draws(block, round), world.shares(block), strict=True):
             loss, quality = evaluation.test_metrics(k)
             columns: dict[str, float | bytes] = {}
             # Taken from the quality above, because evaluating the column would read the test examples a second time.
             if "local_accuracy" in asked:
                 columns["local_accuracy"] = local_accuracy(quality)
             columns |= evaluation.columns(k, asked - {"local_accuracy"})
-            costs = probe_costs(world.system, delays, asked, batch_share=min(1.0, size / int(world.sizes[k])))
+            costs = probe_costs(world.system, delays, asked, shares)
             # If the column "loss" was asked for, it replaces the test loss, as in the answer of a Flower client.
             answers.append({"loss": loss, "accuracy": quality, "client_id": k, **columns, **costs})
     return answers
@@ -324,8 +323,7 @@ class BatchedEvaluation:
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
         self._labels = read_only_tensor(data.labels)
         if len(rows):
-            set_arrays(world.model, list(arrays))
-            self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
+            self._outputs = outputs(fresh_copy(world.model, arrays), data.inputs if everything else data.inputs[rows])
             self._measure_examples(self._labels if everything else self._labels[rows])
 
     def test_metrics(self, partition_id: int) -> tuple[float, float]:

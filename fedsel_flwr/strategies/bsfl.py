@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsel_flwr import selectors
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
@@ -54,5 +52,5 @@ class BSFL(PaperStrategy, SelectionStrategy):
     'auto'
     """
 
-    selector_class: ClassVar[type[selectors.Selector]] = selectors.BSFL
-    auto_on_server_clock: ClassVar[tuple[str, ...]] = ("min_latency",)
+    selector_class = selectors.BSFL
+    auto_on_server_clock = ("min_latency",)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsel_flwr import selectors
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
@@ -47,5 +45,5 @@ class CSUCB(PaperStrategy, SelectionStrategy):
     ('auto', 30.0)
     """
 
-    selector_class: ClassVar[type[selectors.Selector]] = selectors.CSUCB
-    auto_on_server_clock: ClassVar[tuple[str, ...]] = ("max_latency",)
+    selector_class = selectors.CSUCB
+    auto_on_server_clock = ("max_latency",)

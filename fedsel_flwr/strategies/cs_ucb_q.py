@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsel_flwr import selectors
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
@@ -51,5 +49,5 @@ class CSUCBQ(PaperStrategy, SelectionStrategy):
     ('auto', 30.0)
     """
 
-    selector_class: ClassVar[type[selectors.Selector]] = selectors.CSUCBQ
-    auto_on_server_clock: ClassVar[tuple[str, ...]] = ("max_latency",)
+    selector_class = selectors.CSUCBQ
+    auto_on_server_clock = ("max_latency",)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsel_flwr import selectors
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
@@ -48,4 +46,4 @@ class GPFL(PaperStrategy, SelectionStrategy):
     ['2', '3']
     """
 
-    selector_class: ClassVar[type[selectors.Selector]] = selectors.GPFL
+    selector_class = selectors.GPFL

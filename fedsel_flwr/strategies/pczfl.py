@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedsel_flwr import selectors
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
@@ -47,4 +45,4 @@ class PCZFL(PaperStrategy, SelectionStrategy):
     ['0', '1', '2', '3']
     """
 
-    selector_class: ClassVar[type[selectors.Selector]] = selectors.PCZFL
+    selector_class = selectors.PCZFL

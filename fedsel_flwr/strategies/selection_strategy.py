@@ -8,23 +8,13 @@ between it and Flower's types.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
-from flwr.common import (
-    Code,
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    GetParametersIns,
-    Parameters,
-    Scalar,
-    ndarrays_to_parameters,
-)
+from flwr.common import Code, EvaluateIns, FitIns, GetParametersIns, Parameters, Scalar, ndarrays_to_parameters
 from flwr.server import ClientManager
 from flwr.server.strategy import FedAvg, Strategy
 
@@ -36,8 +26,7 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.adapter import Adapter
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Adapter, Evaluation
 from fedsel_flwr.strategies.wrapping.client_manager import (
     BoundedManager,
     ChosenCohort,
@@ -45,9 +34,11 @@ from fedsel_flwr.strategies.wrapping.client_manager import (
     grid_of,
     wait_for_clients,
 )
-from fedsel_flwr.strategies.wrapping.legacy_results import (
+from fedsel_flwr.strategies.wrapping.legacy_transport import (
+    Arrived,
     EvaluateResult,
     FitResult,
+    LegacyTransport,
     cleaned,
     decode,
     from_checkpoint,
@@ -56,13 +47,9 @@ from fedsel_flwr.strategies.wrapping.legacy_results import (
     to_checkpoint,
     unwrapped,
 )
-from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
 from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")
-FitFailure = FitResult | BaseException
-EvaluateFailure = EvaluateResult | BaseException
-Failure = TypeVar("Failure", FitFailure, EvaluateFailure)
 
 
 class SelectionStrategy(Adapter, Strategy):
@@ -104,8 +91,7 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: No client returned a model. Or there are checkpoints, but none can be used.
         """
-        known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
-        checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
+        checkpoint = self._begin_run(named_arrays(bases.outermost(self.base, "initial_parameters")))
         logger.info("strategy: %s", self.core.summary(self.base))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
@@ -138,14 +124,9 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected at the end of the wait, the base chooses the clients itself, or
                 Flower's round does not follow the selector's.
         """
-        self._model, self._dispatched = parameters, {}
-        if self._resuming.is_over:
+        if not self._begin_round(parameters):
             return []
-        self.begin_metrics()
-        # Before anything can fail, so that an error of this round can name the place of the model.
-        self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
-        connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
-        clients = self._wait_for_free(connected)
+        clients = self._wait_for_free(wait_for_clients, client_manager)
         transport = LegacyTransport(clients, parameters, **self._asking)
         # An empty model, as that of trees before round 1, cannot be decoded, but is known to have no numbers.
         empty = isinstance(parameters, Parameters) and not any(parameters.tensors)
@@ -182,7 +163,7 @@ class SelectionStrategy(Adapter, Strategy):
 
     @saves_on_error
     def aggregate_fit(
-        self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
+        self, server_round: int, results: list[FitResult], failures: list[FitResult | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Read the results, let the base aggregate the usable ones, and report the round to the selector.
 
@@ -193,7 +174,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, {}
-        parameters, metrics = self._aggregate(_Results(self, results, failures))
+        parameters, metrics = self._aggregate(Arrived.of(results, failures))
         return parameters, metrics or {}
 
     @saves_on_error
@@ -213,12 +194,11 @@ class SelectionStrategy(Adapter, Strategy):
 
     @saves_on_error
     def aggregate_evaluate(
-        self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
+        self, server_round: int, results: list[EvaluateResult], failures: list[EvaluateResult | BaseException]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate the results that can be averaged, in id order."""
-        aggregated: tuple[float | None, dict[str, Scalar]] = self._aggregate_evaluation(
-            server_round, _Evaluations(self, results, failures)
-        )
+        aggregated: tuple[float | None, dict[str, Scalar]]
+        aggregated = self._aggregate_evaluation(server_round, Arrived.of(results, failures))
         return aggregated
 
     @saves_on_error
@@ -230,26 +210,15 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: The checkpoint cannot be written.
         """
-        number = self.core.numbering.absolute(server_round)
-        self._save(number, parameters)
-        if number == self.core.round:
-            self._keeper.keep(number, partial(to_checkpoint, parameters))
-            self._resuming.hold(number)
-        result: tuple[float, dict[str, Scalar]] | None = None
-
-        def evaluate() -> tuple[object, ...]:
-            nonlocal result
-            result = self.base.evaluate(number, parameters)
-            return () if result is None else (result[0], result[1].get("accuracy"))
-
-        self.finish_round(server_round, evaluate, partial(self._save, number, parameters))
+        if self.core.numbering.absolute(server_round) == self.core.round:
+            self._keep(self.core.round, parameters)
+        result: tuple[float, dict[str, Scalar]] | None = self._evaluate_and_finish(
+            server_round,
+            parameters,
+            lambda number: self.base.evaluate(number, parameters),
+            lambda found: (found[0], found[1].get("accuracy")),
+        )
         return result
-
-    def _save(self, number: int, parameters: Parameters) -> None:
-        """Write the round's checkpoint, if one is due."""
-        if self._resuming.is_due(number):
-            names, model = to_checkpoint(parameters)
-            self.round_trained(number, model, names)
 
     def _with_needs(self, ins: FitIns) -> FitIns:
         """Return the instruction with the names of the columns that the selector needs."""
@@ -262,91 +231,58 @@ class SelectionStrategy(Adapter, Strategy):
         generator = np.random.default_rng(self.core.round)
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)
 
+    def _errors(self, arrived: Arrived) -> list[str]:
+        return [str(failure) for failure in arrived.failures if isinstance(failure, BaseException)]
 
-class _Results:
-    """The replies to a round's training (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Replies`)."""
+    def _models(self, arrived: Arrived) -> list[object]:
+        return [res.parameters for _, res in arrived.results.values()]
 
-    def __init__(self, strategy: SelectionStrategy, results: list[FitResult], failures: list[FitFailure]) -> None:
-        self._strategy, self._failures = strategy, failures
-        self._arrived = {result[0].cid: result for result in results}
-
-    def errors(self) -> list[str]:
-        return [str(failure) for failure in self._failures if isinstance(failure, BaseException)]
-
-    def models(self) -> list[object]:
-        return [res.parameters for _, res in self._arrived.values()]
-
-    def read(self) -> dict[str, Reply]:
-        strategy = self._strategy
-        refused = {failure[0].cid: failure[1] for failure in self._failures if isinstance(failure, tuple)}
+    def _read(self, arrived: Arrived) -> dict[str, Reply]:
+        refused = {failure[0].cid: failure[1] for failure in arrived.failures if isinstance(failure, tuple)}
         replies = {
-            cid: reply_of(strategy.base, proxy, self._arrived.get(cid), refused.get(cid), strategy._model)
-            for cid, proxy in strategy._dispatched.items()
+            cid: reply_of(self.base, proxy, arrived.results.get(cid), refused.get(cid), self._model)
+            for cid, proxy in self._dispatched.items()
         }
-        strategy._timeout = next((proxy.timeout_s for proxy in strategy._dispatched.values()), None)
+        self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
         # If a client has a grid, the grid's own wait has marked it as busy. The other clients are marked here.
-        without_grid = [cid for cid, proxy in strategy._dispatched.items() if grid_of([proxy.proxy]) is None]
-        strategy.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
+        without_grid = [cid for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None]
+        self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
         return replies
 
-    def base_result(self, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Parameters | None, dict[str, Scalar]]:
-        base, core = self._strategy.base, self._strategy.core
-        ours = core.settings.keys.own_keys()
-        vectors = {core.settings.keys.of(name) for name in VECTORS.intersection(core.asks.split(","))}
-        dropped = vectors | outcome.left_out
-        kept = [cleaned(self._arrived[cid], outcome.results[cid], ours, dropped) for cid in outcome.kept]
+    def _base_result(
+        self, arrived: Arrived, outcome: Outcome, faults: Mapping[str, str]
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        keys = self.core.settings.keys
+        dropped = outcome.left_out | {keys.of(name) for name in VECTORS.intersection(self.core.asks.split(","))}
+        kept = [cleaned(arrived.results[cid], outcome.results[cid], keys.own_keys(), dropped) for cid in outcome.kept]
         if outcome.averaging is not None:
             kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]
-        unusable = [RunError(fault) for cid, fault in faults.items() if cid in self._arrived]
-        number = bases.aggregation_round(base, core.round)
+        failures = arrived.failures_with(fault for cid, fault in faults.items() if cid in arrived.results)
         result: tuple[Parameters | None, dict[str, Scalar]]
-        result = base.aggregate_fit(number, kept, [*without_proxies(self._failures), *unusable])
+        result = self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
         return result
 
-    def decode(self, model: Parameters) -> Arrays | None:
-        return decode(model)
+    _decode, _named = staticmethod(decode), staticmethod(to_checkpoint)
 
-    def encode(self, arrays: Arrays) -> Parameters:
+    def _encode(self, arrays: Arrays) -> Parameters:
         return ndarrays_to_parameters(list(arrays))
 
-    def named(self, model: Parameters) -> tuple[list[str], Arrays]:
-        return to_checkpoint(model)
+    def _weight_key(self) -> str:
+        return "num_examples"
 
-
-class _Evaluations:
-    """The replies to an evaluation (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Evaluations`)."""
-
-    weight_key = "num_examples"
-
-    def __init__(
-        self, strategy: SelectionStrategy, results: list[EvaluateResult], failures: list[EvaluateFailure]
-    ) -> None:
-        self._strategy, self._failures = strategy, failures
-        self._arrived = {result[0].cid: result for result in results}
-
-    def read(self) -> dict[str, Evaluation]:
+    def _read_evaluations(self, arrived: Arrived) -> dict[str, Evaluation]:
         return {
             cid: Evaluation(res.num_examples, [("loss", res.loss), *(res.metrics or {}).items()])
-            for cid, (_, res) in self._arrived.items()
+            for cid, (_, res) in arrived.results.items()
         }
 
-    def base_result(
-        self, number: int, usable: list[str], faults: Mapping[str, str]
+    def _base_evaluation(
+        self, arrived: Arrived, number: int, usable: list[str], faults: Mapping[str, str]
     ) -> tuple[float | None, dict[str, Scalar]]:
-        most = self._strategy.core.max_examples
-        limited = [
-            (
-                unwrapped(client),
-                replace(res, num_examples=most) if most and usable_count(res.num_examples) > most else res,
-            )
-            for client, res in map(self._arrived.__getitem__, usable)
-        ]
-        failed = [*without_proxies(self._failures), *map(RunError, faults.values())]
+        most, limited = self.core.max_examples, []
+        for client, res in map(arrived.results.__getitem__, usable):
+            too_many = most and usable_count(res.num_examples) > most
+            limited.append((unwrapped(client), replace(res, num_examples=most) if too_many else res))
         result: tuple[float | None, dict[str, Scalar]]
-        result = self._strategy.base.aggregate_evaluate(number, limited, failed)
+        result = self.base.aggregate_evaluate(number, limited, arrived.failures_with(faults.values()))
         return result
-
-
-def without_proxies(failures: Iterable[Failure]) -> list[Failure]:
-    """Return failures with Flower's own proxies."""
-    return [(unwrapped(one[0]), one[1]) if isinstance(one, tuple) else one for one in failures]

@@ -258,8 +258,10 @@ class InProcessGrid(Grid):
             if kind == MessageType.QUERY:
                 return RecordDict({"facts": ConfigRecord(clients.properties_of(node))})
             if kind == MessageType.EVALUATE:
-                _, examples, metrics = clients.evaluation_reply(node, config)
-                return _content({"num-examples": examples, **metrics})
+                loss, examples, metrics = clients.evaluation_reply(node, config)
+                # The fleet's clients report their loss under the name that they have for it.
+                unnamed = {} if isinstance(clients, Fleet) else {"loss": loss}
+                return _content({"num-examples": examples, **unnamed, **metrics})
             (record,) = message.content.array_records.values()
             reply = clients.training_reply(node, [array.numpy() for array in record.values()], config)
             if not reply.refused:

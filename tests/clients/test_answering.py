@@ -18,7 +18,6 @@ from fedsel_flwr.clients.answering import (
     SKETCH_BITS,
     answer,
     asked_columns,
-    forward_passes,
     losses_and_gradient,
     mini_batch,
     sketch,
@@ -42,14 +41,14 @@ TEST_INPUTS, TEST_LABELS = RNG.normal(size=(50, 3)).astype(np.float32), RNG.inte
 WEIGHT, BIAS = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=4).astype(np.float32)
 GLOBAL = [WEIGHT, BIAS]
 EVERYTHING = ",".join(sorted(ASKED))
+SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=60, weight_decay=0.3)
 
 
 def client(model: nn.Module | None = None, **how: Any) -> TorchClient:
     """Client 3 of 20: 600 examples of four classes, a linear model, ten local steps."""
     return TorchClient(
         partition_id=3, model=model or nn.Linear(3, 4), inputs=INPUTS, labels=LABELS, test_inputs=TEST_INPUTS,
-        test_labels=TEST_LABELS, settings=TrainingSettings(learning_rate=0.1, batch_size=60, weight_decay=0.3),
-        system=SYSTEM, **{"latency_mode": "model"} | how,
+        test_labels=TEST_LABELS, system=SYSTEM, **{"latency_mode": "model", "settings": SETTINGS} | how,
     )  # fmt: skip
 
 
@@ -196,35 +195,55 @@ def test_a_mini_batch_is_drawn_without_replacement_from_the_clients_own_stream()
     assert sorted(mini_batch(7, 3, 2, 5, 60).tolist()) == [0, 1, 2, 3, 4]
 
 
+def test_a_gradient_has_the_floating_point_parameters_only() -> None:
+    """Zeros for frozen and unused ones, so that all clients have the same numbers in the same places."""
+    model = nn.Linear(3, 4)
+    model.register_parameter("count", nn.Parameter(torch.tensor(3), requires_grad=False))
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    model.bias.requires_grad_(False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(WEIGHT))
+        model.bias.copy_(torch.tensor(BIAS))
+    _, gradient = losses_and_gradient(model, INPUTS, LABELS)
+    expected = {"weight": oracle()["gradient"][:12], "bias": np.zeros(4), "unused": np.zeros(2)}
+    order = [expected[name] for name, _ in model.named_parameters() if name in expected]
+    np.testing.assert_allclose(gradient, np.concatenate(order), atol=1e-6)
+
+
 # ---- costs ---------------------------------------------------------------------------------------------------------
 
 DELAYS = SYSTEM.draw(3, 2)
 FREQUENCY = 1e7 * DELAYS.computing_rate
 
 
+@pytest.mark.parametrize("trained", [600, 1800, 150])
 @pytest.mark.parametrize(
-    ("names", "passes"),
+    ("names", "read"),
     [
-        ("energy", 0), ("loss", 1), ("rms_loss", 1), ("loss,rms_loss", 1), ("local_accuracy", 1),
-        ("loss,local_accuracy", 2), ("gradient", 3), ("gradient,loss,rms_loss", 3), ("sketch", 1), ("loss,sketch", 2),
-        ("batch_loss", 0.1), ("batch_loss,rms_loss", 1), ("batch_loss,local_accuracy", 1.1), ("batch_loss,gradient", 3),
-        (EVERYTHING, 5),
+        ("energy", 0), ("loss", 600), ("rms_loss", 600), ("loss,rms_loss", 600), ("local_accuracy", 50),
+        ("loss,local_accuracy", 650), ("gradient", 1800), ("gradient,loss,rms_loss", 1800), ("sketch", 600),
+        ("loss,sketch", 1200), ("batch_loss", 60), ("batch_loss,rms_loss", 600), ("batch_loss,local_accuracy", 110),
+        ("batch_loss,gradient", 1800), (EVERYTHING, 2450),
     ],
 )  # fmt: skip
-def test_an_answer_costs_thirds_of_the_training_time(names: str, passes: float) -> None:
-    """2 samples at phi samples/s: 2 / phi s of training, a third of it a pass; a mini-batch is 60 of 600 examples.
+def test_an_answer_costs_the_examples_that_it_reads(names: str, read: int, trained: int) -> None:
+    """2 samples at phi samples/s: 2 / phi s for the examples of a round; reading as many costs a third of that.
 
     With the update a gradient is sent like an update. Of a probe, numbers are 64 of the 5,000 bits of an update, a
-    sketch 64 more; what asks for nothing that clients answer is evaluated all the same.
+    sketch 64 more; what asks for nothing that clients answer is evaluated on the test examples all the same.
     """
-    assert forward_passes(asked_columns(names), 0.1) == passes
+    batch = {600: {}, 1800: {"local_epochs": 3}, 150: {"local_steps": 3, "batch_size": 50}}[trained]
+    settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 60} | batch)
+    if trained == 150:
+        read -= 10 * ("batch_loss" in names and not {"loss", "rms_loss", "gradient"} & asked_columns(names))
+    one, passes = client(settings=settings), read / trained
     numbers = 5000 if "gradient" in names else 64 * (names != "sketch")
-    fitted = client().fit(GLOBAL, {"round": 2, "needs": names})[2]
-    probed = client().evaluate(GLOBAL, {"round": 2, "probe": names})[2]
+    fitted = one.fit(GLOBAL, {"round": 2, "needs": names})[2]
+    probed = one.evaluate(GLOBAL, {"round": 2, "probe": names})[2]
     sent = DELAYS.upload_s * (numbers + 64 * ("sketch" in names)) / 5000
     for metrics, thirds, upload in (
         (fitted, 3 + passes, DELAYS.upload_s * (2 if "gradient" in names else 1)),
-        (probed, passes or 1, sent),
+        (probed, passes or 50 / trained, sent),
     ):
         compute, cycles = thirds / 3 * 2 / DELAYS.computing_rate, thirds / 3 * 2e7
         assert metrics["latency_s"] == pytest.approx(DELAYS.download_s + compute + upload, rel=1e-12)

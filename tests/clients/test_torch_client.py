@@ -146,6 +146,29 @@ def test_order_of_calls_changes_nothing() -> None:
     assert not same(outcomes[0][3, 1][0], outcomes[0][3, 2][0])  # another order of the data
 
 
+class Drifting(nn.Module):
+    """Shifts its inputs by a running mean that is a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(3, 4), torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return self.layer(x - self.mean)
+
+
+def test_what_a_module_remembers_does_not_reach_the_next_client_or_evaluation() -> None:
+    """The clients of a process share one module."""
+    model = Drifting()
+    alone, before = client(3, model=Drifting()), client(3, model=Drifting()).evaluate(GLOBAL, {})
+    client(0, model=model).fit(GLOBAL, {"round": 1})
+    after = client(3, model=model)
+    assert same(after.fit(GLOBAL, {"round": 1})[0], alone.fit(GLOBAL, {"round": 1})[0])
+    assert after.evaluate(GLOBAL, {}) == before
+
+
 def test_nothing_is_shared_with_the_caller_and_no_global_random_state_moves() -> None:
     one = client()  # building the model draws from torch's state
     torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002

@@ -85,6 +85,25 @@ def test_runs_on_the_same_seed_share_their_latencies(tmp_path: Path) -> None:
         read_latencies(tmp_path)
 
 
+def test_deployments_are_not_mixed(tmp_path: Path) -> None:
+    """Clients of two deployments may have the same ids, in folders side by side or one within the other."""
+    for name in ("monday", "tuesday"):
+        write(tmp_path / name, [row("a", 3.0), row("b", 4.0)])
+    with pytest.raises(
+        ParameterError, match=r"holds 2 deployments, such as '.*monday' and '.*tuesday', .* of one depl"
+    ):
+        read_latencies(tmp_path)
+    write(tmp_path / "monday" / "old", [row("a", 30.0)])
+    with pytest.raises(ParameterError, match=r"holds 2 deployments, such as '.*monday' and '.*monday/old'"):
+        read_latencies(tmp_path / "monday")
+    assert len(read_latencies(tmp_path / "tuesday").seconds) == 2
+    run = write(tmp_path / "run", [row("a", 3.0)], "seed = 1\n")
+    write(run / "checkpoints", [row("a", 3.0)])
+    assert len(read_latencies(run).seconds) == 1
+    with pytest.raises(ParameterError, match=r"holds 2 deployments"):
+        read_latencies(tmp_path)
+
+
 def test_a_journal_that_is_being_written(tmp_path: Path) -> None:
     lines = b"".join(
         encode_entry(RoundEntry(replace(RECORD, round=t), [row("a", 3.0 + t, round=t)])) for t in (1, 2, 3)
@@ -140,15 +159,34 @@ def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: 
         ("", "must have the columns client,seconds in its first line, got an empty file. Add client and seconds"),
         ("client,time\na,1\n", "got 'client,time'. Add seconds"),
         ("client,seconds\n", "has no rows"),
-        ("client,seconds\na,1\nb,fast\n", "line 3: expected a client and a number of seconds above 0, got 'b' and 'f"),
-        ("client,seconds\na,0\n", "line 2: .* got 'a' and '0'"),
+        ("client,seconds\na,1\nb,fast\n", "line 3, column 'seconds': expected a number of at least 1e-06, got 'fast'"),
+        ("client,seconds\na,0\n", "line 2, column 'seconds': .* got '0'. Correct the cell. If the client timed out"),
+        ("client,seconds\na,1e-320\n", "line 2, column 'seconds': .* got '1e-320'"),
+        ("client,seconds\na,1e308\n", "line 2, column 'seconds': .* of at most 1e\\+09, got '1e308'"),
+        ("client,seconds\na,1,053.99\n", "line 2: expected 2 cells, got 3, with the surplus cell '053.99'"),
+        ("client,seconds,seconds\na,1,2\n", "line 1: two columns are called 'seconds'"),
         ("client,seconds\na,timeout\n", "If the client timed out, write the timeout and set --max-latency"),
         ("client,seconds\na,inf\n", "line 2"),
         ("client,seconds\n,3\n", "line 2"),
         ("client,seconds\na\n", "line 2"),
-        (b"client,seconds\n\xff,3\n", "cannot be read as text"),
+        (b"client,seconds\n\xff,3\n", "cannot read .* Give a CSV file in UTF-8"),
     ],
-    ids=["empty", "column", "no rows", "text", "zero", "timeout", "infinite", "no client", "short", "bytes"],
+    ids=[
+        "empty",
+        "column",
+        "no rows",
+        "text",
+        "zero",
+        "tiny",
+        "huge",
+        "thousands",
+        "doubled",
+        "timeout",
+        "infinite",
+        "no client",
+        "short",
+        "bytes",
+    ],
 )
 def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"

@@ -159,7 +159,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"schema": 4, "written_by": "fedsel-flwr 9.0"}, r"schema 4 \(fedsel-flwr 9\.0\), but .* reads schema 3"),
+        ({"schema": 5, "written_by": "fedsel-flwr 9.0"}, r"schema 5 \(fedsel-flwr 9\.0\), but .* reads schema 4"),
         ({"model": ...}, "it is not a checkpoint"),
         ({"schema": ...}, "it is not a checkpoint"),
         ({"made_for": ...}, "it is not a checkpoint"),

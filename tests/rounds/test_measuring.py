@@ -9,12 +9,15 @@ import pytest
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList, ModelStack
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import FedCM, Filter, Validation
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.scripted import APIS, A, B, C, Counted, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)
@@ -82,6 +85,58 @@ def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> 
     models = [[reference[0] + [[0.5, 0.0], [-1.0, 0.0]], reference[1] - 5.0], [reference[0], reference[1]]]
     columns = Measurer(Spy("update"), Settings(learning_rate=0.25)).models(ModelList(models), reference)
     assert columns["update"].tolist() == [[0.5, 0.0, -1.0, 0.0, -5.0], [0.0] * 5]
+
+
+def test_integers_are_no_part_of_an_update() -> None:
+    """Counters and masks: alone and in a stack, and also after an average has turned the counter into a float."""
+    first = [np.array([1.0, 2.0]), np.array(3), np.array([True, False]), np.array([5.0])]
+    models = ModelList([[first[0] + 0.5, np.array(400), ~first[2], first[3] - 5.0], first])
+    stack = ModelStack([np.stack([np.asarray(model[i]) for model in models.models]) for i in range(4)])
+    averaged = [first[0], np.array(201.5), np.array([0.5, 0.5]), first[3]]
+    for given in (models, stack):
+        measurer = Measurer(Spy("update"), Settings(learning_rate=0.25))
+        for reference in (first, averaged):
+            columns = measurer.models(given, reference)
+            assert columns["update"].tolist() == [[0.5, 0.5, -5.0], [0.0] * 3]
+        resumed = Measurer(Spy("update"), Settings(learning_rate=0.25))
+        resumed.load_state_dict(measurer.state_dict())
+        assert resumed.models(given, averaged)["update"].shape == (2, 3)
+    with pytest.raises(RunError, match=r"spy reads updates, but the global model has no floating-point array"):
+        Measurer(Spy("update"), Settings()).models(ModelList([[np.array(3)]]), [np.array(3)])
+
+
+def counting(step: float, batches: int) -> Any:
+    """A client that moves all weights, and counts its batches as batch normalization does: as an integer."""
+
+    def fit(model: Any, config: Any) -> Any:
+        counted = [np.asarray(int(counter) + batches) for counter in model[1:]]
+        return [model[0] - np.float32(step), *counted], 10, {"latency_s": 0.5}
+
+    return fit
+
+
+@pytest.mark.parametrize("kind", [LegacyStrategy, MessageStrategy])
+def test_a_counter_of_batches_changes_neither_projections_nor_norms(kind: Any) -> None:
+    """Flower's average makes the counter a float after round 1, and one client has far more batches."""
+    clients = [counting(0.3, 5), counting(0.2, 5), counting(0.1, 5), counting(-0.2, 400)]
+    found = []
+    for counters in ([], [np.array(0)]):
+        spy = Spy("projection", "update")
+        strategy = kind(
+            spy,
+            (legacy_bases if kind is LegacyStrategy else message_bases).FedAvg(fraction_evaluate=0.0),
+            learning_rate=0.1,
+            momentum=0.5,
+            max_update_norm=1.0,
+            min_available=4,
+        )
+        model = [np.zeros(2, np.float32), *counters]
+        for number in (1, 2, 3):
+            model = play_round(strategy, clients, model, number)
+        assert all(row.completed for row in strategy.history.clients)
+        found.append([(report.projection.tolist(), report.update.shape) for report in spy.reports])
+    assert found[0] == found[1]
+    assert found[1][2][1] == (4, 2)
 
 
 # eta = .5, gamma = .1, two clients, w0 = (0, 0). Gradients d = (w - w_k) / eta:

@@ -109,10 +109,10 @@ def test_updates_of_the_initialization_are_not_held_twice() -> None:
 # ---- the size of an update -------------------------------------------------------------------------------------------
 
 GLOBAL = [np.full((2, 2), 1.0, dtype=np.float32), np.zeros(1, dtype=np.float32), np.array(3, dtype=np.int64)]
-MODELS = [  # differences (2, 0, 0, 0), (0), 0: norm 2; (0, 3, 0, 0), (4), 0: norm 5; and 0, 0, 12 more: norm 13
-    [np.array([[3.0, 1.0], [1.0, 1.0]], np.float32), np.zeros(1, np.float32), np.array(3)],
+MODELS = [  # differences (2, 0, 0, 0), (0): norm 2; (0, 3, 0, 0), (4): norm 5; (0, 3, 0, 12), (4): norm 13
+    [np.array([[3.0, 1.0], [1.0, 1.0]], np.float32), np.zeros(1, np.float32), np.array(403)],
     [np.array([[1.0, 4.0], [1.0, 1.0]], np.float32), np.full(1, 4.0, np.float32), np.array(3)],
-    [np.array([[1.0, 4.0], [1.0, 1.0]], np.float32), np.full(1, 4.0, np.float32), np.array(15)],
+    [np.array([[1.0, 4.0], [1.0, 13.0]], np.float32), np.full(1, 4.0, np.float32), np.array(3)],
     [np.full((2, 2), np.nan, np.float32), np.zeros(1, np.float32), np.array(3)],
 ]
 
@@ -128,7 +128,7 @@ def _collected(limit: float | None, *, stacked: bool) -> Any:
     return core.collect({node: Reply(arrays=model, num_examples=1, metrics=metrics) for node, model in pairs})
 
 
-def test_the_norm_is_over_all_arrays() -> None:
+def test_the_norm_is_over_all_floating_point_arrays() -> None:
     assert [update_norm(model, GLOBAL) for model in MODELS[:3]] == [2.0, 5.0, 13.0]
 
 
@@ -141,6 +141,20 @@ def test_a_larger_update_is_refused_by_name(stacked: bool) -> None:
     assert problems["c"] == ("update norm: 13 is above max_update_norm = 5",)
     assert problems["d"] == ("arrays: not finite at 0",)  # the first thing that is wrong
     assert outcome.results["c"].latency_s == 5.0
+
+
+def test_a_client_cannot_hide_an_update_in_integers() -> None:
+    """The global model decides which arrays count."""
+    core = core_of(Random(clients_per_round=1, seed=0), max_latency=5.0, max_update_norm=5.0)
+    core.choose(["a"], GLOBAL, Written(facts("a")))
+    model = [np.full((2, 2), 900), GLOBAL[1], GLOBAL[2]]
+    outcome = core.collect({"a": Reply(arrays=model, num_examples=1, metrics={"latency_s": 1.0})})
+    assert outcome.results["a"].problems == ("update norm: 1798 is above max_update_norm = 5",)
+
+
+def test_complex_numbers_are_named() -> None:
+    kinds = [np.ones(2, np.complex64)], [np.ones(2, np.complex64)]
+    assert fault_in_arrays(*kinds) == "arrays: expected real numbers at 0, got complex64"
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "5", True])

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
 from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario_files import scenario_names
+from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL, SelectionStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
 from tests.pages import ROOT
 from tests.rounds.written import Written, core_of, facts
@@ -425,3 +428,33 @@ def test_only_these_are_asked(api: str, ids: Any, clock: Any) -> None:
     history = play(api, Random(clients_per_round=3, seed=0), fleet(5), 3, **options).strategy.history
     assert {(row.round, row.client_id) for row in history.clients} == {(t, k) for t in (1, 2, 3) for k in ("1", "3")}
     assert [record.num_available for record in history.rounds] == [2] * 3
+
+
+@pytest.mark.parametrize("kind", [SelectionStrategy, MessageStrategy])
+def test_a_list_that_names_nobody_ends_the_run_at_the_first_roll_call(kind: Any) -> None:
+    """Not "02", but "2" is the id of the third client."""
+    strategy = kind(Random(clients_per_round=2, seed=0), availability=["02", "x"], min_available=1)
+    with pytest.raises(RunError, match=r"names 2 clients: 0 known, 2 unknown, such as '02'.* the history, such as '0'"):
+        play_round(strategy, [lambda model, config: (model, 10, {"latency_s": 0.5})] * 3, [np.zeros(2)])
+
+
+@pytest.mark.parametrize("kind", [SelectionStrategy, MessageStrategy])
+def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(
+    kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "trace.csv").write_text("round,client,state\n1,0.0,down\n1,1.0,down\n1,2,down\n")
+    trace = TraceAvailability(tmp_path / "trace.csv")
+    for given, numbers, expected in (
+        (["0", "02"], "names 2 clients: 1 known, 1 unknown, such as '02'. Only clients that it names", [1, 1]),
+        (trace, "names 3 clients: 1 known, 2 unknown, such as '0.0'. A client that it does not name is alw", [2, 2]),
+        (["2", "1", "0"], "", [3, 3]),
+    ):
+        caplog.clear()
+        strategy = kind(Random(clients_per_round=3, seed=0), availability=given, min_available=1)
+        for number in (1, 2):
+            clients = [lambda model, config: (model, 10, {"latency_s": 0.5})] * 3
+            play_round(strategy, clients, [np.zeros(2)], number)
+        assert [row.num_available for row in strategy.history.rounds] == expected
+        said = [record.message for record in caplog.records if "availability" in record.message]
+        assert len(said) == bool(numbers)
+        assert all(numbers in one for one in said)

@@ -291,8 +291,16 @@ def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> N
     [
         ("FedAvg", {}, "If the base aggregates such updates, set compare_models=False"),
         ("own", {"compare_models": True}, "If the base aggregates such updates, set compare_models=False"),
-        ("own", {"max_update_norm": 9.0}, "max_update_norm compares updates with that model, so compare_models=False"),
-        ("private", {}, "differential privacy compares updates with that model, so compare_models=False"),
+        (
+            "own",
+            {"max_update_norm": 9.0},
+            "max_update_norm needs updates like that model. Do without it, and set compare_models=False",
+        ),
+        (
+            "private",
+            {},
+            "the base's differential privacy needs updates like that model. Do without it, and set compare_models",
+        ),
     ],
 )
 def test_a_run_whose_updates_all_differ_in_one_way_ends_in_round_1(
@@ -313,7 +321,7 @@ def test_a_selector_that_reads_updates_is_named_with_its_column(api: str) -> Non
     strategy = selection(
         api, create("nccb", clients_per_round=3), own(api), validation=VALIDATION, missing_columns="random"
     )
-    with pytest.raises(RunError, match=r"got 4\. nccb \(accuracy\) compares updates with that model"):
+    with pytest.raises(RunError, match=r"got 4\. nccb \(accuracy\) needs updates like that model"):
         play_round(strategy, fleet_of(*[LAYOUTS["behind-the-weights"]] * 3), MODEL)
 
 
@@ -533,7 +541,7 @@ def _records(change: Callable[[ArrayRecord], dict[str, Any]]) -> Any:
     """A node whose reply has other records."""
 
     def fault(node: Any, message: Message, content: RecordDict) -> RecordDict:
-        return RecordDict(change(content["arrays"]))
+        return RecordDict(change(content.array_records["arrays"]))
 
     return fault
 

@@ -272,7 +272,7 @@ def introduced(api: str, clients: list[Any], simulated: bool, seconds: float = 2
     if api == "message":
         nodes = {int(one.cid): Deaf(one) if one.on_properties is deaf else FakeNode(one) for one in clients}
         grid: Any = (InMemoryGrid if simulated else FakeGrid)(nodes)
-        said, missed = MessageTransport(grid, ArrayRecord([]), seconds).introduce([one.cid for one in clients])
+        said, missed = MessageTransport(grid, ArrayRecord([]), timeout=seconds).introduce([one.cid for one in clients])
         sizes = grid.sizes if simulated else [len(batch) for batch in grid.sent]
         return said, missed, sizes[0], max(sizes)
     proxies: dict[str, Any] = {one.cid: one for one in clients}
@@ -280,7 +280,7 @@ def introduced(api: str, clients: list[Any], simulated: bool, seconds: float = 2
     for one in proxies.values():
         one.grid = InMemoryGrid({}) if simulated else object()
         one.on_properties = one.on_properties or gate
-    said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), seconds).introduce([*proxies])  # type: ignore[arg-type]
+    said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), timeout=seconds).introduce([*proxies])  # type: ignore[arg-type]
     return said, missed, gate.most_before_an_answer, gate.most
 
 
@@ -357,13 +357,15 @@ def test_a_start_is_waited_for_no_longer_than_wait_timeout(api: str, monkeypatch
     start = time.monotonic()
     if api == "message":
         grid = InMemoryGrid({100: Deaf(FakeProxy("100", 0))})
-        said, missed = MessageTransport(grid, ArrayRecord([]), 0.3, startup=startup).introduce(["100"])
+        said, missed = MessageTransport(grid, ArrayRecord([]), timeout=0.3, startup=startup).introduce(["100"])
     else:
         monkeypatch.setattr(Starting, "starts_s", 60.0)
         monkeypatch.setattr(Starting, "pull_interval", 0.02)
         grid = Starting(nodes("legacy", 1))  # type: ignore[assignment]
         proxies = {"100": GridClientProxy(100, grid, 7)}
-        said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), 0.3, startup=startup).introduce(["100"])  # type: ignore[arg-type,assignment]
+        said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), timeout=0.3, startup=startup).introduce(
+            ["100"]
+        )  # type: ignore[arg-type,assignment]
     assert (said, missed) == ({}, ["100"])
     assert 0.7 <= time.monotonic() - start < 5.0
     assert startup.first_s is None

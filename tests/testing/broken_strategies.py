@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 
 from tests.testing.strategies_under_test import ARRAYS, BASES
@@ -144,6 +144,25 @@ def _with_configs(api: str, out: list[Any], config: Callable[[Any], dict[str, An
 @breaks_after(CONFIGURE, "the base's train config reaches every client; in round 1 ")
 def loses_train_config(api: str, out: list[Any]) -> list[Any]:
     return _with_configs(api, out, lambda config: {})
+
+
+@breaks("the base's train config reaches every client; in round 1 ")
+def gives_every_client_the_config_of_the_first(strategy: Any, api: str) -> None:
+    def personal(out: Any) -> list[Any]:
+        if api == "legacy":
+            return [(client, replace(ins, config={**ins.config, "you": client.cid})) for client, ins in out]
+        messages = list(out)
+        for message in messages:
+            own = {**message.content["config"], "you": str(message.metadata.dst_node_id)}
+            message.content = RecordDict({**message.content, "config": ConfigRecord(own)})
+        return messages
+
+    def of_the_first(out: list[Any]) -> list[Any]:
+        first = (out[0][1].config if api == "legacy" else dict(out[0].content["config"])) if out else {}
+        return _with_configs(api, out, lambda config: first)
+
+    _after(strategy.base, CONFIGURE[api], personal)
+    _after(strategy, CONFIGURE[api], of_the_first)
 
 
 @breaks_after(EVALUATE, "the base's evaluation configs pass through; in round 1 ")

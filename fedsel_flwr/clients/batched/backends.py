@@ -101,8 +101,9 @@ def choose_backend(
          or no more clients fit into the caches with their activations and parameters;
        - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
        - the input of a dropout layer is neither contiguous nor channels last;
-       - a forward pass changes buffers;
-       - the outputs of an example depend on the rest of its batch, or on chance outside dropout layers;
+       - a forward pass changes parameters, buffers or attributes, or fails for a single example;
+       - the outputs of an example depend on the rest of its batch, on chance outside dropout layers, or on earlier
+         forward passes;
        - the loss is not a number for each example;
        - torch.func cannot batch one of the operations.
     4. ``"sequential"``, one client after the other. There is no reason against it.

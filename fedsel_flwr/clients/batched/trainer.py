@@ -18,7 +18,7 @@ from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_fir
 from fedsel_flwr.clients.batched.manual_backprop import ManualKernel
 from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel
 from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, mean_loss, take_steps
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays, set_arrays
 from fedsel_flwr.clients.threads import single_threaded_pool
 from fedsel_flwr.clients.training import check_images, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
@@ -188,9 +188,9 @@ class BatchedTrainer:
         generators: Sequence[np.random.Generator],
     ) -> FloatArray:
         """Fill the stacks by :func:`fedsel_flwr.clients.training.train`; return the mean losses."""
-        losses, model = np.empty(len(generators)), self._scratch.to(self._device)
+        losses, received = np.empty(len(generators)), self._scratch.to(self._device)
         for client, generator in enumerate(generators):
-            set_arrays(model, start)
+            model = fresh_copy(received, start)
             inputs, labels = examples.of_client(client)
             losses[client] = train(model, inputs, labels, self.settings, generator, self._objective)
             for stack, array in zip(stacks, get_arrays(model), strict=True):
@@ -236,15 +236,12 @@ def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, devic
         if isinstance(output, torch.Tensor) and not list(module.children()):
             activations += output.numel() * output.element_size()
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(inputs[:1])
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
+    # A forward pass may change what a model holds, so a copy runs it.
+    copied = copy.deepcopy(model).eval()
+    for module in copied.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        copied(inputs[:1])
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     budget = CACHED_BYTES if device.type == "cpu" else DEVICE_BYTES
     return max(1, budget // max(1, activations * batch_size + parameters))

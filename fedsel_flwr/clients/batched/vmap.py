@@ -1,14 +1,17 @@
 """vmap over the clients of a round: training of any model that torch.func can batch.
 
-torch.func batches only functions without randomness. Dropout layers are therefore replaced by layers that read their
-masks from a tape (:class:`MaskTape`). The training draws the masks beforehand.
+torch.func batches only functions without randomness and without side effects. Dropout layers are therefore replaced by
+layers that read their masks from a tape (:class:`MaskTape`). The training draws the masks beforehand.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -20,6 +23,8 @@ from fedsel_flwr.clients.training_settings import TrainingSettings
 FEATURE_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # The base class of all kinds of batch normalization, which is private in torch.
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+COMPARED, DRAWS = 4, 2
+"""Number of examples whose outputs are compared, and number of random changes of the parameters."""
 
 
 class VmapKernel:
@@ -33,8 +38,9 @@ class VmapKernel:
 
     Raises:
         Unsupported: If the model cannot be batched, with one of these reasons. It draws random numbers outside dropout
-            layers, or changes buffers. An example's result depends on the rest of its batch, as in batch normalization,
-            so padding would change it. Or torch.func cannot batch one of its operations.
+            layers. A forward pass fails for one example, or changes parameters, buffers or attributes. An example's
+            result depends on the rest of its batch, as in batch normalization, so padding would change it. Or
+            torch.func cannot batch one of its operations.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor) -> None:
@@ -53,6 +59,7 @@ class VmapKernel:
         }
         # A model that draws random numbers will be refused, but must not change the global generator.
         with torch.random.fork_rng(devices=[]):
+            self._check_forward_passes(inputs)
             self._trained = self._used_parameters(inputs, labels)
         self.dropout_calls = tuple(self._tape.calls)
         self._gradient = vmap(grad_and_value(self._objective), in_dims=(0, 0, 0, 0, 0), randomness="error")
@@ -89,23 +96,49 @@ class VmapKernel:
             raise Unsupported(f"expected one loss for each of {len(weights)} examples, got shape {tuple(losses.shape)}")
         return (losses * weights).sum()
 
+    def _check_forward_passes(self, inputs: torch.Tensor) -> None:
+        """Compare the outputs for examples alone and in one batch, at the model's parameters and at random ones.
+
+        A head or a gate that begins at zero hides its input, so the parameters of the model alone are not enough.
+        """
+        rows = sorted({i * (len(inputs) - 1) // (COMPARED - 1) for i in range(COMPARED)})
+        rows = rows if len(rows) > 1 else rows * 2
+        generator = torch.Generator().manual_seed(0)
+        for draw in range(1 + DRAWS):
+            tried = copy.deepcopy(self._model)
+            for parameter in tried.parameters() if draw else ():
+                if parameter.is_floating_point():
+                    # About the size of usual initial weights; gains and biases have one axis.
+                    fan_in = max(1, parameter[:1].numel()) if parameter.ndim > 1 else 4
+                    noise = torch.randn(parameter.shape, generator=generator) * fan_in**-0.5
+                    parameter.data += noise.to(parameter)
+            before = copy.deepcopy(tried)
+            try:
+                together, *alone = (self._outputs(tried, inputs[own]) for own in (rows, *([row] for row in rows)))
+            except Unsupported:
+                raise
+            # The sequential backend runs a single example only if a batch is that small. A model may raise any error.
+            except Exception as error:
+                raise Unsupported(f"a forward pass with one example fails: {type(error).__name__}: {error}") from error
+            # Relative to the largest output, because random parameters may make all outputs large.
+            scale = float(together.detach().nan_to_num().abs().max()) if together.numel() else 0.0
+            if not torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
+                raise Unsupported(
+                    "its outputs for an example depend on the rest of the batch, or on random numbers outside "
+                    "nn.Dropout, or on earlier forward passes"
+                )
+            if changed := _changed(before, tried):
+                raise Unsupported(f"a forward pass changes its {changed}")
+
+    def _outputs(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        self._tape.load(None)
+        outputs: torch.Tensor = model(inputs)
+        return outputs
+
     def _used_parameters(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
-        """Record a forward pass's dropout, check the conditions of batching, and return the used parameters' names."""
-        # One example alone and next to another: batch statistics and randomness show as a difference.
-        pair = [0, len(inputs) - 1]
-        before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        """Record a forward pass's dropout, and return the names of the parameters that it uses."""
         named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        outputs = []
-        for rows in (pair, pair[:1]):
-            self._tape.load(None)
-            outputs.append(self._model(inputs[rows]))
-        if not torch.allclose(outputs[0][:1], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True):
-            raise Unsupported(
-                "its outputs for an example depend on the rest of the batch, or on random numbers outside nn.Dropout"
-            )
-        if any(not torch.equal(before[name], buffer) for name, buffer in self._model.named_buffers()):
-            raise Unsupported("a forward pass changes its buffers")
-        loss = self._loss(outputs[1], labels[pair[:1]], reduction="sum")
+        loss = self._loss(self._outputs(self._model, inputs[:1]), labels[:1], reduction="sum")
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is not None]
 
@@ -124,6 +157,29 @@ class VmapKernel:
         except Exception as error:
             said = str(error).strip().splitlines() or [""]
             raise Unsupported(f"torch.func cannot batch it: {type(error).__name__}: {said[0]}") from error
+
+
+def _changed(before: nn.Module, after: nn.Module) -> str:
+    """Return what forward passes changed in a model: "parameters", "buffers", "attributes", or nothing."""
+    pairs = list(zip(before.modules(), after.modules(), strict=True))
+    for kind, table in (("parameters", "_parameters"), ("buffers", "_buffers"), ("attributes", "__dict__")):
+        if not all(_same(getattr(one, table), getattr(other, table)) for one, other in pairs):
+            return kind
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two attributes have the same numbers; objects of unknown classes count as the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor | np.ndarray):
+        # NaN differs from itself, but not from NaN in a copy.
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other or one != one if isinstance(one, int | float | str) else True
 
 
 class MaskTape:

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedsel_flwr.callbacks.tracking import Tracking
-from fedsel_flwr.errors import FedSelError, RunError, described
+from fedsel_flwr.errors import FedSelError, RunError, described, write_cure
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, write_atomically, write_cure
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, write_atomically
 from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, Report, Watch
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.engine import simulate

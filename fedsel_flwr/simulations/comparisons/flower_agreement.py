@@ -9,7 +9,7 @@ from typing import Any
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.building import selector_params
+from fedsel_flwr.simulations.on_flower.building import first_rounds, selector_params
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -65,7 +65,7 @@ def run_on_flower(
         brought = OwnParts(*(options.get(key) for key in ("model", "data", "objective")))
         sizes = world_of(brought.named_in(scenario), brought).num_examples()
         selector = create(scenario.selector, **selector_params(scenario, sizes))
-    short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})
+    short = first_rounds(scenario, rounds).model_copy(update={"engine": "ray"})
     return simulate(short, selector=selector, on_round=on_round, **options)
 
 

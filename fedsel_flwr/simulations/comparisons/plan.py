@@ -52,7 +52,7 @@ from fedsel_flwr.simulations.comparisons.plan_files import (
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.existing_runs import has_finished
 from fedsel_flwr.simulations.fingerprints import plan_fingerprints
-from fedsel_flwr.simulations.on_flower.building import check_selectors, make_availability, make_strategy
+from fedsel_flwr.simulations.on_flower.building import check_selectors, first_rounds, make_availability, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
@@ -179,7 +179,7 @@ class Plan:
         if form.scenario.engine == "ray" or form.plays_on_cluster:
             return counted
         first = self.contenders[0].scenario(form.scenario, form.seeds[0])
-        trial, ends = first.model_copy(update={"rounds": self.trial_rounds}), []
+        trial, ends = first_rounds(first, self.trial_rounds), []
         simulate(
             trial,
             selector=self.contenders[0].selector(trial),

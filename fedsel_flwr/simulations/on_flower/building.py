@@ -20,6 +20,7 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import chooses_cohort_size
+from fedsel_flwr.simulations.scenario_tables import Availability as AvailabilityTable
 from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -142,7 +143,8 @@ def make_availability(scenario: Scenario) -> Availability | None:
         A function of client id, round and simulated seconds; None if all clients are always available.
 
     Raises:
-        ParameterError: The trace cannot be read, or one of its rows is wrong.
+        ParameterError: The trace cannot be read, or one of its rows is wrong. Or it names clients that the scenario
+            does not have, or covers none of the run's time.
     """
     table = scenario.availability
     if table.kind == "bernoulli":
@@ -150,7 +152,22 @@ def make_availability(scenario: Scenario) -> Availability | None:
     if table.kind == "always":
         return None
     path = find_trace(table.trace, scenario.data.data_dir or None)
-    return TraceAvailability(path, seconds_per_round=table.seconds_per_round or None)
+    trace = TraceAvailability(path, seconds_per_round=table.seconds_per_round or None)
+    # At most, all clients answer a probe and train, in waves over the channels.
+    waves = math.ceil(scenario.num_clients / (scenario.wireless.channels or scenario.clients_per_round))
+    trace.check(scenario.num_clients, scenario.rounds, 2 * waves * scenario.wireless.max_latency_s)
+    return trace
+
+
+def first_rounds(scenario: Scenario, rounds: int) -> Scenario:
+    """Return a scenario of a run's first rounds; a trace that begins after them has no effect, and is left out."""
+    make_availability(scenario)
+    short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds)})
+    try:
+        make_availability(short)
+    except ParameterError:
+        return short.model_copy(update={"availability": AvailabilityTable()})
+    return short
 
 
 def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedsel_flwr.rounds.csv_files import parse_csv
+
 FINGERPRINT = "fingerprint"
 """Name of the column that identifies what a row was computed from."""
 DIGITS = 7
@@ -121,14 +123,14 @@ class Rows:
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             file.truncate(whole)
-        reader = csv.DictReader(io.StringIO(content[:whole].decode("utf-8"), newline=""))
-        present = reader.fieldnames or []
+        read = parse_csv(content[:whole].decode("utf-8"), str(self.path))
+        present = read.columns
         if unknown := set(present) - set(self.columns):
             raise ValueError(
                 f"{self.path} has the unknown columns {', '.join(sorted(unknown))}. Delete the file, or add them."
             )
-        self._rows = [{name: row.get(name) or "" for name in self.columns} for row in reader]
-        if present and tuple(present) != self.columns:
+        self._rows = [{name: line.cells.get(name, "") for name in self.columns} for line in read.lines]
+        if present and present != self.columns:
             self._replace(file)
 
     def _replace(self, file: BinaryIO) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, real
 from fedsel_flwr.clients.streams import first_uniforms, stream
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.csv_files import read_csv
 from fedsel_flwr.rounds.roster import whole_numbers
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.worlds.image_files import find_file
 
 UNITS = ("round", "second")
@@ -85,29 +86,27 @@ class TraceAvailability:
         if seconds_per_round is not None:
             real("seconds_per_round", seconds_per_round, above=0.0)
         self._seconds_per_round = seconds_per_round
-        # utf-8-sig, because spreadsheets may write a byte order mark, which would become part of the first header.
-        try:
-            with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.reader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ParameterError(f"cannot read availability trace {str(path)!r}: {error}") from error
-        header = [cell.strip() for cell in rows[0]] if rows else []
-        if len(header) != 3 or header[0] not in UNITS or header[1:] != ["client", "state"]:
+        self._name = f"availability trace {str(path)!r}"
+        file = read_csv(path, self._name)
+        if file.columns not in [(unit, "client", "state") for unit in UNITS]:
             raise ParameterError(
-                f"availability trace {str(path)!r}: the first line must be 'round,client,state' or "
-                f"'second,client,state', got {','.join(header)!r}"
+                f"{self._name}: the first line must be 'round,client,state' or "
+                f"'second,client,state', got {file.heading}. Name the three columns."
             )
-        self.unit = header[0]
+        self.unit = file.columns[0]
         if self.unit == "round" and seconds_per_round is not None:
             raise ParameterError(
-                f"availability trace {str(path)!r} counts in rounds. Leave out seconds_per_round, or give a trace "
+                f"{self._name} counts in rounds. Leave out seconds_per_round, or give a trace "
                 "whose first line is 'second,client,state'."
             )
         changes: dict[str, list[tuple[float, bool]]] = {}
-        for number, row in enumerate(rows[1:], start=2):
-            if row:
-                when, client, state = self._read_change(path, number, row)
-                changes.setdefault(client, []).append((when, state))
+        for line in file.lines:
+            if not (client := line.cells["client"]):
+                raise line.error("client", "a client id", "Write the id that the client reports.")
+            if line.cells["state"] not in STATES:
+                raise line.error("state", "'up' or 'down'", "Correct the cell.")
+            when, state = line.real(self.unit, at_least=0.0), STATES[line.cells["state"]]
+            changes.setdefault(client, []).append((when, state))
         # A stable sort by time only: if two rows have the same time, the later line of the file counts.
         self._changes = {client: sorted(rows, key=lambda change: change[0]) for client, rows in changes.items()}
 
@@ -125,26 +124,43 @@ class TraceAvailability:
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of the clients that the file names."""
+        return frozenset(self._changes)
+
+    def check(self, num_clients: int, rounds: int, longest_round_s: float) -> None:
+        """Refuse a trace that has no effect on a simulated run, or an effect on clients that do not exist.
+
+        Args:
+            num_clients: Number of clients of the run, with the ids 0 to ``num_clients`` - 1.
+            rounds: Number of rounds of the run.
+            longest_round_s: Upper limit of a round's simulated time, s.
+
+        Raises:
+            ParameterError: The trace names a client that the run does not have, or none of its clients. Or its first
+                row comes after the end of the run.
+        """
+        unknown = self.ids.difference(map(str, range(num_clients)))
+        if unknown or not self.ids:
+            got = f"{len(unknown)} other ids, such as {shown(min(unknown))}" if unknown else "no row"
+            raise ParameterError(
+                f"{self._name} must name the clients of the run, 0 to {num_clients - 1}, got {got}. Number the clients "
+                "from 0 as whole numbers, or change num_clients."
+            )
+        first = min(changes[0][0] for changes in self._changes.values())
+        last = self._now(rounds, rounds * longest_round_s)
+        if first > last:
+            raise ParameterError(
+                f"{self._name} must cover the run, which ends at {self.unit} {last:g} or before, but its first row is "
+                f"at {self.unit} {first:g}. Count its times from the start of the run."
+            )
+
     def _now(self, round: int, simulated_s: float) -> float:
         """Return the time of a round in the trace's unit."""
         if self.unit == "round":
             return round
         return simulated_s if self._seconds_per_round is None else (round - 1) * self._seconds_per_round
-
-    @staticmethod
-    def _read_change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
-        """Return the time, the client id and the state of a row."""
-        cells = [cell.strip() for cell in row]
-        try:
-            when = float(cells[0])
-            if len(cells) == 3 and cells[1] and cells[2] in STATES and 0 <= when < float("inf"):
-                return when, cells[1], STATES[cells[2]]
-        except ValueError:
-            pass
-        raise ParameterError(
-            f"availability trace {str(path)!r}, line {number}: expected a number of at least 0, a client id and "
-            f"'up' or 'down', got {','.join(row)!r}"
-        )
 
 
 def find_trace(trace: str, data_dir: str | None) -> Path:

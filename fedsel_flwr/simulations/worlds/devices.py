@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.csv_files import read_csv
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import find_file
 
@@ -47,32 +47,21 @@ def devices_of(scenario: Scenario) -> FloatArray | None:
             f"system.devices is for phones, but system.kind is {scenario.system.kind!r}. Set system.kind to 'phones'."
         )
     path = find_file(scenario.system.devices, key="system.devices", data_dir=scenario.data.data_dir or None)
-    try:
-        table = pd.read_csv(path, skipinitialspace=True, encoding="utf-8-sig")
-    except (OSError, ValueError, csv.Error) as error:  # pandas' own errors are ValueErrors
-        raise ParameterError(f"cannot read system.devices {str(path)!r}: {error}") from error
-    missing = [name for name in MEDIANS if name not in table]
-    unknown = sorted(set(table) - {*MEDIANS, "client", "share", "name"})
-    if missing or unknown or {"client", "share"} <= set(table) or not len(table):
+    file = read_csv(path, f"system.devices {str(path)!r}")
+    columns, lines = set(file.columns), list(file.lines)
+    known = columns <= {*MEDIANS, "client", "share", "name"} and columns.issuperset(MEDIANS)
+    if not known or columns.issuperset({"client", "share"}) or not lines:
         raise ParameterError(
             f"system.devices {str(path)!r} must have a line for each device under the columns {', '.join(MEDIANS)}, "
-            f"and at most one of client and share, got {', '.join(map(str, table)) or 'nothing'}. Add or rename "
-            "columns; a column called name is for you."
+            f"and at most one of client and share, got {file.heading}. Add or rename columns; a column called name is "
+            "for you."
         )
-    numbers = [name for name in table if name not in ("client", "name")]
-    values = table[numbers].apply(pd.to_numeric, errors="coerce")
-    bad = ~(np.isfinite(values) & (values > 0)).all(axis=1)
-    if bad.any():
-        line = int(np.flatnonzero(bad)[0])
-        raise ParameterError(
-            f"system.devices {str(path)!r}, line {line + 2}: expected numbers above 0 for {', '.join(numbers)}, got "
-            f"{', '.join(map(str, table[numbers].iloc[line]))}. Correct the line."
-        )
-    medians: FloatArray = values[list(MEDIANS)].to_numpy(dtype=np.float64)
-    if "client" in table:
-        rows = _rows_of_clients(table["client"], scenario.num_clients, str(path))
+    medians = np.array([[line.real(name, above=0.0) for name in MEDIANS] for line in lines])
+    if "client" in columns:
+        rows = _rows_of_clients([line.cells["client"] for line in lines], scenario.num_clients, str(path))
     else:
-        rows = _drawn_rows(values["share"].to_numpy() if "share" in table else np.ones(len(table)), scenario)
+        shares = [line.real("share", above=0.0) if "share" in columns else 1.0 for line in lines]
+        rows = _drawn_rows(np.array(shares), scenario)
     return np.asarray(medians[rows])
 
 
@@ -84,9 +73,9 @@ def _drawn_rows(shares: FloatArray, scenario: Scenario) -> IntArray:
     return np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1)
 
 
-def _rows_of_clients(clients: pd.Series, num_clients: int, path: str) -> IntArray:
+def _rows_of_clients(clients: Sequence[str], num_clients: int, path: str) -> IntArray:
     """Return the row of each client."""
-    rows = {str(client).strip(): row for row, client in enumerate(clients)}
+    rows = {client: row for row, client in enumerate(clients)}
     wanted = list(map(str, range(num_clients)))
     missing = [client for client in wanted if client not in rows]
     if missing or len(clients) != num_clients:

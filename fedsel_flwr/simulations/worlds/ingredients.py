@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.objectives import Objective
@@ -202,17 +204,26 @@ def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
         raise ParameterError(f"model must make a torch module, got {type(model).__name__}")
     if not any(one.requires_grad for one in model.parameters()):
         raise ParameterError(f"model must have parameters to train, but {type(model).__name__} has none")
-    # Two examples, because one example would hide a model that drops the batch axis. Evaluation mode and a restored
-    # random state keep the check from changing batch statistics or later draws.
+    state = model.state_dict(keep_vars=True)
+    if imaginary := [name for name, one in state.items() if torch.is_tensor(one) and one.dtype.is_complex]:
+        raise ParameterError(
+            f"the model must have real parameters, got {state[imaginary[0]].dtype} at {imaginary[0]!r}. Hold the real "
+            "and the imaginary parts as two parameters."
+        )
+    # Two examples, because one example would hide a model that drops the batch axis. A restored random state keeps the
+    # check from changing later draws.
     expected = (2, dataset.num_classes)
     examples = torch.tensor(dataset.train.inputs[:1]).repeat_interleave(2, dim=0)
+    with refusing_faults("the model cannot be copied, but each client trains a copy"):
+        # A forward pass may change what a model holds. A lazy model needs one to have its parameters.
+        tried = model if any(map(is_lazy, state.values())) else copy.deepcopy(model)
     was = model.training
     with (
         refusing_faults(f"the model cannot read examples of shape {tuple(dataset.input_shape)}"),
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
     ):
-        outputs = model.eval()(examples)
+        outputs = tried.eval()(examples)
     model.train(was)
     # The user's objective may read outputs of any shape.
     if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):

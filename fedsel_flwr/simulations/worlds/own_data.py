@@ -20,6 +20,10 @@ from fedsel_flwr.errors import ParameterError, RunError, refusing_faults
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, split_rows
 
 Array = npt.NDArray[Any]
+LARGEST_WHOLE = 2**24
+"""Number up to which float32 represents all whole numbers."""
+DEPTHS = {"1": 1, "I": 2**31 - 1, "F": 1}
+"""Mode of an image -> largest value of a pixel. In modes that begin with I;16 it is 65,535, and in all others 255."""
 Part = Any
 """(inputs, labels), two arrays; or a torch Dataset of such pairs."""
 
@@ -134,7 +138,12 @@ class OwnData:
         found = []
         for client, own in enumerate(given):
             rows = np.asarray(own)
-            if rows.ndim != 1 or not rows.size or rows.dtype.kind not in "iu":
+            if rows.ndim == 1 and not rows.size:
+                raise ParameterError(
+                    f"partition: client {client} must have a list of at least one row of train, got none. Leave the "
+                    "client out, or choose a partition in which every client has examples."
+                )
+            if rows.ndim != 1 or rows.dtype.kind not in "iu":
                 raise ParameterError(
                     f"partition: client {client} must have a list of at least one row of train, got {rows.dtype} of "
                     f"shape {rows.shape}"
@@ -213,7 +222,7 @@ def as_split(part: Part, name: str) -> Split:
 
     Raises:
         ParameterError: ``part`` has another type, or its arrays differ in length, are empty, or hold values that are
-            not numbers.
+            not numbers. Or the inputs hold whole numbers beyond 2**24, which float32 would round.
     """
     if isinstance(part, Split):
         return part
@@ -241,11 +250,24 @@ def as_split(part: Part, name: str) -> Split:
         )
     if labels.dtype.kind != "f" and labels.min() < 0:
         raise ParameterError(f"{name}: classes must be 0 … C - 1, got {labels.min()}")
+    _check_whole(inputs, name)
     # In the usual order of memory, because another order would round differently, and other processes lose it.
     inputs = inputs.astype(np.float32, order="C")
     if not np.isfinite(inputs).all() or not np.isfinite(labels).all():
         raise ParameterError(f"{name} must hold finite numbers, got NaN or infinity")
     return Split(inputs, labels.astype(np.float32) if labels.dtype.kind == "f" else labels.astype(np.int64))
+
+
+def _check_whole(inputs: Array, name: str) -> None:
+    """Refuse whole numbers that float32 would round, because they are probably ids."""
+    large = inputs[(inputs > LARGEST_WHOLE) | (inputs < -LARGEST_WHOLE)]
+    # Data frames turn ids into float64. Above 2^53 all numbers of this type are whole.
+    ids = (large == np.rint(large)) & (np.abs(large) < 2.0**53)
+    if large.size and (inputs.dtype.kind in "iu" or (ids.all() and (large != large.astype(np.float32)).any())):
+        raise ParameterError(
+            f"{name} must hold inputs that float32 can represent, got the whole number {large[0]:.0f}. Whole numbers "
+            f"may have at most {LARGEST_WHOLE:,}. Number ids from 0, or divide the inputs by their unit."
+        )
 
 
 def _of_torch(part: Any, name: str) -> tuple[Array, Array]:
@@ -314,8 +336,10 @@ def from_federated(
 
     Args:
         federated: A ``flwr_datasets.FederatedDataset`` with a partitioner for the training split.
-        inputs: Column of the inputs: numbers, lists of numbers, or images. Images become (channels, height, width) with
-            values in [0, 1].
+        inputs: Column of the inputs: numbers, lists of numbers, or images. Images become (channels, height, width). A
+            pixel is divided by the largest value of the image's mode, so that it is in [0, 1]. This value is 1 in mode
+            1, 255 in L, LA, RGB, RGBA and CMYK, 65,535 in I;16, and 2**31 - 1 in I. Mode F has no such value and stays
+            as it is. Palette images (P) become RGB, or RGBA if they have transparency.
         labels: Column of the labels. Whole numbers are classes, other numbers are numbers to predict.
         train: The split that is partitioned among the clients.
         test: The split that measures the result.
@@ -370,7 +394,7 @@ def from_federated(
 
 
 def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Array, Array]:
-    """Return the inputs of a data set, shape (n, …), and its labels; images as (channels, height, width) in [0, 1]."""
+    """Return the inputs of a data set, shape (n, …), and its labels; images as (channels, height, width)."""
     lacking = [column for column in (inputs, labels) if column not in rows.column_names]
     if lacking:
         raise ParameterError(
@@ -378,16 +402,32 @@ def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Arra
             f"{', '.join(rows.column_names)}. Name the columns with inputs= and labels="
         )
     arrays = rows.with_format("numpy")
-    examples, numbers = arrays[inputs][:], arrays[labels][:]
+    # As images, because arrays of different modes would become one array without the modes.
+    is_image = type(rows.features[inputs]).__name__ == "Image"
+    examples: Any = list(map(_pixels, rows.with_format(None)[inputs])) if is_image else arrays[inputs][:]
+    if is_image and len({one.shape for one in examples}) == 1:
+        examples = np.stack(examples)
     # If examples have several shapes, NumPy makes an array of objects.
-    if examples.dtype == object:
+    if not isinstance(examples, np.ndarray) or examples.dtype == object:
         shapes = sorted({np.shape(one) for one in examples})
         some = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
         raise ParameterError(
             f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}. Make the shapes equal "
             "with the FederatedDataset's preprocessor"
         )
-    if type(rows.features[inputs]).__name__ == "Image":
-        pixels = examples.astype(np.float32) / 255
-        examples = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
-    return examples[:, None] if examples.ndim == 1 else examples, numbers
+    return examples[:, None] if examples.ndim == 1 else examples, arrays[labels][:]
+
+
+def _pixels(image: Any) -> Array:
+    """Return an image of PIL as (channels, height, width), float32, with the mode's largest value as 1."""
+    # Palettes are different in each image, so their indices mean nothing.
+    if image.mode in ("P", "PA"):
+        image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
+    mode, pixels = image.mode, np.asarray(image)
+    if mode == "I" and pixels.min(initial=0) < 0:
+        raise ParameterError(
+            f"an image of mode I must have pixels of at least 0, got {pixels.min()}. Convert the images with the "
+            "FederatedDataset's preprocessor."
+        )
+    pixels = pixels.astype(np.float32) / (65_535 if mode.startswith("I;16") else DEPTHS.get(mode, 255))
+    return pixels[np.newaxis] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)

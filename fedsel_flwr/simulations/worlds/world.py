@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.clients.answering import Examples
+from fedsel_flwr.clients.answering import Examples, Shares
 from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import ClientDropout
-from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, fresh_copy, get_arrays
 from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate, read_only_tensor, torch_predict
@@ -57,7 +57,6 @@ class World:
         self.objective: Objective = own.objective or OBJECTIVES[self.dataset.task]
         if scenario.per_class_accuracy and np.asarray(self.dataset.train.labels).dtype.kind not in "iu":
             raise ParameterError("per_class_accuracy needs classes, but the data's labels are numbers. Leave it out.")
-        # Copied now, because every client and every evaluation overwrites the parameters of `self.model`.
         self._initial = get_arrays(self.model)
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._count_local_test(sizes)
@@ -129,8 +128,14 @@ class World:
         # At least one example stays for training.
         return np.minimum((sizes * fraction).astype(np.int64), sizes - 1)
 
+    def shares(self, partition_ids: Sequence[int]) -> list[Shares]:
+        """Return the examples of several clients, relative to those that they train on in a round."""
+        train, test = self.sizes[list(partition_ids)], self._test_sizes[list(partition_ids)]
+        # A client without a local test set tests on its training examples.
+        return Shares.of(self.scenario.training.settings(), train, np.where(test > 0, test, train))
+
     def client(self, partition_id: int) -> TorchClient:
-        """Return the client with this partition. Use one client at a time per process, because they share a model."""
+        """Return the client with this partition."""
         if not 0 <= partition_id < self.scenario.num_clients:
             raise ParameterError(
                 f"partition-id must be below num_clients = {self.scenario.num_clients}, got {partition_id}. Start "
@@ -219,9 +224,8 @@ class World:
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
         """Return the loss and accuracy (R² for a regression) of a model on the test set, which no selector sees."""
-        set_arrays(self.model, list(arrays))
         inputs, labels = self._test_set or (self.dataset.test.inputs, self.dataset.test.labels)
-        return evaluate(self.model, inputs, labels, objective=self.objective)
+        return evaluate(fresh_copy(self.model, arrays), inputs, labels, objective=self.objective)
 
 
 def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -22,23 +23,17 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
-from fedsel_flwr.strategies.wrapping.message_records import (
-    Cleaner,
-    names_and_arrays,
-    reply_of,
-    set_weights,
-)
+from fedsel_flwr.strategies.wrapping.message_records import Cleaner, reply_of, set_weights
 from fedsel_flwr.strategies.wrapping.message_run import MessageRun
 from fedsel_flwr.strategies.wrapping.message_transport import (
     MessageTransport,
     addressed,
     by_node,
     configured,
-    error_reply,
-    sanitized,
+    failures_of,
     taking_all,
 )
 
@@ -76,10 +71,9 @@ class SelectionStrategy(MessageRun):
     """
 
     default_base = partial(FedAvg, fraction_evaluate=0.0)
-    _names: tuple[str, ...] = ()
     # Whether the base has configured nobody in this round.
     _skipped = False
-    _evaluating: tuple[Message, ...] = ()
+    _evaluating: Mapping[str, Message] = MappingProxyType({})
 
     def summary(self) -> None:
         """Log the base's configuration, and which selector chooses."""
@@ -94,25 +88,20 @@ class SelectionStrategy(MessageRun):
         Raises:
             RunError: Too few nodes were connected at the end of the wait, or the base chooses the nodes itself.
         """
+        # Questions are no business of a grid that the base puts around Flower's.
+        grid = self._grid or grid
         if self._loops == 0:
             self._check_own_loop()
         self._close_open_round()
-        self._model, self._dispatched, self._skipped = arrays, {}, False
-        self._open, self._evaluated = server_round, ()
-        # Before anything can fail, so that an error of this round can name the place of the model.
-        self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
-        if self._resuming.is_over:
+        self._open, self._evaluated, self._skipped = server_round, (), False
+        if not self._begin_round(arrays):
             return []
         if not self.core.round:
             bases.check_trains(self.base)
-        self.begin_metrics()
         self._late.grid = grid
-        connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
-        nodes = self._wait_for_free(connected)
-        names, reference = names_and_arrays(arrays)
-        self._names = tuple(names)
+        nodes = self._wait_for_free(wait_for_nodes, grid)
         transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
-        chosen = self.core.choose(nodes, reference, transport, server_round)
+        chosen = self.core.choose(nodes, self._named(arrays)[1], transport, server_round)
         if not chosen:
             return []
         shown = SnapshotGrid(grid, chosen, self.wait_timeout)
@@ -138,7 +127,7 @@ class SelectionStrategy(MessageRun):
             # The round is in the history already. Flower calls a base that has configured nobody too.
             return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
         self._note_unanswered(self._dispatched, arrived)
-        arrays, metrics = self._aggregate(_Replies(self, arrived))
+        arrays, metrics = self._aggregate(arrived)
         self._dispatched = {}
         self._record_metrics("train_metrics_clientapp", self.core.round, metrics)
         if self._result_so_far is not None and arrays is not None:
@@ -149,7 +138,7 @@ class SelectionStrategy(MessageRun):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the base's evaluation messages, after a bounded wait for nodes."""
-        self._evaluating = ()
+        self._evaluating = {}
         if not bases.evaluates(self.base):
             return []
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
@@ -161,16 +150,15 @@ class SelectionStrategy(MessageRun):
         shown = SnapshotGrid(grid, free, self.wait_timeout)
         with taking_all(self.base, dict.fromkeys(("min_evaluate_nodes", "min_available_nodes"), len(free))):
             number = self.core.numbering.absolute(server_round) - self._shown_from
-            messages = self.base.configure_evaluate(number, arrays, config, shown)
-            self._evaluating = tuple(messages)
-        return list(self._evaluating)
+            messages = list(self.base.configure_evaluate(number, arrays, config, shown))
+        self._evaluating = {str(message.metadata.dst_node_id): message for message in messages}
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the base aggregate the replies with common metrics, in id order."""
-        sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
-        arrived = by_node(sent, replies)
-        self._note_unanswered(sent, arrived)
-        aggregated: MetricRecord | None = self._aggregate_evaluation(server_round, _Evaluations(self, sent, arrived))
+        arrived = by_node(self._evaluating, replies)
+        self._note_unanswered(self._evaluating, arrived)
+        aggregated: MetricRecord | None = self._aggregate_evaluation(server_round, arrived)
         absolute = self.core.numbering.absolute(server_round)
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates and self._loops is None:
@@ -188,105 +176,69 @@ class SelectionStrategy(MessageRun):
         settled = {*arrived, *self._rejected}
         self._late.owe(message for node, message in sent.items() if node not in settled)
 
+    @property
     def _cleaner(self) -> Cleaner:
-        # A new one in each round, because under "auto" max_examples follows the clients' last claims.
-        return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
+        return Cleaner(self.base, self.core.settings.keys)
 
+    @property
+    def _sent(self) -> dict[str, RecordDict]:
+        """What the clients have received; empty if replies are held against the global model."""
+        sent = self._dispatched if self.core.settings.checks_structure else {}
+        return {node: message.content for node, message in sent.items()}
 
-class _Replies:
-    """The replies to a round's training (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Replies`)."""
+    def _errors(self, arrived: Mapping[str, Message]) -> list[str]:
+        return [message.error.reason or "" for message in arrived.values() if message.has_error()]
 
-    def __init__(self, strategy: SelectionStrategy, arrived: Mapping[str, Message]) -> None:
-        self._strategy, self._arrived = strategy, arrived
-        self._cleaner = strategy._cleaner()
-        # Empty if replies are held against the global model.
-        sent = strategy._dispatched if strategy.core.settings.checks_structure else {}
-        self._sent: dict[str, RecordDict] = {node: message.content for node, message in sent.items()}
+    def _models(self, arrived: Mapping[str, Message]) -> list[object]:
+        return [message.content.array_records for message in arrived.values() if message.has_content()]
 
-    def errors(self) -> list[str]:
-        return [message.error.reason or "" for message in self._arrived.values() if message.has_error()]
+    def _read(self, arrived: Mapping[str, Message]) -> dict[str, Reply]:
+        sent = self._sent
+        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in self._dispatched}
 
-    def models(self) -> list[object]:
-        return [message.content.array_records for message in self._arrived.values() if message.has_content()]
-
-    def read(self) -> dict[str, Reply]:
-        faults = self._cleaner.faults(self._arrived)
-        return {node: self._reply(node, self._arrived.get(node), faults) for node in self._strategy._dispatched}
-
-    def _reply(self, node: str, message: Message | None, faults: Mapping[str, str]) -> Reply:
+    def _reply(self, node: str, message: Message | None, sent: RecordDict | None) -> Reply:
         """Return a node's reply, or the reason why it is missing, in plain types."""
-        strategy, timed = self._strategy, self._strategy._timed
+        timed = self._timed
         observed = timed.elapsed_s.get(node) if timed is not None else None
-        if message is None and node in strategy._rejected:
+        if message is None and node in self._rejected:
             return Reply(error=NOT_REACHED)
         if message is None and timed is not None and timed.straggler_reply is not None:
             return timed.straggler_reply
         if message is None:
-            return Reply(error=no_answer(strategy._timeout), timed_out=True)
-        if node in faults:
-            return Reply(error=faults[node], observed_s=observed)
-        reply = reply_of(
-            message,
-            strategy._model,
-            self._cleaner.weight_key,
-            observed,
-            strategy.core.settings.keys,
-            self._sent.get(node),
-        )
-        fault = bases.fault_in_model(strategy.base, (array.tobytes() for array in reply.arrays or ()))
+            return Reply(error=no_answer(self._timeout), timed_out=True)
+        reply = reply_of(self.base, message, self._model, observed, self.core.settings.keys, sent)
+        fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
 
-    def base_result(
-        self, outcome: Outcome, faults: Mapping[str, str]
+    def _base_result(
+        self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        usable = {node: self._arrived[node] for node in outcome.usable}
-        kept = self._cleaner.cleaned(usable, outcome, self._strategy._model, self._sent)
+        usable = {node: arrived[node] for node in outcome.usable}
+        kept = self._cleaner.cleaned(usable, outcome, self._model, self._sent)
         if outcome.averaging is not None:
-            set_weights(kept, self._cleaner.weight_key, outcome.weights.tolist())
-        failures = failures_of(self._strategy._dispatched, self._arrived, faults)
+            set_weights(kept, self._weight_key(), outcome.weights.tolist())
+        failures = failures_of(self._dispatched, arrived, faults)
         result: tuple[ArrayRecord | None, MetricRecord | None]
-        strategy = self._strategy
-        result = strategy.base.aggregate_train(strategy.core.round - strategy._shown_from, [*kept, *failures])
+        result = self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
         return result
 
-    def decode(self, model: ArrayRecord) -> Arrays:
-        return [model[name].numpy() for name in self._strategy._names]
+    # In the order of the arrays that the clients received.
+    def _decode(self, model: ArrayRecord) -> Arrays:
+        return [model[name].numpy() for name in self._model]
 
-    def encode(self, arrays: Arrays) -> ArrayRecord:
-        named = zip(self._strategy._names, arrays, strict=True)
-        return ArrayRecord({name: Array(np.asarray(array)) for name, array in named})
+    def _encode(self, arrays: Arrays) -> ArrayRecord:
+        return ArrayRecord({name: Array(np.asarray(one)) for name, one in zip(self._model, arrays, strict=True)})
 
-    def named(self, model: ArrayRecord) -> tuple[list[str], Arrays]:
-        return names_and_arrays(model)
+    def _weight_key(self) -> str:
+        return bases.weight_key(self.base)
 
+    def _read_evaluations(self, arrived: Mapping[str, Message]) -> dict[str, Evaluation]:
+        return self._cleaner.read_evaluations({node: one for node, one in arrived.items() if one.has_content()})
 
-class _Evaluations:
-    """The replies to an evaluation (:class:`~fedsel_flwr.strategies.wrapping.aggregating.Evaluations`)."""
-
-    def __init__(
-        self, strategy: SelectionStrategy, sent: Mapping[str, Message], arrived: Mapping[str, Message]
-    ) -> None:
-        self._strategy, self._sent, self._arrived = strategy, sent, arrived
-        self._cleaner = strategy._cleaner()
-        self.weight_key = self._cleaner.weight_key
-
-    def read(self) -> dict[str, Evaluation]:
-        return self._cleaner.read_evaluations({n: one for n, one in self._arrived.items() if one.has_content()})
-
-    def base_result(self, number: int, usable: list[str], faults: Mapping[str, str]) -> MetricRecord | None:
-        cleaned = self._cleaner.evaluations({node: self._arrived[node] for node in usable})
-        failures = failures_of(self._sent, self._arrived, faults)
-        number -= self._strategy._shown_from
-        result: MetricRecord | None = self._strategy.base.aggregate_evaluate(number, [*cleaned, *failures])
+    def _base_evaluation(
+        self, arrived: Mapping[str, Message], number: int, usable: list[str], faults: Mapping[str, str]
+    ) -> MetricRecord | None:
+        cleaned = self._cleaner.evaluations({node: arrived[node] for node in usable}, self.core.max_examples)
+        failures = failures_of(self._evaluating, arrived, faults)
+        result: MetricRecord | None = self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])
         return result
-
-
-def failures_of(
-    sent: Mapping[str, Message], arrived: Mapping[str, Message], faults: Mapping[str, str]
-) -> list[Message]:
-    """Return the failures that a base expects: the clients' own errors, and one in place of each unusable reply."""
-    return [
-        sanitized(message) if message.has_error() else error_reply(sent[node], faults[node])
-        for node, message in arrived.items()
-        if message.has_error() or node in faults
-    ]

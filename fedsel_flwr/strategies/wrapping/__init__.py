@@ -5,19 +5,17 @@ legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the 
 
 ======================  =============================================================================================
 ``paper``               strategies named after a paper, which build their own selector
-``adapter``             options and attributes of every strategy, and the core built from them
+``adapter``             options, attributes and core of every strategy, and the steps of an aggregation in both APIs
 ``bases``               facts about base strategies: what each requires, reads and cannot be combined with
 ``resuming``            checkpoints of a run: when they are written, and the fingerprint that they must match
 ``base_state``          state of a base strategy in a checkpoint
 ``waiting``             bounded waiting: for clients to connect, for replies that hang, and for late ones
 ``grids``               grids around Flower's: time nodes, and bound the waiting of a base strategy
 ``client_manager``      client managers and proxies around Flower's
-``legacy_transport``    the roll call and probes of the legacy API
+``legacy_transport``    the roll call, probes, results and parameters of the legacy API
 ``message_transport``   the roll call, probes and the round's messages of the Message API
-``legacy_results``      results and parameters, read into plain types and cleaned for a base strategy
 ``message_records``     records and messages, read into plain types and cleaned for a base strategy
 ``failure_reasons``     the meaning of Flower's errors and missing replies; dead actors of a simulation
-``aggregating``         the steps of an aggregation in both APIs: read, check, measure, base, finish, keep
 ``message_run``         a run of the Message API, in Flower's loop or in a base's own ``start``
 ``round_end``           the checkpoint, the central evaluation, ``on_round``, and the last model after an error
 ======================  =============================================================================================

@@ -16,17 +16,13 @@ from fedsel_flwr.rounds.settings import Payload
 from fedsel_flwr.rounds.untrusted import finite_number, one_line, shown
 
 logger = logging.getLogger("fedsel_flwr")
-NEEDED_CLIENTS = (
-    "min_available_clients", "min_available_nodes", "min_train_nodes",
-)  # fmt: skip
+NEEDED_CLIENTS = ("min_available_clients", "min_available_nodes", "min_train_nodes")
 """Attributes of bases with the number of clients that must be connected."""
 TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
 """Bases whose models grow from round to round."""
 TREE_LISTS = ("iteration_indptr", "tree_info", "trees")
 """Lists of an XGBoost model in JSON that bagging extends."""
-NORM_BITS = {
-    "DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit",
-}  # fmt: skip
+NORM_BITS = {"DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit"}
 """Class of a base -> the one-bit metric that it counts over the replies."""
 
 
@@ -36,6 +32,11 @@ def layers(base: object) -> Iterator[object]:
     while current is not None:
         yield current
         current = getattr(current, "strategy", None)
+
+
+def outermost(base: object, name: str) -> Any:
+    """Return an attribute of the outermost layer that has it; None if no layer does."""
+    return next((one for layer in layers(base) if (one := getattr(layer, name, None)) is not None), None)
 
 
 # Classes are matched by name: the two APIs have different classes of the same name, and a run loads only one API.
@@ -85,7 +86,7 @@ def payload(base: object) -> Payload:
     """Return the content of the replies that ``base`` aggregates."""
     if has_layer(base, *TREES):
         return "trees"
-    if any(private(base)):
+    if private(base):
         return "private"
     return "own" if brings_own(base, "aggregate_fit", "aggregate_train") else "model"
 
@@ -105,31 +106,26 @@ def brings_own(base: object, *methods: str) -> bool:
     return True
 
 
-def private(base: object) -> Iterator[object]:
-    """Yield the layers of ``base`` that add differential privacy."""
-    for layer in layers(base):
-        if any(cls.__name__.startswith(("DifferentialPrivacy", "DPFedAvg")) for cls in type(layer).__mro__):
-            yield layer
+def private(base: object, *prefixes: str) -> list[object]:
+    """Return the layers of ``base`` that add differential privacy, by the first letters of their classes' names."""
+    names = prefixes or ("DifferentialPrivacy", "DPFedAvg")
+    return [one for one in layers(base) if any(cls.__name__.startswith(names) for cls in type(one).__mro__)]
 
 
 def weight_key(base: object) -> str:
     """Return the metric with which ``base`` weights the replies of the Message API."""
-    keys = [getattr(layer, "weighted_by_key", None) for layer in layers(base)]
-    return next((str(key) for key in keys if key is not None), "num-examples")
+    key = outermost(base, "weighted_by_key")
+    return "num-examples" if key is None else str(key)
 
 
 def record_names(base: object) -> tuple[str, str]:
     """Return the names of the records in which ``base`` sends the model and the config in the Message API."""
-    models, configs = (
-        [getattr(layer, f"{kind}record_key", None) for layer in layers(base)] for kind in ("array", "config")
-    )
-    return next(filter(None, models), "arrays"), next(filter(None, configs), "config")
+    return outermost(base, "arrayrecord_key") or "arrays", outermost(base, "configrecord_key") or "config"
 
 
 def evaluate_config(base: object, round: int) -> dict[str, Any]:
     """Return the config of an evaluation in the legacy API, from the function that FedAvg calls for it."""
-    functions = [getattr(layer, "on_evaluate_config_fn", None) for layer in layers(base)]
-    own = next((function for function in functions if function is not None), None)
+    own = outermost(base, "on_evaluate_config_fn")
     return {} if own is None else dict(own(round))
 
 
@@ -283,11 +279,7 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
 
 def clips(base: object) -> bool:
     """Return whether a layer of ``base`` clips the updates on the server, and divides by their norms."""
-    return any(
-        one.__name__.startswith("DifferentialPrivacyServerSide")
-        for layer in layers(base)
-        for one in type(layer).__mro__
-    )
+    return bool(private(base, "DifferentialPrivacyServerSide"))
 
 
 def warn_of_privacy(base: object, reader: str) -> None:

@@ -14,27 +14,14 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message
-from flwr.common import (
-    DEFAULT_TTL,
-    DisconnectRes,
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    GetParametersIns,
-    GetParametersRes,
-    GetPropertiesIns,
-    GetPropertiesRes,
-    Parameters,
-    ReconnectIns,
-)
+from flwr.common import DEFAULT_TTL, EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters
 from flwr.server import ClientManager
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, no_answer
+from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, NotReached, no_answer
 from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, EarlyEnd, TimedGrid
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup, wait_for
 
@@ -100,6 +87,7 @@ class ChosenCohort(_ReadOnlyManager):
         return list(self._chosen.values())
 
 
+@dataclass(eq=False)
 class BoundedManager(_ReadOnlyManager):
     """Flower's client manager with a bounded wait and its own random generator, for evaluation rounds.
 
@@ -111,30 +99,25 @@ class BoundedManager(_ReadOnlyManager):
         busy: The connections that are not asked, because they have not answered yet.
     """
 
-    def __init__(
-        self,
-        manager: ClientManager,
-        timeout: float,
-        generator: np.random.Generator,
-        name: Callable[[str], str] = str,
-        busy: Container[str] = (),
-    ) -> None:
-        self._manager, self._timeout, self._generator, self._name = manager, timeout, generator, name
-        self._busy = busy
+    manager: ClientManager
+    timeout: float
+    generator: np.random.Generator
+    name: Callable[[str], str] = str
+    busy: Container[str] = ()
 
     def num_available(self) -> int:
         """Return the number of connected clients."""
-        return self._manager.num_available()
+        return self.manager.num_available()
 
     def all(self) -> dict[str, ClientProxy]:
         """Return a copy of the connected clients."""
-        return dict(self._manager.all())
+        return dict(self.manager.all())
 
     def wait_for(self, num_clients: int, timeout: int | None = None) -> bool:
         """Wait at most ``timeout`` seconds, and never longer than the bound."""
-        limit = self._timeout if timeout is None else min(self._timeout, timeout)
+        limit = self.timeout if timeout is None else min(self.timeout, timeout)
         try:
-            wait_for_clients(self._manager, num_clients, limit, "asked for by the base strategy")
+            wait_for_clients(self.manager, num_clients, limit, "asked for by the base strategy")
         except RunError:
             return False
         return True
@@ -148,15 +131,15 @@ class BoundedManager(_ReadOnlyManager):
             RunError: Too few clients were connected at the end of the wait.
         """
         needed = num_clients if min_num_clients is None else min_num_clients
-        clients = wait_for_clients(self._manager, needed, self._timeout, "evaluation by the base strategy")
+        clients = wait_for_clients(self.manager, needed, self.timeout, "evaluation by the base strategy")
         # Connections come in the order of their arrival, which no seed reproduces.
-        ordered = sorted(clients.values(), key=lambda client: id_order(self._name(client.cid)))
+        ordered = sorted(clients.values(), key=lambda client: id_order(self.name(client.cid)))
         eligible = [client for client in ordered if criterion is None or criterion.select(client)]
         # Flower's own manager returns no clients in this case, and base strategies expect that.
         if num_clients > len(eligible):
             return []
-        free = [client for client in eligible if client.cid not in self._busy]
-        drawn = self._generator.permutation(len(free))[:num_clients]
+        free = [client for client in eligible if client.cid not in self.busy]
+        drawn = self.generator.permutation(len(free))[:num_clients]
         return [free[i] for i in sorted(drawn)]
 
 
@@ -214,17 +197,17 @@ class TimedProxy(ClientProxy):
         """Evaluate on the client."""
         return with_late_replies(self.proxy, timeout, self._late).evaluate(ins, timeout, group_id)
 
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+    def get_properties(self, *args: Any, **kwargs: Any) -> Any:
         """Ask the client for its properties."""
-        return self.proxy.get_properties(ins, timeout, group_id)
+        return self.proxy.get_properties(*args, **kwargs)
 
-    def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> GetParametersRes:
+    def get_parameters(self, *args: Any, **kwargs: Any) -> Any:
         """Ask the client for its parameters."""
-        return self.proxy.get_parameters(ins, timeout, group_id)
+        return self.proxy.get_parameters(*args, **kwargs)
 
-    def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
+    def reconnect(self, *args: Any, **kwargs: Any) -> Any:
         """Ask the client to reconnect."""
-        return self.proxy.reconnect(ins, timeout, group_id)
+        return self.proxy.reconnect(*args, **kwargs)
 
 
 class LateReplyGrid(TimedGrid):
@@ -258,7 +241,7 @@ class LateReplyGrid(TimedGrid):
             message.metadata.ttl = self._timeout + DEFAULT_TTL
         replies = super().send_and_receive(sent, timeout=self._timeout)
         if sent and len(self.rejected) == len(sent):
-            raise NotReached
+            raise NotReached(NOT_REACHED)
         return replies
 
 

@@ -111,9 +111,6 @@ def has_no_query(error: Error) -> bool:
 class NotReached(RunError):
     """The SuperLink did not accept a message."""
 
-    def __init__(self) -> None:
-        super().__init__(NOT_REACHED)
-
 
 def check_answered(raised: BaseException) -> None:
     """Distinguish a missing answer from an answer that is an error.

@@ -1,27 +1,31 @@
 """Grids around Flower's: :class:`TimedGrid` times each node, :class:`SnapshotGrid` bounds a base strategy's waiting.
 
 The functions read a grid's answers: registrations, accepted and rejected messages, and whether the grid is that of a
-simulation. In a simulation the SuperLink runs in the server's process. Ten times a second it searches all messages in
-flight once for each node, and blocks the process meanwhile. Actors that start at this time get no core. With questions
-to 500 nodes in flight, the roll call took 50 s on 2 cores, although Ray and actors start in 20 s. A deployed SuperLink
-has its own process. Therefore both APIs limit the questions in flight in simulations.
+simulation. :class:`Transport` is what the questions of both APIs have in common.
+
+In a simulation the SuperLink runs in the server's process. Ten times a second it searches all messages in flight once
+for each node, and blocks the process meanwhile. Actors that start at this time get no core. With questions to 500 nodes
+in flight, the roll call took 50 s on 2 cores, although Ray and actors start in 20 s. A deployed SuperLink has its own
+process. Therefore both APIs limit the questions in flight in simulations.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, repeated, wait_for
+from fedsel_flwr.rounds.settings import MetricKeys
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, Startup, repeated, wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
 """Seconds between two requests for replies: the shortest pause, and the longest, which is that of Flower's own grid."""
@@ -81,6 +85,41 @@ def registrations(grid: object) -> Mapping[str, Registration] | None:
         str(info.node_id): Registration(getattr(info, "name", "") or "", getattr(info, "public_key", b"") or b"")
         for info in repeated(get_nodes)
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """Reaches clients for the roll call and for probes of the current model; each API has its own.
+
+    Args:
+        timeout: Longest wait for all answers, seconds.
+        late: Fetches the answers to unanswered questions.
+        base: The base strategy, whose config and records a probe has too.
+        keys: The names of the metrics.
+        startup: The start of a simulation's actors, which does not count as waiting.
+        check_errors: Function of the texts of a probe's errors, which may end the run.
+    """
+
+    timeout: float
+    late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
+    base: object = None
+    keys: MetricKeys = field(default_factory=MetricKeys)
+    startup: Startup = field(default_factory=Startup)
+    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
+
+    @property
+    def inner(self) -> Any:
+        """Flower's own grid; None if there is none."""
+        raise NotImplementedError
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the clients are those of Flower's simulation."""
+        return is_simulation(self.inner)
+
+    def registrations(self) -> Mapping[str, Registration] | None:
+        """Return the SuperLink's registrations of its nodes; None if there is no grid."""
+        return registrations(self.inner)
 
 
 def accepted(pushed: Iterable[str]) -> set[str]:

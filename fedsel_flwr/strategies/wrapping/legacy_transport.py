@@ -1,68 +1,74 @@
-"""Transport of the legacy API: sends the roll call and probes to many clients at once, with a bounded wait."""
+"""Questions and results of the legacy API.
+
+:class:`LegacyTransport` sends the roll call and probes to many clients at once, with a bounded wait. The functions read
+results into plain types, clean them for a base strategy, and convert the model for checkpoints.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters
+import numpy as np
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    EvaluateRes,
+    FitRes,
+    GetPropertiesIns,
+    Parameters,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
+from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.roll_call import Answers, Registration
-from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import shown
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.rounds.roll_call import Answers
+from fedsel_flwr.rounds.untrusted import shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.client_manager import grid_of, with_late_replies
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, reason_in
-from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation, registrations
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup
+from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy, grid_of, with_late_replies
+from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, no_answer, reason_in
+from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport
+from fedsel_flwr.strategies.wrapping.waiting import Startup
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
 """Number of threads that ask the clients of a deployment."""
 Answer = TypeVar("Answer")
+FitResult = tuple[ClientProxy, FitRes]
+EvaluateResult = tuple[ClientProxy, EvaluateRes]
+NUMPY = "numpy.ndarray"
+"""Flower's type of parameters that are NumPy arrays."""
 
 
 @dataclass(frozen=True)
-class LegacyTransport:
+class LegacyTransport(Transport):
     """Reaches the clients of the legacy API for the roll call and for probes of the current model.
 
     Args:
         clients: Connection -> proxy.
         parameters: The current global model.
-        timeout: Longest wait for all answers, seconds.
-        late: Fetches the answers to unanswered questions.
-        base: The base strategy, whose evaluation config a probe carries too.
-        keys: The names of the metrics.
-        startup: The start of a simulation's actors, which does not count as waiting.
-        check_errors: Function of the texts of a probe's errors, which may end the run.
+        **options: Those of :class:`~fedsel_flwr.strategies.wrapping.grids.Transport`, by keyword.
     """
 
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
-    timeout: float
-    late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    base: object = None
-    keys: MetricKeys = field(default_factory=MetricKeys)
-    startup: Startup = field(default_factory=Startup)
-    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
     # Clients without ``get_properties`` answer with a status, not with an error, so all can be asked at once.
     one_first: ClassVar[bool] = False
 
     @property
-    def simulated(self) -> bool:
-        """Whether the clients are those of Flower's simulation."""
-        return is_simulation(grid_of(self.clients.values()))
-
-    def registrations(self) -> Mapping[str, Registration] | None:
-        """Return the SuperLink's registrations of its nodes; None if the proxies have no grid."""
-        return registrations(grid_of(self.clients.values()))
+    def inner(self) -> Any:
+        """The grid of the proxies; None if they have none."""
+        return grid_of(self.clients.values())
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients for their properties."""
@@ -75,11 +81,10 @@ class LegacyTransport:
         result's own loss has this key. A metric of the client counts first, because the client names it itself.
         """
         ins = EvaluateIns(self.parameters, bases.evaluate_config(self.base, int(config["round"])) | dict(config))
-        said, _ = self._ask(nodes, lambda client: probe_client(client, ins, self.timeout))
+        said, _ = self._ask(nodes, lambda client: probe_client(client, ins, self.timeout, self.keys.of("loss")))
         self.check_errors(str(one) for one in said.values() if isinstance(one, Exception))
-        loss = self.keys.of("loss")
         return {
-            node: reason_in(one, self.timeout, None) if isinstance(one, Exception) else {loss: one.loss} | one.metrics
+            node: reason_in(one, self.timeout, None) if isinstance(one, Exception) else one
             for node, one in said.items()
         }
 
@@ -92,12 +97,9 @@ class LegacyTransport:
 
 
 def ask_all(
-    clients: Iterable[ClientProxy],
-    question: Callable[[ClientProxy], Answer],
-    timeout: float,
-    busy: Busy,
+    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy,
     startup: Startup | None = None,
-) -> tuple[dict[str, Answer], list[str]]:
+) -> tuple[dict[str, Answer], list[str]]:  # fmt: skip
     """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
 
     Args:
@@ -113,9 +115,8 @@ def ask_all(
     asked = list(clients)
     sent = time.monotonic()
     executor = ThreadPoolExecutor(MAX_PARALLEL if startup is None else WINDOW, thread_name_prefix="fedsel-ask")
-    futures: dict[str, Future[Answer]] = {}
     first = asked if startup is None else asked[:FIRST_WINDOW]
-    futures |= {client.cid: executor.submit(question, client) for client in first}
+    futures = {client.cid: executor.submit(question, client) for client in first}
     if startup is not None:
         # Half of the time, so that the other half is left for the others if the first clients hang.
         longest = startup.deadline(sent, timeout) - sent - timeout / 2
@@ -154,22 +155,151 @@ def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] |
         return None
 
 
-class Evaluated(NamedTuple):
-    """A client's evaluation of the current model."""
-
-    loss: float
-    metrics: dict[str, object]
-
-
-def probe_client(client: ClientProxy, ins: EvaluateIns, timeout: float) -> Evaluated | Exception:
-    """Let a client evaluate the current model; return the error of a client that fails."""
+def probe_client(client: ClientProxy, ins: EvaluateIns, timeout: float, loss: str) -> dict[str, object] | Exception:
+    """Let a client evaluate the current model; return its metrics and its loss, or the error that it raised."""
     try:
         # A copy of the config, because the clients of a simulation share the server's process.
         answer = client.evaluate(EvaluateIns(ins.parameters, dict(ins.config)), timeout, None)
         if answer.status.code != Code.OK:
             raise RuntimeError(f"{answer.status.code.name}: {answer.status.message}")
-        return Evaluated(answer.loss, dict(answer.metrics or {}))
+        return {loss: answer.loss} | dict(answer.metrics or {})
     # A client that fails is data, not an exception.
     except Exception as error:
         check_answered(error)
         return error
+
+
+class Arrived(NamedTuple):
+    """The results and failures of a round or an evaluation.
+
+    Attributes:
+        results: Connection -> result.
+        failures: Flower's failures.
+    """
+
+    results: dict[str, Any]
+    failures: list[Any]
+
+    @classmethod
+    def of(cls, results: Sequence[FitResult | EvaluateResult], failures: Sequence[object]) -> Arrived:
+        """Sort results by connection."""
+        return cls({client.cid: (client, res) for client, res in results}, list(failures))
+
+    def failures_with(self, faults: Iterable[str]) -> list[Any]:
+        """Return the failures with Flower's own proxies, and an error for each fault of an unusable result."""
+        failures = [(unwrapped(one[0]), one[1]) if isinstance(one, tuple) else one for one in self.failures]
+        return [*failures, *map(RunError, faults)]
+
+
+def reply_of(
+    base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None, model: Parameters | None = None
+) -> Reply:
+    """Read a client's result into plain types; no content of a result raises an error.
+
+    Args:
+        base: The strategy that will aggregate the replies.
+        proxy: The proxy of the client.
+        arrived: The client's result; None if it did not succeed.
+        refused: Its result with a status other than OK; None if there is none.
+        model: The global model.
+    """
+    if refused is not None:
+        return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
+    if arrived is None:
+        reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
+        # Without a timeout, a missing answer means a broken connection, not a straggler.
+        timed_out = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
+        return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=timed_out)
+    res = arrived[1]
+    fault = bases.fault_in_metrics(base, res.metrics or {})
+    if not fault and bases.payload(base) == "trees" and isinstance(res.parameters, Parameters):
+        tensors = res.parameters.tensors
+        fault = bases.fault_in_model(base, tensors) if tensors else "arrays: none in the reply"
+    if fault:
+        return Reply(error=fault, observed_s=proxy.elapsed_s)
+    # A client whose whole update is in its metrics sends no arrays.
+    nothing = isinstance(res.parameters, Parameters) and not res.parameters.tensors
+    return Reply(
+        arrays=[] if nothing else decode(res.parameters),
+        num_examples=res.num_examples,
+        metrics=res.metrics or {},
+        observed_s=proxy.elapsed_s,
+        sent=None if proxy.sent is None or proxy.sent is model else decode(proxy.sent),
+    )
+
+
+def decode(parameters: Parameters) -> Arrays | None:
+    """Return the arrays of ``parameters``; None if they are not NumPy arrays (trees, garbage) or there are none."""
+    try:
+        arrays = parameters_to_ndarrays(parameters)
+    # A client may send any content, so any error may be raised.
+    except Exception:
+        return None
+    return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
+
+
+def unwrapped(client: ClientProxy) -> ClientProxy:
+    """Return Flower's own proxy."""
+    return client.proxy if isinstance(client, TimedProxy) else client
+
+
+def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], dropped: Collection[str]) -> FitResult:
+    """Return a result for a base strategy: with Flower's own proxy, in the model's types, at most max_examples.
+
+    Args:
+        result: The client's result, which is not changed.
+        read: The result after reading.
+        ours: Keys that only this package reads. Keys whose value cannot be used are left out.
+        dropped: Keys of metrics that are left out: vectors that the selector asked for, and metrics with NaN.
+    """
+    client, res = result
+    if without := (read.faulty_keys & {*ours}) | ({*dropped} & {*(res.metrics or {})}):
+        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in without})
+    # A claim above max_examples would have too large a weight in the base's average.
+    if usable_count(res.num_examples) > read.num_examples:
+        res = replace(res, num_examples=read.num_examples)
+    if read.converted is not None:
+        res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
+    return unwrapped(client), res
+
+
+def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:
+    """Return the names and arrays of a model in a checkpoint.
+
+    The names of NumPy arrays are their numbers. Any other model, such as trees, is saved as bytes, one array for each
+    tensor. The name of such an array is the tensors' type, a colon and its number.
+
+    Raises:
+        RunError: The model has a type that Flower does not have.
+
+    >>> to_checkpoint(ndarrays_to_parameters([np.zeros(2)]))
+    (['0'], [array([0., 0.])])
+    >>> to_checkpoint(Parameters(tensors=[b"{}"], tensor_type="json"))
+    (['json:0'], [array([123, 125], dtype=uint8)])
+    """
+    if not isinstance(parameters, Parameters):
+        raise RunError(
+            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. "
+            "Return these from the base, or leave checkpoint_dir out"
+        )
+    arrays = decode(parameters) if parameters.tensor_type == NUMPY else None
+    if arrays is not None:
+        return [str(i) for i in range(len(arrays))], arrays
+    tensors = [np.frombuffer(tensor, np.uint8) for tensor in parameters.tensors]
+    return [f"{parameters.tensor_type}:{i}" for i in range(len(tensors))], tensors
+
+
+def from_checkpoint(checkpoint: Checkpoint) -> Parameters:
+    """Return the model of a checkpoint as Flower's parameters."""
+    kind, colon, _ = checkpoint.names[0].rpartition(":") if checkpoint.names else ("", "", "")
+    if not colon:
+        return ndarrays_to_parameters(checkpoint.model)
+    return Parameters(tensors=[array.tobytes() for array in checkpoint.model], tensor_type=kind)
+
+
+def named_arrays(parameters: object) -> Mapping[str, object] | None:
+    """Return name -> array of the initial model, for comparison with a checkpoint; None if it cannot be compared."""
+    if not isinstance(parameters, Parameters) or parameters.tensor_type != NUMPY:
+        return None
+    names, arrays = to_checkpoint(parameters)
+    return dict(zip(names, arrays, strict=True)) if ":" not in "".join(names) else None

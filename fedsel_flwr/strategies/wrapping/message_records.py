@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
@@ -26,7 +26,7 @@ from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown
 from fedsel_flwr.selectors.columns import ASKED, VECTORS
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.aggregating import Evaluation
+from fedsel_flwr.strategies.wrapping.adapter import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = sorted(ASKED & VECTORS)
@@ -36,19 +36,15 @@ SCALAR = -1
 
 
 def reply_of(
-    message: Message,
-    model: ArrayRecord,
-    weight_key: str,
-    observed_s: float | None,
-    keys: MetricKeys,
+    base: object, message: Message, model: ArrayRecord, observed_s: float | None, keys: MetricKeys,
     sent: RecordDict | None = None,
-) -> Reply:
+) -> Reply:  # fmt: skip
     """Read a client's message into plain types; no content of a message raises an error.
 
     Args:
+        base: The strategy that will aggregate the replies.
         message: The client's reply.
         model: The global model.
-        weight_key: The metric that is the update's weight.
         observed_s: Seconds that the server waited for the client; None if it was not timed.
         keys: Names of our metrics.
         sent: The content that the client received; None if its reply is held against the global model.
@@ -56,7 +52,9 @@ def reply_of(
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
-    metrics = _metrics_in(content)
+    metrics, weight_key = _metrics_in(content), bases.weight_key(base)
+    if _has_one_metric_record(message) and (fault := bases.fault_in_metrics(base, metrics)):
+        return Reply(error=fault, observed_s=observed_s)
     models = {name: content.array_records[name] for name in _model_records(content, keys, sent)}
     received = _named_like({"": model} if sent is None else sent.array_records, models)
     misfit = _misfit(models, received, len(content.metric_records))
@@ -83,16 +81,8 @@ def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
     """Return all entries of the metric and config records of a reply, with any record names, and its vector columns."""
     # Metrics come last, because if a config repeats a metric's key, the metric is the measured value.
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
-    merged: dict[str, object] = {}
-    for record in records:
-        merged |= dict(record)
+    merged = {key: value for record in records for key, value in record.items()}
     return merged | _vectors_in(content, content.array_records, keys)
-
-
-def metrics_of(message: Message) -> MetricRecord:
-    """Return the only MetricRecord of a reply."""
-    record: MetricRecord = next(iter(message.content.metric_records.values()))
-    return record
 
 
 def set_weights(messages: Iterable[Message], key: str, weights: Iterable[float]) -> None:
@@ -114,20 +104,6 @@ def record_of(checkpoint: Checkpoint) -> ArrayRecord:
     return ArrayRecord({name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)})
 
 
-def query(
-    node: str,
-    message_type: str,
-    config: Mapping[str, Any],
-    arrays: ArrayRecord | None = None,
-    array_name: str = "arrays",
-    config_name: str = "config",
-) -> Message:
-    """Return a question to one node, in records with the given names."""
-    content = RecordDict() if arrays is None else RecordDict({array_name: arrays})
-    content[config_name] = ConfigRecord(dict(config))
-    return Message(content=content, dst_node_id=int(node), message_type=message_type)
-
-
 def renumber_rounds(result: Result, done: int) -> None:
     """Renumber the rounds of a resumed run's result from its checkpoint on; evaluation 0 is the checkpoint's round."""
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
@@ -135,38 +111,21 @@ def renumber_rounds(result: Result, done: int) -> None:
 
 
 class Cleaner:
-    """Finds the replies that a base strategy cannot use, and gives the others the same metrics.
+    """Gives the replies that a base strategy can use the same metrics.
 
-    Metrics that the base reads by name are required, and a client without them has failed. No reply is lost because of
-    other metrics. :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` decides which of them the
-    base sees.
+    Metrics that the base reads by name are required, and a client without them has failed (:func:`reply_of`). No reply
+    is lost because of other metrics. :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` decides
+    which of them the base sees.
 
     Args:
         base: The strategy that will aggregate the replies.
         keys: Names of our metrics.
-        max_examples: Largest number of examples that a client may claim in an evaluation; None for no limit.
     """
 
-    def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
-        self._base, self._max_examples = base, max_examples
+    def __init__(self, base: object, keys: MetricKeys) -> None:
+        self._base = base
         self.weight_key = bases.weight_key(base)
         self._ours, self._keys = keys.own_keys(), keys
-
-    def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
-        """Find the replies to TRAIN messages that lack a metric that the base reads by name.
-
-        Args:
-            messages: Connection -> reply. Replies without exactly one MetricRecord are left out.
-
-        Returns:
-            Connection -> fault.
-        """
-        found = {
-            node: bases.fault_in_metrics(self._base, metrics_of(message))
-            for node, message in messages.items()
-            if _has_one_metric_record(message)
-        }
-        return {node: fault for node, fault in found.items() if fault}
 
     def cleaned(
         self, messages: Mapping[str, Message], outcome: Outcome, model: ArrayRecord, sent: Mapping[str, RecordDict]
@@ -214,9 +173,14 @@ class Cleaner:
             read[node] = Evaluation(_weight_of(metrics, self.weight_key), metrics.items(), fault)
         return read
 
-    def evaluations(self, messages: Mapping[str, Message]) -> list[Message]:
-        """Copy the usable replies to EVALUATE messages."""
-        limits = {} if self._max_examples is None else dict.fromkeys(messages, self._max_examples)
+    def evaluations(self, messages: Mapping[str, Message], max_examples: int | None) -> list[Message]:
+        """Copy the usable replies to EVALUATE messages.
+
+        Args:
+            messages: Connection -> reply.
+            max_examples: Largest number of examples that a client may claim; None for no limit.
+        """
+        limits = {} if max_examples is None else dict.fromkeys(messages, max_examples)
         return list(self._with_common_metrics(messages, "evaluate_metrics_aggr_fn", limits, arrays=True).values())
 
     def _with_common_metrics(

@@ -58,8 +58,9 @@ def with_own_start(
         function = own_start(self.base)
         if function is None:
             return loop(self, *args, **kwargs)
-        # Only by name, because Flower's ``start`` does not have it up to 1.42.
-        should_stop = None if _takes(function, "should_stop") else kwargs.pop("should_stop", None)
+        # Flower's ``start`` does not have it up to 1.42, and a loop that takes any keywords may not read it.
+        named = "should_stop" in inspect.signature(function).parameters
+        should_stop = None if named else kwargs.pop("should_stop", None)
         driver, before = _driver(self.base, self, loop), self.core.round
 
         def call(swapped: Mapping[int, Any]) -> Any:
@@ -95,19 +96,24 @@ def _flowers_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
     return found
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-
-
 def _driver(base: Strategy, strategy: MessageRun, loop: Callable[..., Result]) -> Any:
     """Return an object like ``base`` whose rounds are the strategy's, and whose ``super().start`` is the loop."""
+    kind: Any = type(base)
+
+    class OfTheBase(type(kind)):  # type: ignore[misc]
+        """A class whose attributes are set on the base's class, as by ``type(self).runs += 1``."""
+
+        def __setattr__(cls, name: str, value: object) -> None:
+            # Python itself sets these while it makes the class.
+            type.__setattr__(cls if name.startswith(("__", "_abc_")) else kind, name, value)
 
     class Through:
         """Rounds of the strategy; all other attributes are the base's, those in ``__slots__`` too."""
 
         def __getattribute__(self, name: str) -> Any:
-            return getattr(strategy, name) if name in ROUNDS else super().__getattribute__(name)
+            return (
+                _checked(kind.__name__, getattr(strategy, name)) if name in ROUNDS else super().__getattribute__(name)
+            )
 
         def __getattr__(self, name: str) -> Any:
             return getattr(base, name)
@@ -124,21 +130,40 @@ def _driver(base: Strategy, strategy: MessageRun, loop: Callable[..., Result]) -
         def start(self, *args: Any, **kwargs: Any) -> Result:
             return loop(strategy, *args, **kwargs)
 
-    kind: Any = type(base)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    driver = object.__new__(type(kind)(kind.__name__, (Through, kind, FlowersStart), names))
+    driver: Any = object.__new__(OfTheBase(kind.__name__, (Through, kind, FlowersStart), names))
     object.__setattr__(driver, "__dict__", vars(base))
     return driver
+
+
+def _checked(base: str, method: Callable[P, Any]) -> Callable[P, Any]:
+    """Return a method that names the base if it gets other arguments than Flower's."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            inspect.signature(method).bind(*args, **kwargs)
+        except TypeError as error:
+            name = getattr(method, "__name__", "")
+            raise RunError(
+                f"start of {base} calls self.{name} with other arguments than Flower's: {error}. A base that needs "
+                "them cannot be wrapped"
+            ) from None
+        return method(*args, **kwargs)
+
+    return call
 
 
 class MessageRun(Adapter, Strategy):
     """The run of a strategy of the Message API, from its ``start`` to the end of its last round."""
 
     strategy_type: ClassVar[type] = Strategy
+    _named = staticmethod(names_and_arrays)
     _timed: TimedGrid | None = None
     _evaluates = False
     # The run's own, for probes.
     _evaluate_config: ConfigRecord | None = None
+    # While the base's own ``start`` runs: the grid that it got, which it may pass on in a grid of its own.
+    _grid: Grid | None = None
     # While the base's own ``start`` runs: how often it has called Flower's loop; else None.
     _loops: int | None = None
     # The last absolute round that the base does not count, because its own ``start`` has begun another loop.
@@ -213,9 +238,8 @@ class MessageRun(Adapter, Strategy):
 
     def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
         """Begin a run, and load the checkpoint from which it is resumed."""
-        self._result_so_far, self._signals, self._shown_from = Result(), [], 0
-        if should_stop is not None:
-            self._signals.append(should_stop)
+        self._result_so_far, self._shown_from = Result(), 0
+        self._signals = [] if should_stop is None else [should_stop]
         initial = None if initial_arrays is None else {name: one.numpy() for name, one in initial_arrays.items()}
         self._checkpoint = self._begin_run(initial, self._signal)
         arrays = initial_arrays if self._checkpoint is None else record_of(self._checkpoint)
@@ -241,13 +265,14 @@ class MessageRun(Adapter, Strategy):
         self._begin(initial_arrays, should_stop)
         self._loops, self._evaluates, self._timeout = 0, evaluate_fn is not None, given.get("timeout")
         self._evaluate_config = given.get("evaluate_config")
-        swapped = {id(initial_arrays): self._model, id(grid): self._timed_grid(grid)}
+        self._grid = self._timed_grid(grid)
+        swapped = {id(initial_arrays): self._model, id(grid): self._grid}
         if evaluate_fn is not None:
             swapped[id(evaluate_fn)] = self._recording(evaluate_fn)
         try:
             return self._guarded(lambda: start(swapped))
         finally:
-            self._loops = None
+            self._loops = self._grid = None
 
     def _guarded(self, play: Callable[[], Result]) -> Result:
         """Play all rounds of a run, and end it."""
@@ -259,7 +284,7 @@ class MessageRun(Adapter, Strategy):
 
     def _timed_grid(self, grid: Any) -> Any:
         """Return a grid that times nodes, on the server's clock."""
-        if self.core.settings.clock != "server" or grid is None:
+        if self.core.settings.clock != "server" or grid is None or self._loops:
             return grid
         if not isinstance(grid, TimedGrid):
             grid = TimedGrid(grid)
@@ -270,9 +295,8 @@ class MessageRun(Adapter, Strategy):
     def _close_open_round(self) -> None:
         """Close the round that no central evaluation has closed, if there is one."""
         if (server_round := self._open) is not None:
-            self._open, save = None, partial(self._save, server_round, self._model)
-            save()
-            self.finish_round(server_round, lambda: self._evaluated, save)
+            self._open = None
+            self._evaluate_and_finish(server_round, self._model, lambda number: self._evaluated or None, tuple)
 
     def _check_own_loop(self) -> None:
         """Refuse what a base's own loop of rounds cannot do."""
@@ -299,35 +323,22 @@ class MessageRun(Adapter, Strategy):
                 inner = evaluate_fn(server_round, arrays)
                 self._evaluated = _loss_and_accuracy(inner)
                 return inner
-            number = self.core.numbering.absolute(server_round)
-            save = partial(self._save, server_round, arrays)
-            metrics: MetricRecord | None = None
 
-            # finish_round calls this only if the evaluation of this round is due.
-            def evaluate() -> tuple[object, ...]:
-                nonlocal metrics
+            def evaluate(number: int) -> MetricRecord | None:
                 metrics = evaluate_fn(number - self._shown_from, arrays)
                 self._record_metrics("evaluate_metrics_serverapp", number, metrics)
-                return _loss_and_accuracy(metrics)
+                return metrics
 
             self._recording_now = True
             try:
-                save()
-                self.finish_round(server_round, evaluate, save)
+                found: MetricRecord | None
+                found = self._evaluate_and_finish(server_round, arrays, evaluate, _loss_and_accuracy)
                 self._open = None
             finally:
                 self._recording_now = False
-            return metrics
+            return found
 
         return recording
-
-    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
-        """Write the round's checkpoint, if one is due."""
-        number = self.core.numbering.absolute(server_round)
-        if arrays is not None and self._resuming.is_due(number):
-            names, model = names_and_arrays(arrays)
-            self.round_trained(number, model, names)
-        self._resuming.hold(number)
 
     def _record_metrics(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
         """Add the metrics of a round to the result that ``should_stop`` gets."""

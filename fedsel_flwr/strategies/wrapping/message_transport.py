@@ -9,105 +9,77 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Answers, Registration
-from fedsel_flwr.rounds.settings import MetricKeys
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Answers
 from fedsel_flwr.rounds.untrusted import indented_lines, shown
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import has_no_query, reason_of
-from fedsel_flwr.strategies.wrapping.grids import (
-    FIRST_WINDOW,
-    WINDOW,
-    TimedGrid,
-    accepted,
-    is_simulation,
-    registrations,
-)
-from fedsel_flwr.strategies.wrapping.message_records import entries_in, query
-from fedsel_flwr.strategies.wrapping.waiting import LateReplies, Startup
+from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, TimedGrid, Transport, accepted
+from fedsel_flwr.strategies.wrapping.message_records import entries_in
+from fedsel_flwr.strategies.wrapping.waiting import Startup
 
 POLL_S = 0.05
 """Seconds between two requests for answers in a simulation, in which a request needs no network."""
 
 
 @dataclass(frozen=True)
-class MessageTransport:
+class MessageTransport(Transport):
     """Reaches the nodes of the Message API for the roll call and for probes of the current model.
 
     Args:
         grid: Flower's grid.
         arrays: The current global model.
-        timeout: Longest wait for all answers, seconds.
-        late: Fetches the answers to unanswered questions.
-        base: The base strategy, whose records a probe has too.
-        keys: The names of the metrics.
         evaluate_config: The run's config of evaluations, which a probe carries too.
-        startup: The start of a simulation's actors, which does not count as waiting.
-        check_errors: Function of the texts of a probe's errors, which may end the run.
+        **options: Those of :class:`~fedsel_flwr.strategies.wrapping.grids.Transport`, by keyword.
     """
 
     grid: Grid
     arrays: ArrayRecord
-    timeout: float
-    late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    base: object = None
-    keys: MetricKeys = field(default_factory=MetricKeys)
     evaluate_config: ConfigRecord | None = None
-    startup: Startup = field(default_factory=Startup)
-    check_errors: Callable[[Iterable[str]], None] = lambda errors: None
     # An app without a query function answers with an error and its traceback, so one such answer is enough.
     one_first: ClassVar[bool] = True
 
     @property
-    def simulated(self) -> bool:
-        """Whether the nodes are those of Flower's simulation."""
-        return is_simulation(self._inner)
-
-    def registrations(self) -> Mapping[str, Registration] | None:
-        """Return the SuperLink's registrations of its nodes."""
-        return registrations(self._inner)
+    def inner(self) -> Any:
+        """Flower's own grid. A timed grid keeps the times of the round, and questions must not overwrite them."""
+        return self.grid._grid if isinstance(self.grid, TimedGrid) else self.grid
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask nodes for their properties: node -> properties, None for an error; and the nodes that hang."""
-        answers, asked = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
+        answers, asked = self._ask([query(node, MessageType.QUERY, {"config": ConfigRecord()}) for node in nodes])
         facts = {node: self._facts(message) for node, message in answers.items()}
         return facts, [node for node in asked if node not in facts]
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
         """Let nodes evaluate the current model; the message is that of Flower's own evaluation, and names the probe."""
-        names = bases.record_names(self.base)
+        model, config_name = bases.record_names(self.base)
         sent = {**(self.evaluate_config or {}), "server-round": config["round"], **config}
-        answers, _ = self._ask([query(node, MessageType.EVALUATE, sent, self.arrays, *names) for node in nodes])
+        answers, _ = self._ask(
+            [query(node, MessageType.EVALUATE, {model: self.arrays, config_name: ConfigRecord(sent)}) for node in nodes]
+        )
         self.check_errors(message.error.reason or "" for message in answers.values() if message.has_error())
         return {
             node: entries_in(m.content, self.keys) if m.has_content() else reason_of(m.error)
             for node, m in answers.items()
         }
 
-    @property
-    def _inner(self) -> Grid:
-        """Flower's own grid. A timed grid keeps the times of the round, and questions must not overwrite them."""
-        return self.grid._grid if isinstance(self.grid, TimedGrid) else self.grid
-
     def _ask(self, messages: list[Message]) -> tuple[dict[str, Message], list[str]]:
         """Send questions and wait a bounded time; return node -> answer, and the nodes that were asked."""
-        inner = self._inner
         if self.simulated:
-            replies, sent = send_windowed(inner, messages, self.timeout, startup=self.startup)
+            replies, sent = send_windowed(self.inner, messages, self.timeout, self.startup)
         else:
             # A timed grid of its own: an answer that is uploaded must not hold up the others.
-            timed = TimedGrid(inner)
+            timed = TimedGrid(self.inner)
             timed.late = self.late
             replies, sent = timed.send_and_receive(messages, timeout=self.timeout), messages
         asked = [str(message.metadata.dst_node_id) for message in sent]
@@ -123,22 +95,17 @@ class MessageTransport:
 
 
 def send_windowed(
-    grid: Grid,
-    messages: Sequence[Message],
-    timeout: float,
-    *,
-    first: int = FIRST_WINDOW,
-    window: int = WINDOW,
-    startup: Startup | None = None,
+    grid: Grid, messages: Sequence[Message], timeout: float, startup: Startup | None = None
 ) -> tuple[list[Message], list[Message]]:
     """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
+
+    ``FIRST_WINDOW`` messages are in flight before the first reply, and ``WINDOW`` at most. After half the time the
+    window opens without a reply.
 
     Args:
         grid: Flower's grid.
         messages: The messages to send, in this order.
         timeout: Longest wait for all replies, seconds.
-        first: Messages in flight before the first reply. After half the time the window opens without a reply.
-        window: Largest number of messages in flight.
         startup: The start of the actors, which does not count as waiting.
 
     Returns:
@@ -150,10 +117,10 @@ def send_windowed(
     replies: list[Message] = []
     pending: set[str] = set()
     while True:
-        # Each reply increases ``first`` and decreases ``pending``, so two more messages follow.
+        # Each reply opens the window and decreases ``pending``, so two more messages follow.
         # If the first nodes hang, the others must still be asked.
         open_at = startup.deadline(began, timeout) - timeout / 2
-        opened = window if time.monotonic() >= open_at else min(window, first + len(replies))
+        opened = WINDOW if time.monotonic() >= open_at else min(WINDOW, FIRST_WINDOW + len(replies))
         room = opened - len(pending)
         if batch := list(islice(waiting, max(0, room))):
             sent += batch
@@ -235,6 +202,11 @@ def taking_all(base: object, limits: Mapping[str, float]) -> Iterator[None]:
             delattr(layer, name) if old is None else setattr(layer, name, old)
 
 
+def query(node: str, message_type: str, records: dict[str, Any]) -> Message:
+    """Return a question to one node, with records by name."""
+    return Message(RecordDict(records), dst_node_id=int(node), message_type=message_type)
+
+
 def addressed(template: Message, node: str, asks: str = "") -> Message:
     """Return the template's message, addressed to another node.
 
@@ -280,6 +252,14 @@ def sanitized(failure: Message) -> Message:
     return twin
 
 
-def error_reply(sent: Message, reason: str) -> Message:
-    """Return the error message that a base expects from a failed client, in place of an unusable reply."""
-    return Message(error=Error(code=0, reason=reason), reply_to=sent)
+def failures_of(
+    sent: Mapping[str, Message], arrived: Mapping[str, Message], faults: Mapping[str, str]
+) -> list[Message]:
+    """Return the failures that a base expects: the clients' own errors, and one in place of each unusable reply."""
+    return [
+        sanitized(reply)
+        if reply.has_error()
+        else Message(error=Error(code=0, reason=faults[node]), reply_to=sent[node])
+        for node, reply in arrived.items()
+        if reply.has_error() or node in faults
+    ]

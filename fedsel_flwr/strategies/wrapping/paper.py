@@ -1,8 +1,8 @@
 """Papers as strategies: one constructor takes the selector's parameters and the strategy's.
 
-Each paper has one class per API, each in its own file: ``strategies/bsfl.py`` for the legacy API and
-``strategies/message/bsfl.py`` for the Message API. The first declares the paper's requirements, and the second names it
-as its twin.
+Each paper has one class per API: in its own file for the legacy API, such as ``strategies/bsfl.py``, and in
+``strategies/message/papers.py`` for the Message API. The first declares the paper's requirements, and the second names
+it as its twin.
 """
 
 from __future__ import annotations

@@ -176,7 +176,6 @@ class Resuming:
         if self._checkpoints is None:
             return
         names = [str(i) for i in range(len(model))] if names is None else list(names)
-        fingerprint = self.fingerprint
         self._checkpoints.write(
             Checkpoint(
                 round=number,
@@ -184,7 +183,7 @@ class Resuming:
                 names=names,
                 state=state,
                 base=base,
-                fingerprint=fingerprint,
+                fingerprint=self.fingerprint,
                 total_rounds=self.last_round,
             )
         )

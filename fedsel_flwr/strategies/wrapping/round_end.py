@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fedsel_flwr.callbacks.prometheus import Exporter
@@ -35,7 +36,8 @@ class RoundEnd:
 
     core: SelectionCore
     _resuming: Resuming
-    _keeper: LastModelKeeper
+    # The last round, and what returns the names and arrays of the model after it, decoded only then.
+    _kept: tuple[int, Callable[[], NamedArrays] | None] = (0, None)
     _on_round: Callable[[RoundRecord], None] | None
     _evaluate_in: Callable[[int], bool] | None
     _exporter: Exporter | None = None
@@ -70,7 +72,11 @@ class RoundEnd:
     @property
     def last_model(self) -> LastModel | None:
         """The global model after the last finished round, however the run ended; None before the run."""
-        return self._keeper.model
+        number, read = self._kept
+        if read is None:
+            return None
+        names, arrays = read()
+        return LastModel(round=number, names=list(names), arrays=list(arrays))
 
     @contextmanager
     def saving_on_error(self) -> Iterator[None]:
@@ -79,15 +85,16 @@ class RoundEnd:
         An error also ends the run's metrics.
         """
         try:
-            with self._keeper.saving_on_error():
-                yield
-        except BaseException:
+            yield
+        # Ctrl-C must not lose the model either.
+        except BaseException as error:
+            self._note_last_model(error)
             self.end_metrics()
             raise
 
     def model_after(self, number: int, model: Arrays) -> None:
         """Keep the global model after a round; for engines that drive :attr:`core` themselves."""
-        self._keeper.keep(number, lambda: ([str(i) for i in range(len(model))], model))
+        self._kept = number, lambda: ([str(i) for i in range(len(model))], model)
 
     def round_trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
         """Write the checkpoint of a round, if one is due; call this before the round's central evaluation.
@@ -167,6 +174,71 @@ class RoundEnd:
         if self._exporter is not None:
             self._exporter.close()
 
+    def _named(self, model: Any, /) -> NamedArrays:
+        """Return the names and arrays of a model of the API, for a checkpoint."""
+        raise NotImplementedError
+
+    def _save(self, number: int, model: Any) -> None:
+        """Write the checkpoint of a round, if one is due; else keep the states after the round."""
+        if model is not None and self._resuming.is_due(number):
+            names, arrays = self._named(model)
+            self.round_trained(number, arrays, names)
+        self._resuming.hold(number)
+
+    def _keep(self, number: int, model: Any) -> None:
+        """Keep the model after a round, so that an error does not lose it; 0 is before the first round."""
+        self._kept = number, partial(self._named, model)
+
+    def _note_last_model(self, error: BaseException) -> None:
+        """Add the place of the last model to an error that ends the run; with checkpoints the model is written."""
+        # Methods are nested (start around each other method). The innermost one marks the error, the others leave it
+        # unchanged.
+        if (number := self._kept[0]) and not hasattr(error, "model_after"):
+            error.model_after = number  # type: ignore[attr-defined]
+            note = f"the model after round {number} is {self._save_last_model()}"
+            error.add_note(note)
+            if isinstance(error, Exception):
+                logger.warning("the run ends in an error (%s); %s", type(error).__name__, note)
+
+    def _save_last_model(self) -> str:
+        """Write the last round's checkpoint if it was not due, and return the place of the model."""
+        try:
+            last = self.last_model
+            path = None if last is None else self._resuming.write_on_error(last.round, last.arrays, last.names)
+        # The user must see the error that ends the run, not that of a full disk.
+        except Exception as failure:
+            return f"strategy.last_model; its checkpoint could not be written: {failure}"
+        if path is None:
+            return "strategy.last_model"
+        return f"strategy.last_model, and in {str(path)!r}: resume from there with resume=True"
+
+    def _evaluate_and_finish(
+        self, server_round: int, model: Any, evaluate: Callable[[int], Any], read: Callable[[Any], tuple[object, ...]]
+    ) -> Any:
+        """Write the round's checkpoint first, so that a failed evaluation loses no training; then finish the round.
+
+        Args:
+            server_round: The server's number of the round.
+            model: The global model after it.
+            evaluate: Function of the absolute round, called only if its evaluation is due.
+            read: Returns loss and accuracy from the result of ``evaluate``.
+
+        Returns:
+            The result of ``evaluate``; None if there was no evaluation.
+        """
+        number = self.core.numbering.absolute(server_round)
+        result = None
+
+        def measure() -> tuple[object, ...]:
+            nonlocal result
+            result = evaluate(number)
+            return () if result is None else read(result)
+
+        save = partial(self._save, number, model)
+        save()
+        self.finish_round(server_round, measure, save)
+        return result
+
     def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
         """Begin a Flower run, which counts rounds from 1; a strategy's first run resumes if there is a checkpoint.
 
@@ -222,64 +294,6 @@ class LastModel:
     round: int
     names: list[str]
     arrays: Arrays
-
-
-class LastModelKeeper:
-    """Keeps the global model after the last round, so that an error does not lose it.
-
-    Args:
-        resuming: Writes the checkpoints.
-    """
-
-    def __init__(self, resuming: Resuming) -> None:
-        self._resuming, self._round = resuming, 0
-        self._read: Callable[[], NamedArrays] | None = None
-
-    def keep(self, round: int, read: Callable[[], NamedArrays]) -> None:
-        """Store the model after a round.
-
-        Args:
-            round: The absolute round; 0 before the first.
-            read: Returns the names and arrays of the model. It decodes them only when it is called.
-        """
-        self._round, self._read = round, read
-
-    @property
-    def model(self) -> LastModel | None:
-        """The last model; None if the run has not begun."""
-        if self._read is None:
-            return None
-        names, arrays = self._read()
-        return LastModel(round=self._round, names=list(names), arrays=list(arrays))
-
-    @contextmanager
-    def saving_on_error(self) -> Iterator[None]:
-        """Add the place of the last model to an error inside the block; with checkpoints the model is written."""
-        try:
-            yield
-        # Ctrl-C must not lose the model either.
-        except BaseException as error:
-            # Blocks are nested (start around each method). The innermost one marks the error, the others leave it
-            # unchanged.
-            if self._round and not hasattr(error, "model_after"):
-                error.model_after = self._round  # type: ignore[attr-defined]
-                note = f"the model after round {self._round} is {self._save()}"
-                error.add_note(note)
-                if isinstance(error, Exception):
-                    logger.warning("the run ends in an error (%s); %s", type(error).__name__, note)
-            raise
-
-    def _save(self) -> str:
-        """Write the last round's checkpoint if it was not due, and return the place of the model."""
-        try:
-            names, arrays = self._read() if self._read is not None else ([], [])
-            path = self._resuming.write_on_error(self._round, arrays, names)
-        # The user must see the error that ends the run, not that of a full disk.
-        except Exception as failure:
-            return f"strategy.last_model; its checkpoint could not be written: {failure}"
-        if path is None:
-            return "strategy.last_model"
-        return f"strategy.last_model, and in {str(path)!r}: resume from there with resume=True"
 
 
 def _or_nan(value: object) -> float:

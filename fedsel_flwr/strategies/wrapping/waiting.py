@@ -154,7 +154,7 @@ class _Request:
     Attributes:
         asked: The messages of its last request.
         began: When its last request began, in monotonic seconds.
-        outcome: The replies that nobody has read yet, with one list for each request.
+        outcome: The unread replies, with one list for each request.
         error: The error that ended it.
         ended: Set when it has ended.
     """

@@ -16,7 +16,7 @@ from fedsel_flwr.clients.batched.trainer import default_chunk
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from tests.clients.batched.helpers import built, generators, pooled, seeded, settings_of, world
+from tests.clients.batched.helpers import Remembering, built, generators, pooled, seeded, settings_of, world
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=2)
 INPUTS = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
@@ -105,6 +105,21 @@ def test_one_trainer_serves_rounds_of_other_clients_and_models() -> None:
     few = Examples(INPUTS, LABELS, [np.arange(9)])
     fresh = BatchedTrainer(network, SETTINGS).train(get_arrays(network), few, drawn(1))
     assert_equal(trainer.train(get_arrays(network), few, drawn(1)), fresh)
+
+
+@pytest.mark.parametrize("where", ["mean", "plain", "list", "calls"])
+def test_each_client_starts_from_a_fresh_copy_of_everything_that_the_module_holds(where: str) -> None:
+    """A client's model does not depend on the clients before it, in this round and in earlier ones."""
+    network, examples = seeded(lambda: Remembering(where)), world(np.float32)
+    trainer = BatchedTrainer(network, settings_of("plain"))
+    start = get_arrays(network)
+    together, _ = trainer.train(start, examples, generators())
+    for k in range(len(examples.rows)):
+        alone = BatchedTrainer(network, settings_of("plain"))
+        for one in (alone, trainer):
+            layers, _ = one.train(start, examples.subset([k]), generators()[k : k + 1])
+            assert one.backend == "sequential"
+            assert all((a[0] == b[k]).all() for a, b in zip(layers, together, strict=True))
 
 
 def test_no_clients_are_an_empty_stack() -> None:

@@ -19,7 +19,7 @@ from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
-from fedsel_flwr.simulations import Comparison, compare, load_scenario
+from fedsel_flwr.simulations import Comparison, compare, load_scenario, vectorized
 from fedsel_flwr.simulations.comparisons.contenders import read_contenders
 from tests.simulations.cut_off_runs import FASTEST, parts, smoke
 
@@ -169,6 +169,14 @@ def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.Cap
     assert compare(smoke(), "random", seeds=1).remarks() == []
     early = smoke(wireless__max_latency_s=0.15, aggregation__over_selection=0.4)
     assert compare(early, "random", seeds=1).remarks() == []
+
+
+def test_a_column_that_no_client_reported_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorized, "asked_columns", lambda names: frozenset())
+    comparison = compare(smoke(aggregation__missing_columns="random"), "oort", seeds=1)
+    rounds = len(comparison.runs[0].history.rounds)
+    said = f"{comparison.runs[0].name}: no client reported rms_loss in {rounds} rounds"
+    assert said in comparison.remarks()
 
 
 def test_a_target_that_tells_nothing_apart_is_remarked() -> None:

@@ -15,6 +15,7 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.on_flower.building import (
     check_selectors,
+    first_rounds,
     make_availability,
     make_strategy,
     selector_params,
@@ -214,6 +215,41 @@ def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
             build(scenario)
 
 
+@pytest.mark.parametrize(
+    ("text", "keys", "said"),
+    [
+        (
+            "round,client,state\n1,0.0,down\n1,1.0,down\n",
+            {},
+            "clients of the run, 0 to 9, got 2 other ids, such as '0.0'",
+        ),
+        ("round,client,state\n1,003,down\n", {}, "got 1 other ids, such as '003'. Number the clients from 0"),
+        ("round,client,state\n1,client-0,down\n", {}, "such as 'client-0'"),
+        ("round,client,state\n" + "".join(f"1,{k},down\n" for k in range(1, 11)), {}, "1 other ids, such as '10'"),
+        ("round,client,state\n", {}, "got no row"),
+        ("round,client,state\n6,0,down\n", {}, "ends at round 5 or before, but its first row is at round 6"),
+        ("second,client,state\n1700000000,0,down\n", {}, "its first row is at second 1.7e"),
+        ("second,client,state\n81,0,down\n", {"availability__seconds_per_round": 20.0}, "ends at second 80 or before"),
+    ],
+    ids=["floats", "zeros", "names", "from 1", "empty", "late round", "epoch", "late second"],
+)
+def test_a_trace_that_names_nobody_or_begins_after_the_run_is_refused(
+    text: str, keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    own = smoke(rounds=5, availability__kind="trace", availability__trace=str(tmp_path / "trace.csv"), **keys)
+    with pytest.raises(ParameterError, match=said):
+        make_availability(own)
+
+
+def test_the_first_rounds_of_a_run_may_come_before_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("round,client,state\n4,0,down\n")
+    own = smoke(rounds=5, availability__kind="trace", availability__trace=str(tmp_path / "trace.csv"))
+    assert (first_rounds(own, 3).rounds, first_rounds(own, 3).availability.kind) == (3, "always")
+    assert first_rounds(own, 4).availability == own.availability
+    assert first_rounds(own, 9) == own
+
+
 def test_rounds_walk_through_a_trace_of_the_data_folder(tmp_path: Path) -> None:
     """Client 4 is away from second 2,000 to 5,000: in rounds 2 and 3 of 2,000 s each, however short the rounds."""
     (tmp_path / "phones").mkdir()
@@ -226,7 +262,7 @@ def test_rounds_walk_through_a_trace_of_the_data_folder(tmp_path: Path) -> None:
     assert [r.num_available for r in rounds] == [10, 9, 9, 10, 10]
     assert rounds[-1].simulated_s < 100
     clock = scenario.availability.model_copy(update={"seconds_per_round": 0.0})
-    there = make_availability(scenario.model_copy(update={"availability": clock}))
+    there = make_availability(scenario.model_copy(update={"availability": clock, "rounds": 500}))
     assert there is not None
     assert [there("4", 3, s) for s in (0.0, 1999.0, 2000.0)] == [True, True, False]
 

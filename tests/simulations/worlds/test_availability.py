@@ -120,11 +120,18 @@ def test_a_header_alone_is_everybody_and_may_begin_with_a_byte_order_mark(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "row",
-    ["x,0,down", "1,0", "1,0,down,more", "1,,down", "1,0,Down", "-1,0,down", "nan,0,down", "inf,0,down", "# a comment"],
+    ("row", "said"),
+    [
+        *((f"{when},0,down", "column 'round': expected a number of at least 0") for when in ("x", "-1", "nan", "inf")),
+        ("1,0", "expected 3 cells, got 2, without a cell for 'state'"),
+        ("1,0,down,more", "got 4, with the surplus cell 'more'"),
+        ("1,,down", "column 'client': expected a client id"),
+        ("1,0,Down", "column 'state': expected 'up' or 'down', got 'Down'"),
+        ("# a comment", "expected 3 cells, got 1"),
+    ],
 )
-def test_a_wrong_row_is_named_with_its_line(row: str, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"trace\.csv.*line 4.*'up' or 'down'"):
+def test_a_wrong_row_is_named_with_its_line(row: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=rf"trace\.csv', line 4.*{said}"):
         trace(tmp_path, f"round,client,state\n1,0,down\n\n{row}\n2,0,up\n")
 
 

@@ -137,6 +137,61 @@ def test_batch_normalization_of_a_batch_of_one_names_client_and_cure(
         simulate(smoke(**keys), model=Normed, data=data)
 
 
+class Counting(nn.Module):
+    """Counts its forward passes outside of its state dictionary, and depends on their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x) * (1 + self.calls)
+
+
+def test_a_forward_pass_of_a_client_or_the_server_changes_no_other(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same models and accuracies in both engines, which run other passes in another order."""
+    keys = {"selector": "power-of-choice", "selectors.power-of-choice.candidates": 4, "rounds": 3}
+    together = simulate(smoke(**keys), model=Counting, data=mine.data())
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    one_by_one = simulate(smoke(**keys), engine="ray", model=Counting, data=mine.data())
+    for one, other in zip(together.arrays, one_by_one.arrays, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert [row.accuracy for row in together.history.rounds] == [row.accuracy for row in one_by_one.history.rounds]
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) * self.phase).real
+
+
+class Uncopied(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.held = 2 * self.weight  # torch copies no result of a computation
+
+
+def test_models_that_clients_cannot_hold_are_refused(mine: Any) -> None:
+    with pytest.raises(ParameterError, match=r"must have real parameters, got torch\.complex64 at 'phase'\. Hold the"):
+        simulate(smoke(), model=Complex, data=mine.data())
+    with pytest.raises(
+        ParameterError, match=r"the model cannot be copied, but each client trains a copy: RuntimeError"
+    ):
+        simulate(smoke(), model=Uncopied, data=mine.data())
+
+
+def test_a_lazy_model_gets_its_shapes(mine: Any) -> None:
+    result = simulate(
+        smoke(rounds=1), model=lambda: nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(3)), data=mine.data()
+    )
+    assert [array.shape for array in result.arrays] == [(4, 6), (4,), (3, 4), (3,)]
+
+
 def test_another_loss_and_another_metric(mine: Any) -> None:
     def least_confidence(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return float(outputs.softmax(1).amax(1).min())

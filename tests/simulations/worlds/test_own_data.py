@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, simulate
+from fedsel_flwr.simulations.worlds import own_data
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.own_data import as_split, from_federated
 from fedsel_flwr.simulations.worlds.world import World
@@ -91,7 +92,20 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"test": (INPUTS, LABELS / 1)}, "got (4,) with numbers to predict"),
         ({"test": TensorDataset(torch.zeros(3, 4))}, "the torch Dataset must have pairs"),
         ({"partition": {0: [1], 2: [2]}}, "partition must hold the clients 0 … 1"),
-        ({"partition": [[1], []]}, "client 1 must have a list of at least one row"),
+        (
+            {"partition": [[1], []]},
+            "client 1 must have a list of at least one row of train, got none. Leave the client",
+        ),
+        (
+            {"train": (np.full((60, 4), 2**24 + 1), LABELS)},
+            "train must hold inputs that float32 can represent, got the",
+        ),
+        (
+            {"train": (np.full((60, 4), -(2**62)), LABELS)},
+            "whole number -4611686018427387904. Whole numbers may have at",
+        ),
+        ({"test": (np.full((60, 4), 2**63, np.uint64), LABELS)}, "test must hold inputs that float32 can represent"),
+        ({"train": (np.where(np.eye(60, 4) > 0, 20_000_001.0, 20_000_000.0), LABELS)}, "whole number 20000001"),
         (
             {"partition": [[1], [60]]},
             "client 1 must have rows of train in [0, 60), each only once; got rows from 60 to 60",
@@ -108,6 +122,16 @@ def test_what_is_no_data_set_is_refused(changed: dict[str, Any], said: str) -> N
     with pytest.raises(ParameterError) as error:
         own.dataset(seed=1, validation_fraction=0.2)
     assert said in str(error.value)
+
+
+def test_numbers_that_are_no_ids_are_rounded() -> None:
+    for inputs in (
+        np.full((60, 4), 2**24),
+        INPUTS * 1e9,
+        np.full((60, 4), 1e30),
+        np.full((60, 4), 2.0**25, np.float32),
+    ):
+        assert as_split((inputs, LABELS), "train").inputs.tolist() == inputs.astype(np.float32).tolist()
 
 
 # ---- fixed, or functions of the seed; the verdict says which of the two ---------------------------------------------
@@ -318,10 +342,66 @@ def test_what_is_missing_is_named(federated: Any, options: dict[str, str], words
 
 def test_images_of_several_sizes_and_what_is_no_federated_dataset_are_refused(federated: Any, tmp_path: Path) -> None:
     path = pictures(tmp_path / "odd.parquet", range(TRAIN), (8, 9))
-    with pytest.raises(ParameterError, match=r"have 2 shapes, such as \(8, 8\), \(9, 9\)\. Make the shapes equal"):
+    with pytest.raises(
+        ParameterError, match=r"have 2 shapes, such as \(1, 8, 8\), \(1, 9, 9\)\. Make the shapes equal"
+    ):
         from_federated(federated(IidPartitioner(CLIENTS), data_files={"train": path, "test": path}))
     with pytest.raises(ParameterError, match=r"must be a flwr_datasets\.FederatedDataset, got dict"):
         from_federated({})
+
+
+def image_of(mode: str, number: int) -> Any:
+    """A picture of 2 x 3 pixels; its first pixel is 0, and its last one is the largest value of the mode."""
+    ramp = np.array([[0, 40, 80], [120, 160, 255]], dtype=np.uint8)
+    if mode in ("P", "P with transparency"):
+        image = Pillow.fromarray(np.array([[0, 0, 0], [0, 1, number % 2]], np.uint8)).convert("P")
+        image.putpalette([0, 0, 0, 10, 20, 255])
+        image.info |= {"transparency": 0} if mode != "P" else {}
+        return image
+    if mode == "1":
+        return Pillow.fromarray(ramp > 100)
+    if mode in ("I;16", "I", "F"):
+        largest, kind = {"I;16": (65_535, np.uint16), "I": (2**31 - 1, np.int32), "F": (3.5, np.float32)}[mode]
+        return Pillow.fromarray((ramp / 255 * largest).astype(kind))
+    channels = len(Pillow.new(mode, (1, 1)).getbands())
+    return Pillow.merge(mode, [Pillow.fromarray(ramp)] * channels)
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels", "largest"),
+    [
+        ("1", 1, 1.0), ("L", 1, 1.0), ("LA", 2, 1.0), ("RGB", 3, 1.0), ("RGBA", 4, 1.0), ("CMYK", 4, 1.0),
+        ("I;16", 1, 1.0), ("I", 1, 1.0), ("F", 1, 3.5),
+    ],
+)  # fmt: skip
+def test_pixels_are_divided_by_the_largest_value_of_their_mode(mode: str, channels: int, largest: float) -> None:
+    pixels = own_data._pixels(image_of(mode, 0))
+    assert (pixels.shape, pixels.dtype) == ((channels, 2, 3), np.float32)
+    assert (pixels[:, 0, 0].tolist(), pixels[:, 1, 2].tolist()) == ([0.0] * channels, [largest] * channels)
+    if mode != "1":
+        np.testing.assert_allclose(pixels[:, 0, 1], largest * 40 / 255, rtol=2e-4)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("P with transparency", 4)])
+def test_palettes_become_colours(mode: str, channels: int) -> None:
+    pixels = own_data._pixels(image_of(mode, 1))
+    assert pixels.shape == (channels, 2, 3)
+    assert pixels[:3, 1, 1].tolist() == [np.float32(10 / 255), np.float32(20 / 255), 1.0]
+    assert pixels[3:, :, 0].tolist() == [[0.0, 0.0]] * (channels - 3)
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("I;16", (12, 1, 2, 3)), ("P", (12, 3, 2, 3))])
+def test_modes_are_those_of_the_stored_images(federated: Any, mode: str, shape: Any, tmp_path: Path) -> None:
+    rows = {"image": [image_of(mode, n) for n in range(12)], "label": [n % 3 for n in range(12)]}
+    path = str(tmp_path / "modes.parquet")
+    Dataset.from_dict(rows, features=Features({"image": Image(), "label": KINDS["label"]})).to_parquet(path)
+    images, _ = from_federated(federated(IidPartitioner(2), data_files={"train": path, "test": path})).train
+    assert (images.shape, images.dtype, images.min(), images.max()) == (shape, np.float32, 0.0, 1.0)
+
+
+def test_signed_pixels_are_refused() -> None:
+    with pytest.raises(ParameterError, match=r"mode I must have pixels of at least 0, got -5"):
+        own_data._pixels(Pillow.fromarray(np.array([[-5, 7]], np.int32)))
 
 
 def test_without_flwr_datasets_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg, Result
 
 from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.strategies.wrapping.grids import _GridWrapper
 from tests.strategies.foreign.own_start import AROUND, LOOPS, OneRoundAtATime
 from tests.strategies.foreign.world import ACCURACY, ROUNDS, Case, Played, play
 
@@ -116,6 +119,14 @@ def test_should_stop_ends_the_run(name: str, whose: str, tmp_path: Path) -> None
     assert played.outcome.returned["arrays"] == alone.outcome.returned["arrays"]
 
 
+def test_should_stop_is_no_matter_of_a_loop_with_any_keywords(tmp_path: Path) -> None:
+    """It takes ``**kwargs``, and does nothing with them."""
+    case = replace(LOOPS["preflight"], start=lambda folder: {"should_stop": lambda number, result: number >= 2})
+    played = _play(case, tmp_path)
+    assert len(played.cohorts) == 2
+    assert [row.round for row in played.strategy.history.rounds] == [1, 2]
+
+
 def test_flowers_start_for_one_round_at_a_time(tmp_path: Path) -> None:
     """It restarts the numbers of the rounds. It works as it does alone, or an error says by name that it cannot."""
     case = Case(lambda folder: OneRoundAtATime())
@@ -128,3 +139,48 @@ def test_flowers_start_for_one_round_at_a_time(tmp_path: Path) -> None:
     else:
         assert wrapped.outcome.returned["arrays"] == alone.outcome.returned["arrays"]
         assert [row.round for row in wrapped.strategy.history.rounds] == [*range(1, ROUNDS + 1)]
+
+
+class Loop(FedAvg):
+    """A loop of its own that counts its runs in its class, and may pass on more than Flower does."""
+
+    runs = 0
+
+    def __init__(self, more: tuple[Any, ...] = ()) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.more = more
+
+    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **kwargs: Any) -> Result:
+        type(self).runs += 1
+        counting, result, result.arrays = CountingGrid(grid), Result(), initial_arrays
+        for number in range(1, num_rounds + 1):
+            messages = self.configure_train(number, result.arrays, ConfigRecord(), counting, *self.more)
+            arrays, _ = self.aggregate_train(number, counting.send_and_receive(messages))
+            result.arrays = result.arrays if arrays is None else arrays
+        self.sent = counting.sent
+        return result
+
+
+class CountingGrid(_GridWrapper):
+    """A grid of the base's own around Flower's."""
+
+    sent = 0
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        self.sent += len(messages)
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "server"])
+def test_a_grid_and_a_class_of_the_bases_own_count_what_they_count_alone(clock: str, tmp_path: Path) -> None:
+    Loop.runs = 0
+    case = Case(lambda folder: Loop())
+    for wrap in (False, True):
+        assert play("message", case, tmp_path, wrap, clock=clock).base.sent == ROUNDS * 5
+    assert Loop.runs == 2
+
+
+def test_a_loop_that_passes_on_more_than_flower_does_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FedSelError, match=r"start of Loop calls self\.configure_train with other arguments"):
+        _play(Case(lambda folder: Loop(more=({},))), tmp_path)

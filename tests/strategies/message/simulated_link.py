@@ -187,7 +187,8 @@ class SimulatedLink(FakeGrid):
             raise self.errors.pop()
         ids, now = {*message_ids}, self.world.now
         replies = [_lost(self.announced[one][2]) for one in sorted(ids & self._claimed)]
-        claimed = [one for one in sorted(ids - self._claimed) if self.announced[one][0] <= now]
+        unclaimed = sorted(ids & self.announced.keys() - self._claimed)
+        claimed = [one for one in unclaimed if self.announced[one][0] <= now]
         self._claimed |= {*claimed}
         self._slow.difference_update(claimed)
         for one in claimed:
@@ -196,6 +197,10 @@ class SimulatedLink(FakeGrid):
             if (complete := when + (self.session_s if lost else upload)) > self.world.now:
                 self.world.block(complete)
             replies.append(_lost(message) if lost else Message(RecordDict(), reply_to=message))
+        # Nobody asks again for what has been delivered.
+        for one in (one for one in claimed if self.announced[one][1] < inf):
+            del self.announced[one]
+            self._claimed.remove(one)
         return replies
 
 

@@ -54,11 +54,11 @@ class Fleet:
             self.answered[str(node)] = self.world.now + seconds
         return seconds, inf if lost else 0.0
 
-    def play(self, rounds: int) -> Fleet:
-        """Play rounds with the nodes that are free."""
+    def play(self, rounds: int, poll_s: float = 1.0) -> Fleet:
+        """Play rounds with the nodes that are free; the server asks for replies every ``poll_s`` seconds."""
         nodes = [str(node) for node in range(1, 21)]
         grid = TimedGrid(self.link)
-        grid.late, grid.poll_s = self.late, 1.0
+        grid.late, grid.poll_s = self.late, poll_s
         for _ in range(rounds):
             self.late.wait_for_free(lambda: nodes, 1, ROUND_S)
             waited = [self.world.now - when for node, when in self.answered.items() if node in self.busy]
@@ -68,6 +68,7 @@ class Fleet:
             grid.early_end = EarlyEnd(seconds=ROUND_S)
             arrived = {one.metadata.reply_to_message_id for one in grid.send_and_receive(sent, timeout=60.0)}
             self.trained += len(arrived)
+            self.link.sent.clear()
             self.late.owe(one for one in sent if one.metadata.message_id not in arrived)
         return self
 
@@ -168,7 +169,9 @@ def test_a_question_does_not_wait_behind_an_interrupted_upload(seconds: float, s
     begin, nodes = simulated.now, [str(node) for node in range(1, 6)]
     late = LateReplies(Busy())
     late.grid = link
-    answers, asked = MessageTransport(link, ArrayRecord([]), 20.0, late)._ask([to_node(int(node)) for node in nodes])
+    answers, asked = MessageTransport(link, ArrayRecord([]), timeout=20.0, late=late)._ask(
+        [to_node(int(n)) for n in nodes]
+    )
     assert simulated.now - begin <= 21.0
     assert ([*answers], asked) == (nodes[1:], nodes)
     assert late.busy.free(nodes) == nodes[1:]
