@@ -25,9 +25,9 @@ from typing import Any, Final
 import fedsel_flwr
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import RunError, StateError, write_cure
-from fedsel_flwr.rounds import storage
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
+from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, sync_folder, write_atomically
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 
@@ -97,8 +97,8 @@ class Checkpoints:
         check_resume(resume)
         self.resume: Resume = resume
         self.written_at: float | None = None
-        self._lock: storage.FolderLock | None = None
-        storage.make_folder(self.folder)
+        self._lock: FolderLock | None = None
+        make_folder(self.folder)
         check_start(self.folder, resume, self._rounds(), self.folder / JOURNAL)
 
     def due(self, round: int) -> bool:
@@ -113,14 +113,14 @@ class Checkpoints:
                 to the folder.
         """
         # The lock ends with its last reference, so this object keeps one.
-        self._lock = self._lock or storage.lock_folder(self.folder)
+        self._lock = self._lock or lock_folder(self.folder)
         failed = f"round {checkpoint.round}: the checkpoint {str(self.path(checkpoint.round))!r} cannot be written: "
         try:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, then "
-                "resume with resume=True"
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, then resume with "
+                "resume=True"
             ) from error
         except StateError as error:
             raise RunError(f"{failed}{error}") from error
@@ -144,7 +144,7 @@ class Checkpoints:
             RunError: There are checkpoints, but none can be used; the message has the reason for each. Or another
                 process writes to the folder.
         """
-        self._lock = self._lock or storage.lock_folder(self.folder)
+        self._lock = self._lock or lock_folder(self.folder)
 
         def read_and_load(path: Path) -> Checkpoint:
             load(checkpoint := read_checkpoint(path))
@@ -171,7 +171,7 @@ class Checkpoints:
         """Remove the oldest checkpoints beyond ``keep``, and temporary files of a process that died."""
         # Checkpoints of later rounds do not belong to this run's past, so they stay.
         old = [self.path(round) for round in self._rounds() if round <= newest][: -self.keep]
-        for path in [*old, *self.folder.glob(f"round-*{storage.TEMPORARY}")]:
+        for path in [*old, *self.folder.glob(f"round-*{TEMPORARY}")]:
             os.unlink(path)
 
 
@@ -207,9 +207,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     start = content.index(NO_DIGEST)
     end = start + len(NO_DIGEST)
     digest = hashlib.sha256(content).hexdigest().encode()
-    path = checkpoint_path(folder, checkpoint.round)
-    storage.write_atomically(path, content[:start], digest, memoryview(content)[end:])
-    storage.sync_folder(folder)
+    write_atomically(checkpoint_path(folder, checkpoint.round), content[:start], digest, memoryview(content)[end:])
+    sync_folder(folder)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
