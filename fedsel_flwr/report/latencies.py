@@ -17,8 +17,8 @@ import csv
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import CLIENTS, JOURNAL, ROUNDS, SCENARIO, read_history
-from fedsel_flwr.rounds.history import LATE, History
+from fedsel_flwr.rounds.history import LATE
+from fedsel_flwr.rounds.records import checked
+from fedsel_flwr.rounds.storage import check_entries, read_file
+from fedsel_flwr.rounds.untrusted import one_line, shown
 
 CLIENT, SECONDS = "client", "seconds"
 """Columns of a CSV file."""
@@ -39,6 +42,10 @@ HOUR_S = 3600.0
 """Median latency above which the seconds may be milliseconds."""
 EQUAL_ROWS = 3
 """Number of equal largest values from which they may be a timeout."""
+SHORTEST_S, LONGEST_S = 1e-6, 1e9
+"""Shortest and longest latency that is advised on, a microsecond and about 30 years."""
+MOST_ROUNDS = 1_000
+"""Largest number of rounds of a prediction, unless the history or the user has more."""
 SHARE = 0.05
 """Share of the clients of a CSV file that a round selects by default."""
 
@@ -152,27 +159,29 @@ def _read_csv(
     client, seconds = list[int](), list[float]()
     # The BOM of files from spreadsheets would otherwise belong to the first column's name.
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path, follow=True).decode("utf-8-sig")
+        rows = csv.DictReader(text.splitlines())
+        names = rows.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ParameterError(f"{path} cannot be read as text: {error}. Give a CSV file in UTF-8.") from error
-    rows = csv.DictReader(text.splitlines())
-    lacking = [name for name in (CLIENT, SECONDS) if name not in (rows.fieldnames or ())]
+    lacking = [name for name in (CLIENT, SECONDS) if name not in names]
     if lacking:
-        got = repr(",".join(rows.fieldnames)) if rows.fieldnames else "an empty file"
+        got = shown(",".join(names)) if names else "an empty file"
         raise ParameterError(
             f"{path} must have the columns {CLIENT},{SECONDS} in its first line, got {got}. Add "
             f"{' and '.join(lacking)}."
         )
-    for row in rows:
+    for row in _cells(path, rows):
         name, given = (row[CLIENT] or "").strip(), (row[SECONDS] or "").strip()
         try:
             value = float(given)
         except ValueError:
             value = math.nan
-        if not name or not 0 < value < math.inf:
+        if not name or not SHORTEST_S <= value <= LONGEST_S:
             raise ParameterError(
-                f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {name!r} and "
-                f"{given!r}. Correct the line. If the client timed out, write the timeout and set --max-latency."
+                f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {shown(name)} "
+                f"and {shown(given)}. Correct the line. If the client timed out, write the timeout and set --max-latency. "
+                f"Seconds are from {SHORTEST_S:g} to {LONGEST_S:g}."
             )
         client.append(number.setdefault(name, len(number)))
         seconds.append(value)
@@ -205,6 +214,13 @@ def _read_csv(
     )  # fmt: skip
 
 
+def _cells(path: Path, rows: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise ParameterError(f"{path}, line {rows.line_num}: {error}. Correct the line.") from error
+
+
 def _latencies(
     client: Sequence[int],
     seconds: Sequence[float] | FloatArray,
@@ -223,7 +239,10 @@ def _latencies(
 
 def _read_folders(folder: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
     """Read the run in a folder, or the runs in its folders."""
+    check_entries(folder)
     own = [folder] if _has_history(folder) else sorted(each for each in folder.iterdir() if _has_history(each))
+    for each in own:
+        check_entries(each)
     runs = [(_scenario(each), history) for each in own if (history := read_history(each)).rounds]
     if not runs:
         raise ParameterError(
@@ -236,7 +255,12 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             f"{str(folder)!r} holds runs of different scenarios. Give the folder of one run, or of one comparison."
         )
     scenario, histories = runs[0][0], [history for _, history in runs]
-    limit = _find_limit(scenario, histories) if max_latency is None else max_latency
+    settings = [_settings(folder, tables) for tables, _ in runs]
+    limit = settings[0].max_latency_s or max(
+        (row.latency_s for one in histories for row in one.clients if row.latency_source == "max_latency"),
+        default=math.inf,
+    )
+    limit = limit if max_latency is None else max_latency
     selected = [one.num_selected for history in histories for one in history.rounds if one.num_selected]
     typical = int(np.median(selected)) if selected else 1
     number: dict[tuple[int, str], int] = {}
@@ -244,8 +268,7 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
     examples, failed, left_out = dict[int, int](), 0, 0
     # With the same seed, a client has the same latency in a round, whatever selector runs. It counts once.
     counted: set[tuple[int, str, int]] = set()
-    for own_scenario, history in runs:
-        seed = int(own_scenario.get("seed", 0))
+    for seed, history in zip((one.seed for one in settings), histories, strict=True):
         ends = {one.round: one.round_s - one.probe_s for one in history.rounds}
         for row in history.clients:
             if (seed, row.client_id, row.round) in counted:
@@ -255,10 +278,11 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             if row.num_examples > 0:
                 examples[k] = row.num_examples
             late = row.timed_out or LATE in row.problem_kinds
-            if row.completed and row.latency_source not in ("first", "max_latency") and row.latency_s > 0:
+            measured = row.latency_source not in ("first", "max_latency") and SHORTEST_S <= row.latency_s <= LONGEST_S
+            if row.completed and measured:
                 value = min(row.latency_s, limit)
                 censored.append(value >= limit)
-            elif late and not row.completed and (end := min(limit, ends.get(row.round, limit))) > 0:
+            elif late and not row.completed and SHORTEST_S <= (end := min(limit, ends[row.round])) <= LONGEST_S:
                 value = end
                 censored.append(True)
             else:
@@ -269,11 +293,13 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
     seeds = sorted({seed for seed, _ in number})
     sizes = np.array([examples.get(k, math.nan) for k in range(len(number))])
     largest = max(one.num_available for history in histories for one in history.rounds)
+    # A scenario may plan more rounds than the run has; the prediction takes time for each.
+    planned = min(settings[0].rounds, max(MOST_ROUNDS, *(len(one.rounds) for one in histories)))
     return _latencies(
         client, seconds, censored, [seeds.index(seed) for seed, _ in number],
-        num_clients=max(int(scenario.get("num_clients", largest)), max(_clients_of(number))),
-        clients_per_round=clients_per_round or int(scenario.get("clients_per_round", typical)),
-        max_latency=limit, failed=failed, left_out=left_out, rounds=scenario.get("rounds"),
+        num_clients=max(settings[0].num_clients or largest, max(_clients_of(number))),
+        clients_per_round=clients_per_round or settings[0].clients_per_round or typical,
+        max_latency=limit, failed=failed, left_out=left_out, rounds=planned or None,
         num_available=np.array([one.num_available for one in histories[0].rounds]),
         num_examples=sizes, parameters=_parameters(scenario, limit), source=str(folder),
     )  # fmt: skip
@@ -295,9 +321,38 @@ def _scenario(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ParameterError(f"{path} is not a readable scenario: {error}. Run the scenario again.") from error
+        return tomllib.loads(read_file(path).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_scenario(path, error) from error
+
+
+def _no_scenario(path: Path, error: Exception) -> ParameterError:
+    return ParameterError(f"{path} is not a readable scenario: {one_line(str(error))}. Run the scenario again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Settings of a run that the advice reads; 0 or None if the scenario does not have them."""
+
+    seed: int = 0
+    rounds: int = 0
+    num_clients: int = 0
+    clients_per_round: int = 0
+    max_latency_s: float = 0.0
+
+
+def _settings(folder: Path, tables: Mapping[str, Any]) -> _Settings:
+    """Return the settings in a scenario's tables."""
+    wireless, selectors = (tables.get(name, {}) for name in ("wireless", "selectors"))
+    try:
+        if not all(isinstance(one, dict) for one in (wireless, selectors, *dict(selectors).values())):
+            raise ValueError("wireless, selectors and each selector must be tables")
+        named = {one.name: tables[one.name] for one in fields(_Settings) if one.name in tables}
+        if "max_latency_s" in wireless:
+            named["max_latency_s"] = real("wireless.max_latency_s", wireless["max_latency_s"], above=0.0)
+        return checked(_Settings, named)
+    except (ValueError, TypeError) as error:
+        raise _no_scenario(folder / SCENARIO, error) from error
 
 
 def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[str, Any]]:
@@ -305,10 +360,3 @@ def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[
     tables: Mapping[str, Any] = scenario.get("selectors", {})
     common = {"max_latency": limit}
     return {name: {**common, **tables.get(name, {})} for name in SELECTORS} if scenario else {}
-
-
-def _find_limit(scenario: Mapping[str, Any], histories: Sequence[History]) -> float:
-    """Return max_latency: that of the scenario, else the latency of rows that failed, else infinity."""
-    declared = scenario.get("wireless", {}).get("max_latency_s")
-    failed = [row.latency_s for history in histories for row in history.clients if row.latency_source == "max_latency"]
-    return float(declared or max(failed, default=math.inf))

@@ -51,6 +51,7 @@ from fedsel_flwr.report.page.document import (
 )
 from fedsel_flwr.report.page.glossary import CEILING, JAIN, WORDS_OF_FAILURES
 from fedsel_flwr.report.page.waiting_costs import ClientFigures
+from fedsel_flwr.rounds.storage import check_entries
 
 PAGE = "report.html"
 """Name of the page."""
@@ -74,9 +75,10 @@ def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path |
         Folder of the page; None if no page was asked for.
 
     Raises:
-        ParameterError: The journal cannot be read, or has no finished round.
+        ParameterError: The journal cannot be read, or has no finished round. Or the folder has a link, a pipe or a device.
         RunError: The page cannot be written.
     """
+    check_entries(folder)
     found = read_deployment(folder)
     if as_json:
         print(json.dumps(found.facts(), indent=2, allow_nan=False))

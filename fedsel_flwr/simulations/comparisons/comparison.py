@@ -20,13 +20,13 @@ from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.storage import check_entries, check_links
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.comparisons.report_page import write_report_page
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_entries, check_links
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -212,7 +212,7 @@ class Comparison:
             path = self.place(run, folder) / REGRET
             if not path.exists():
                 return {}
-            lost.setdefault(run.selector, []).append(read_table(path)["theta"])
+            lost.setdefault(run.selector, []).append(read_table(path, "theta")["theta"])
         return lost
 
     def place(self, run: Run, folder: Path) -> Path:

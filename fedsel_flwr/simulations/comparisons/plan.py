@@ -20,6 +20,7 @@ from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.storage import check_links
 from fedsel_flwr.simulations.comparisons.cluster_runs import run_on_cluster
 from fedsel_flwr.simulations.comparisons.cluster_tasks import Watch
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
@@ -58,7 +59,7 @@ from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
-from fedsel_flwr.simulations.untrusted_folders import check_links, describe_faults
+from fedsel_flwr.simulations.untrusted_folders import describe_faults
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 

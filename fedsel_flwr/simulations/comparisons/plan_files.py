@@ -23,7 +23,7 @@ from pydantic import (
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
+from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder, read_file
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
@@ -33,7 +33,7 @@ from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, describe_faults
+from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
@@ -237,7 +237,7 @@ def read_plan(folder: Path) -> PlanForm:
             scenario=scenario, selectors=[SelectorEntry(label=label, name=scenario.selector)], seeds=[scenario.seed]
         )
     try:
-        plan = json.loads(path.read_text("utf-8"))
+        plan = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
     plan = plan if isinstance(plan, dict) else {}

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedsel_flwr.rounds.storage import MOST_BYTES, open_file
+
 FINGERPRINT = "fingerprint"
 """Name of the column that identifies what a row was computed from."""
 DIGITS = 7
@@ -141,7 +143,7 @@ class Rows:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """Open the file, and let no other process write to it."""
-        with self.path.open("a+b") as file:
+        with open_file(self.path, MOST_BYTES, append=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
             file.flush()
