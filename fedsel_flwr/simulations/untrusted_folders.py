@@ -82,4 +82,4 @@ def describe_faults(error: Exception) -> str:
         for fault in faults[:MAX_FAULTS]
     ]
     more = len(faults) - MAX_FAULTS
-    return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+    return one_line("; ".join([*lines, *([f"and {more} more"] if more > 0 else [])]))

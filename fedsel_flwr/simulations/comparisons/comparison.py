@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import math
@@ -20,7 +21,7 @@ from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.storage import check_entries, check_links
+from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.comparisons.report_page import write_report_page
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
@@ -280,8 +281,12 @@ class Comparison:
                 f"no run has finished: {unfinished or 'there are no runs'}. Finish at least one run. The "
                 "comparison's cut_off holds the rounds so far"
             )
+        lock = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
+            with contextlib.suppress(RunError):
+                lock = lock_folder(folder)
             self.plot(folder / "comparison.png")
             self.plot_rounds(folder / "rounds.png", folder)
             self.to_csv(folder / "runs.csv")
@@ -298,6 +303,8 @@ class Comparison:
                 f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
                 "from the runs with fedsel report"
             ) from error
+        finally:
+            del lock
 
     def figures(self) -> dict[str, Any]:
         """Return ``summary`` (one entry per run) and ``verdict`` in JSON's types, with null for values not finite."""
