@@ -116,6 +116,7 @@ def deployment_document(found: Deployment) -> Document:
             text=f"The {bars} costliest clients: the seconds beyond the median client, in all rounds in which the "
             "client was the slowest. Equally slow clients share the seconds. The CSV has all clients.",
             table="clients",
+            series="client",
             spec=charts.cost_chart(bars),
         ),
         Grid(
@@ -168,6 +169,7 @@ def deployment_document(found: Deployment) -> Document:
                 title="Failures",
                 text=text,
                 table="failures",
+                series="reason",
                 spec=charts.failure_chart(found.last_round, None if _grouped(found) else _most_failures(found)),
             )
         )

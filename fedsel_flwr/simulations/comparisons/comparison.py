@@ -18,7 +18,7 @@ from fedsel_flwr.report.page.document import missing_packages
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
-from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
+from fedsel_flwr.report.tables import latex_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder
@@ -235,9 +235,15 @@ class Comparison:
             "title": title,
         }
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Return :meth:`table` as CSV, and write it to ``path`` unless that is None."""
-        return _write_text(self.table().to_csv(index=False), path)
+    def to_csv(self, path: str | Path | None = None, *, spreadsheet: bool = False) -> str:
+        """Return :meth:`table` as CSV, and write it to ``path`` unless that is None.
+
+        Args:
+            path: The file; None writes no file.
+            spreadsheet: Whether texts that a spreadsheet would compute, such as "=1+1", begin with an apostrophe.
+        """
+        table = self.table()
+        return _write_text((safe_texts(table) if spreadsheet else table).to_csv(index=False), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` unless that is None."""
