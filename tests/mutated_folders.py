@@ -9,6 +9,7 @@ limit of 20 seconds of processor time, and of 1 GB more memory than at its start
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import io
@@ -35,9 +36,10 @@ import tomli_w
 from fedsel_flwr.cli import main
 from fedsel_flwr.report import advice
 from fedsel_flwr.report.page import charts, document
-from fedsel_flwr.simulations import compare, load_scenario, simulate
+from fedsel_flwr.simulations import Scenario, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons.comparison import Comparison
 from fedsel_flwr.simulations.run_record import write_record
+from tests.simulations.cut_off_runs import cut_off
 
 CPU_S, WALL_S, GROWTH_MB = 20, 240, 1000
 JUNK: list[Any] = [
@@ -46,7 +48,17 @@ JUNK: list[Any] = [
     "<script>", [], {}, [1], [[1]], {"a": 1}, "\0", "first", "observed", "max_latency", "late: x", "__proto__",
     "constructor", "../../x", "/dev/zero", "/etc/passwd", "/proc/kmsg", "a:b", "1979-05-27",
 ]  # fmt: skip
-BYTES = [b"", b"\n", b"\0" * 100 + b"\n", b"[" * 100_000 + b"\n", b"{}\n", b"[]", b"9" * 5000 + b"\n", b"\xff\xfe", b"x"]
+BYTES = [
+    b"",
+    b"\n",
+    b"\0" * 100 + b"\n",
+    b"[" * 100_000 + b"\n",
+    b"{}\n",
+    b"[]",
+    b"9" * 5000 + b"\n",
+    b"\xff\xfe",
+    b"x",
+]
 FREE = {"rounds", "num_clients", "local_epochs", "local_steps", "batch_size", "hidden", "target_rounds"}
 """Keys of a plan that a long run may have; their large values are no fault."""
 Mutation = Callable[[random.Random, Path], str]
@@ -99,7 +111,7 @@ def mutate_lines(rng: random.Random, path: Path) -> str:
     if what == "line":
         what += " " + mutate_tree(rng, lines[rng.randrange(len(lines))])
     elif what == "order":
-        rng.choice([lines.reverse, lambda: rng.shuffle(lines)])()
+        rng.shuffle(lines) if rng.random() < 0.5 else lines.reverse()
     elif what == "twice":
         lines.insert(0, lines[rng.randrange(len(lines))])
     else:
@@ -161,7 +173,9 @@ def mutate_parquet(rng: random.Random, path: Path) -> str:
         rows = rng.choice([2, 10**6, 3 * 10**6])
         table = table.slice(0, 1).take(pa.array([0] * rows))
     else:
-        table = {"drop": table.drop_columns([name]), "twice": pa.concat_tables([table] * 3)}.get(what, table.slice(0, 0))
+        table = {"drop": table.drop_columns([name]), "twice": pa.concat_tables([table] * 3)}.get(
+            what, table.slice(0, 0)
+        )
     pq.write_table(table, path, compression="zstd")
     return f"{what} {name}"
 
@@ -192,13 +206,17 @@ def mutate(rng: random.Random, folder: Path) -> str:
     """Change one or two files of a folder; some runs get digests that fit."""
     told = []
     for _ in range(rng.choice([1, 1, 1, 2])):
-        files = sorted(path for path in folder.rglob("*") if path.suffix in OWN and path.is_file() and path.stat().st_size < 1e8)
+        files = sorted(
+            path for path in folder.rglob("*") if path.suffix in OWN and path.is_file() and path.stat().st_size < 1e8
+        )
         path = rng.choice(files)
         own: Mutation = rng.choice([OWN[path.suffix]] * 6 + [mutate_bytes] * 2 + [mutate_kind])
         if own is mutate_checkpoint and not path.name.startswith("round-"):
             own = mutate_bytes
         # A second change may meet a file that the first one has broken.
-        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, AttributeError, OSError, pa.ArrowException):
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError, IndexError, AttributeError, OSError, pa.ArrowException
+        ):
             told.append(f"{path.relative_to(folder)}: {own(rng, path)}")
     if rng.random() < 0.7:
         for record in folder.rglob("run.json"):
@@ -219,10 +237,13 @@ def make_originals(folder: Path) -> None:
     compare(smoke, ["random", "bsfl"], seeds=1, folder=folder / "finished")
     shutil.copytree(folder / "finished", folder / "cut-off")
     cut = folder / "cut-off" / "bsfl-seed1"
-    for name in ("rounds.parquet", "clients.parquet", "timing.parquet", "regret.parquet", "model.safetensors"):
-        (cut / name).unlink(missing_ok=True)
-    simulate(smoke.model_copy(update={"selector": "bsfl"}), checkpoint_dir=folder / "kept")
-    shutil.move(folder / "kept", cut / "checkpoints")
+    shutil.rmtree(cut)
+    cut_off(contender_scenario(smoke), after=6, folder=cut, label="bsfl", checkpoint_every=1)
+
+
+def contender_scenario(smoke: Scenario) -> Scenario:
+    """The scenario of the run that is cut off, as the comparison plays it."""
+    return smoke.model_copy(update={"selector": "bsfl", "seed": 1})
 
 
 COMMANDS: dict[str, list[list[str]]] = {
@@ -288,12 +309,14 @@ def without_pictures(target: Any = Comparison) -> None:
 
 def faster() -> None:
     """Leave out what has no input from a folder, and import once what every process needs."""
-    advice.FLEETS = 2
+    advice.FLEETS, advice.ROUNDS = 2, 3
     document.vega_bundle = lambda: "0"  # type: ignore[assignment]
     charts._specification = lambda chart, height: {"height": height}
     without_pictures()
     for name in ("altair", "jinja2", "pandas", "scipy.special", "scipy.stats", "sklearn.datasets"):
         importlib.import_module(name)
+    # Objects that are never collected stay shared with the processes that read.
+    gc.freeze()
 
 
 def run(number: int, seed: int, out: Callable[[str], None] = print) -> Counter[str]:
@@ -327,7 +350,8 @@ def run(number: int, seed: int, out: Callable[[str], None] = print) -> Counter[s
             shutil.rmtree(place / "x", ignore_errors=True)
             counts["folders"] += 1
             if (i + 1) % 50 == 0:
-                out(f"{i + 1} folders, {total:.0f} s of processor time, at most {longest:.1f} s and {largest:.0f} MB more memory for a command")
+                out(f"{i + 1} folders in {total:.0f} s of processor time, for a command at most {longest:.1f} s "
+                    f"and {largest:.0f} MB more memory")  # fmt: skip
     return counts
 
 

@@ -180,8 +180,8 @@ def _read_csv(
         if not name or not SHORTEST_S <= value <= LONGEST_S:
             raise ParameterError(
                 f"{path}, line {rows.line_num}: expected a client and a number of seconds above 0, got {shown(name)} "
-                f"and {shown(given)}. Correct the line. If the client timed out, write the timeout and set --max-latency. "
-                f"Seconds are from {SHORTEST_S:g} to {LONGEST_S:g}."
+                f"and {shown(given)}. Correct the line. If the client timed out, write the timeout and set "
+                f"--max-latency. Seconds are from {SHORTEST_S:g} to {LONGEST_S:g}."
             )
         client.append(number.setdefault(name, len(number)))
         seconds.append(value)

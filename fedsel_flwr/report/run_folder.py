@@ -46,7 +46,7 @@ MODEL_AFTER_ROUND = "model-after-round-{}.safetensors"
 """Model of a run that ended with an error."""
 ROWS_PER_BATCH = 2**12
 """Number of rows of a Parquet file that are in memory at a time."""
-MOST_ROWS, BYTES_PER_ROW = 10**6, 8
+MOST_ROWS, BYTES_PER_ROW = 10**5, 8
 """Largest number of rows of a small Parquet file, and the fewest bytes per row of a large one."""
 MOST_TABLE_BYTES, MOST_MODEL_BYTES = 2**30, 2**32
 """Largest Parquet file, compressed or not, and largest model."""
@@ -175,7 +175,9 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     if not complete and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
     rounds = _read_records(Path(folder) / ROUNDS, RoundRecord)
-    return History.from_records(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord, {one.round for one in rounds}))
+    return History.from_records(
+        rounds, _read_records(Path(folder) / CLIENTS, ClientRecord, {one.round for one in rounds})
+    )
 
 
 def read_journal(folder: Path) -> History:
@@ -311,7 +313,9 @@ def _read_records(path: Path, record: type, rounds: Collection[int] | None = Non
     # Fields with a default were added later, so files of an older version may lack them.
     schema = _schema(record, {one.name for one in fields(record) if one.default is MISSING} | {*found.names})
     if not found.equals(schema):
-        raise _unreadable(path, f"expected the columns of {record.__name__}, {schema.names}, got {found.names} or others")
+        raise _unreadable(
+            path, f"expected the columns of {record.__name__}, {schema.names}, got {found.names} or others"
+        )
     texts = [one.name for one in schema if str(one.type) == "string"]
     # As a dictionary, a text of a million rows is in memory once, and its length is known.
     with _table(path, read_dictionary=texts) as table:

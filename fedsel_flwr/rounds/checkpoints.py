@@ -27,7 +27,15 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
-from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, open_file, sync_folder, write_atomically
+from fedsel_flwr.rounds.storage import (
+    TEMPORARY,
+    FolderLock,
+    lock_folder,
+    make_folder,
+    open_file,
+    sync_folder,
+    write_atomically,
+)
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 

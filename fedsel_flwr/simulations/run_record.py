@@ -14,8 +14,9 @@ import logging
 import platform
 import re
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
@@ -96,7 +97,7 @@ def digest_of(data: bytes) -> str:
 def digest_of_file(path: Path) -> str:
     """Return the digest of a file, without reading the whole file into memory."""
     with open_file(path, MOST_MODEL_BYTES) as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return f"sha256:{hashlib.file_digest(cast(BufferedReader, file), 'sha256').hexdigest()}"
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

@@ -214,7 +214,10 @@ def test_orphans_and_the_deaf_are_ended() -> None:
 
 
 def test_unfinished_files_are_removed_and_no_others(tmp_path: Path) -> None:
-    kept = [tmp_path / name for name in ("plan.json", "a/.hidden", "a/round-000001.json", "a/.git/HEAD", ".own-x1y2z3a_/mine", "mine.tmp")]
+    kept = [
+        tmp_path / name
+        for name in ("plan.json", "a/.hidden", "a/round-000001.json", "a/.git/HEAD", ".own-x1y2z3a_/mine", "mine.tmp")
+    ]
     gone = [tmp_path / name for name in (".comparison.png-x1y2z3a_/comparison.png", "a/round-000002.json.tmp")]
     for path in (*kept, *gone):
         path.parent.mkdir(parents=True, exist_ok=True)

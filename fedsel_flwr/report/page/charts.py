@@ -1,9 +1,9 @@
 """Charts of a page, as Vega-Lite specifications that Altair builds and checks.
 
 The rows come later under the name ``rows`` (:mod:`fedsel_flwr.report.page.document`). Their column ``series`` is the
-number of their selector, client or reason. The labels are data: ``page.js`` adds them under the name ``labels``, so that
-no label can act as the name of a property. Axes and texts have the colour of
-the page's text (``currentColor``), so that a chart is readable on a light and on a dark page.
+number of their selector, client or reason. ``page.js`` adds the names as ``labels``, which are data and no properties.
+Axes and texts have the colour of the page's text (``currentColor``), so that a chart is readable on a light and on a
+dark page.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path |
         Folder of the page; None if no page was asked for.
 
     Raises:
-        ParameterError: The journal cannot be read, or has no finished round. Or the folder has a link, a pipe or a device.
+        ParameterError: The journal cannot be read, or has no finished round. Or the folder has a link or a pipe.
         RunError: The page cannot be written.
     """
     check_entries(folder)

@@ -28,11 +28,11 @@ from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
+from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS, load_scenario
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults

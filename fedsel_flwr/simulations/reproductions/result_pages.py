@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.rounds.storage import read_file
 from fedsel_flwr.simulations.reproductions.claims import (
     MAX_SEEDS,
     VERDICTS,

