@@ -1,6 +1,6 @@
 """Folders with random faults, read by ``fedsel report``, ``fedsel advise`` and ``fedsel compare --resume``.
 
-    python -m tests.mutated_folders NUMBER SEED
+    python -m tests.mutated_folders NUMBER SEED [FIRST]
 
 A folder must give a result, or one line and the exit status 2. Each folder is read by a process of its own, with a
 limit of 20 seconds of processor time, and of 1 GB more memory than at its start. The script prints each kind of fault.
@@ -202,13 +202,16 @@ OWN: dict[str, Mutation] = {
 }  # fmt: skip
 
 
+def is_small(path: Path) -> bool:
+    """Whether this script may read a file that it may have changed."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1e8
+
+
 def mutate(rng: random.Random, folder: Path) -> str:
     """Change one or two files of a folder; some runs get digests that fit."""
     told = []
     for _ in range(rng.choice([1, 1, 1, 2])):
-        files = sorted(
-            path for path in folder.rglob("*") if path.suffix in OWN and path.is_file() and path.stat().st_size < 1e8
-        )
+        files = sorted(path for path in folder.rglob("*") if path.suffix in OWN and is_small(path))
         path = rng.choice(files)
         own: Mutation = rng.choice([OWN[path.suffix]] * 6 + [mutate_bytes] * 2 + [mutate_kind])
         if own is mutate_checkpoint and not path.name.startswith("round-"):
@@ -219,11 +222,11 @@ def mutate(rng: random.Random, folder: Path) -> str:
         ):
             told.append(f"{path.relative_to(folder)}: {own(rng, path)}")
     if rng.random() < 0.7:
-        for record in folder.rglob("run.json"):
+        for record in filter(is_small, folder.rglob("run.json")):
             with contextlib.suppress(ValueError, OSError, AttributeError, TypeError, KeyError):
                 content = json.loads(record.read_text())
                 for name in content["files"]:
-                    if (record.parent / name).stat().st_size < 1e8 and (record.parent / name).is_file():
+                    if is_small(record.parent / name):
                         digest = hashlib.sha256((record.parent / name).read_bytes()).hexdigest()
                         content["files"][name] = f"sha256:{digest}"
                 write_record(record.parent, content)
@@ -319,7 +322,7 @@ def faster() -> None:
     gc.freeze()
 
 
-def run(number: int, seed: int, out: Callable[[str], None] = print) -> Counter[str]:
+def run(number: int, seed: int, first: int = 0, out: Callable[[str], None] = print) -> Counter[str]:
     """Read folders with faults; return the number of results of each kind, and of each fault."""
     faster()
     counts: Counter[str] = Counter()
@@ -333,7 +336,7 @@ def run(number: int, seed: int, out: Callable[[str], None] = print) -> Counter[s
                 if faults := read_in_process([*argv, str(place / "x" / name)])[0]:
                     out(f"unchanged {name}, {argv}: {faults}")
                 shutil.rmtree(place / "x")
-        for i in range(number):
+        for i in range(first, number):
             rng = random.Random(f"{seed}-{i}")
             name = rng.choice([*COMMANDS])
             shutil.copytree(place / "originals" / name, place / "x" / name)
@@ -356,4 +359,4 @@ def run(number: int, seed: int, out: Callable[[str], None] = print) -> Counter[s
 
 
 if __name__ == "__main__":
-    print(dict(run(int(sys.argv[1]), int(sys.argv[2]), lambda line: print(line, flush=True))))
+    print(dict(run(*map(int, sys.argv[1:]), out=lambda line: print(line, flush=True))))
