@@ -20,7 +20,7 @@ from fedsel_flwr.callbacks.trackers import METRICS_PER_REQUEST, Figures, Recorde
 from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundRecord
-from fedsel_flwr.rounds.storage import write_atomically
+from fedsel_flwr.rounds.storage import read_file, write_atomically
 
 logger = logging.getLogger("fedsel_flwr")
 STATE = "tracking.json"
@@ -221,7 +221,7 @@ def read_state(path: Path) -> dict[str, Any]:
     The folder may come from another person: the identifier of the run must be harmless in a path.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):

@@ -14,15 +14,18 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import records, state_dicts
 from fedsel_flwr.rounds.records import ClientRecord, RoundEntry, RoundRecord
-from fedsel_flwr.rounds.storage import WRITING
+from fedsel_flwr.rounds.storage import WRITING, open_file
+from fedsel_flwr.rounds.untrusted import one_line
 
+MOST_LINE = 2**26
+"""Largest number of bytes of a line."""
 LAST_ROUNDS = 100
 """Number of last rounds that stay in memory."""
 Record = TypeVar("Record")
@@ -188,7 +191,7 @@ class Journal:
         """
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -277,14 +280,16 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, RoundEntry]]:
         StateError: The file cannot be read, or a line is not a round.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
+        with open_file(path) as file:
+            for number in count(1):
+                line = file.readline(MOST_LINE)
+                if len(line) < MOST_LINE and not line.endswith(b"\n"):
                     return
                 try:
                     entry = records.decode_entry(line)
                 except records.DECODE_ERRORS as error:
-                    raise StateError(f"line {number} of {str(path)!r} is not a round: {error}") from error
+                    found = one_line(str(error))
+                    raise StateError(f"line {number} of {str(path)!r} is not a round: {found}") from error
                 yield line, entry
     except OSError as error:
         raise StateError(f"{str(path)!r} cannot be read: {error.strerror}") from error

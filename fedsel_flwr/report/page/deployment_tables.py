@@ -43,6 +43,7 @@ from fedsel_flwr.report.page.waiting_costs import (
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
+from fedsel_flwr.rounds.storage import check_plain
 
 PLAN = "plan.json"
 """Name of the file that only the folder of a comparison has."""
@@ -188,11 +189,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         ParameterError: The journal cannot be read, or has no finished round.
     """
     now = now or datetime.now(UTC)
-    if (folder / JOURNAL).is_symlink():
-        raise ParameterError(
-            f"{str(folder / JOURNAL)!r} is a link, and runs are never read through links. Replace it with what it "
-            "points to"
-        )
+    check_plain(folder / JOURNAL)
     try:
         # Before the lines are read, so that the page never claims a later time than that of its last line.
         as_of = _utc((folder / JOURNAL).stat().st_mtime)
