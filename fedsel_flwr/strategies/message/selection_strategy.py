@@ -144,7 +144,7 @@ class SelectionStrategy(MessageRun):
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
             # The run has ended, but Flower counts its remaining rounds.
             return []
-        needed = max(self.min_available, bases.min_evaluation_nodes(self.base))
+        needed = max(self.min_available, bases.min_available(self.base, "min_available_nodes", "min_evaluate_nodes"))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         shown = SnapshotGrid(grid, free, self.wait_timeout)
