@@ -11,7 +11,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -73,7 +72,7 @@ class SelectionStrategy(MessageRun):
     default_base = partial(FedAvg, fraction_evaluate=0.0)
     # Whether the base has configured nobody in this round.
     _skipped = False
-    _evaluating: Mapping[str, Message] = MappingProxyType({})
+    _evaluating: Mapping[str, Message] = {}
 
     def summary(self) -> None:
         """Log the base's configuration, and which selector chooses."""
