@@ -288,18 +288,13 @@ class Adapter(RoundEnd, Translation):
     @property
     def _asking(self) -> dict[str, Any]:
         """The arguments that the transports of both APIs have in common."""
+        actors, hint = self._dead_actors, self._resuming.resume_hint
         return {
-            "timeout": self._question_timeout,
-            "late": self._late,
-            "base": self.base,
+            "timeout": self._question_timeout, "late": self._late, "base": self.base, "startup": self._startup,
             "keys": self.core.settings.keys,
-            "startup": self._startup,
-            "check_errors": self._check_probed_actors,
-        }
-
-    def _check_probed_actors(self, errors: Iterable[str]) -> None:
-        """End the run if the errors of a probe show that Flower's simulation cannot continue."""
-        self._dead_actors.check(errors, self.core.round + 1, self._resuming.resume_hint, probe=True)
+            # The errors of a probe may show that Flower's simulation cannot continue.
+            "check_errors": partial(actors.check, round=self.core.round + 1, resume_hint=hint, probe=True),
+        }  # fmt: skip
 
     def _begin_round(self, model: Any) -> bool:
         """Take the global model of a new round; return False if the run is over, so that the round chooses nobody."""
