@@ -223,7 +223,7 @@ def with_norm(arrays: Arrays, reference: Arrays) -> Arrays | None:
 
     Clipping divides by the norm. In a model's own types, tiny numbers have the norm 0 too.
 
-    >>> with_norm([np.zeros(2, np.float32)], [np.zeros(2, np.float32)])[0].max() < 1e-20
+    >>> bool(with_norm([np.zeros(2, np.float32)], [np.zeros(2, np.float32)])[0].max() < 1e-20)
     True
     """
     if any(np.linalg.norm(np.subtract(a, own, dtype=own.dtype)) for a, own in zip(arrays, reference, strict=True)):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsel_flwr import selectors
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply
 from fedsel_flwr.rounds.roster import canonical_id, id_order
 from fedsel_flwr.rounds.settings import MetricKeys, Settings
@@ -231,9 +232,14 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
 @given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=st.sampled_from(["virtual", "server"]))
 def test_a_round_of_anything_leaves_the_selector_and_the_history_finite(replies: list[Reply], clock: Any) -> None:
     selector = selectors.BSFL(clients_per_round=4, min_latency=0.1, seed=0)
-    core = core_of(selector, max_latency=5.0, channels=2, clock=clock)
+    core = core_of(selector, max_latency=5.0, channels=2, clock=clock, missing_columns="random")
     nodes = core.choose([str(k) for k in range(4)], REFERENCE, Written({str(k): {"client_id": k} for k in range(4)}))
-    outcome = core.collect(dict(zip(nodes, replies, strict=True)))
+    try:
+        outcome = core.collect(dict(zip(nodes, replies, strict=True)))
+    except RunError as error:
+        # The one end of a run: all updates of its first round differ from the model for one reason.
+        assert "no update has the structure of the global model" in str(error)  # noqa: PT017
+        return
     core.finish()
     record = core.parts.history.rounds[-1]
     state = selector.state_dict()

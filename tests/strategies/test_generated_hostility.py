@@ -307,6 +307,7 @@ def _check(name: str, base: str, world: World, evaluates: bool) -> int:
         strategy = selection(
             world.api, _made(name), base_of(world.api, base, fraction_evaluate=float(evaluates), **own),
             validation=validation(), learning_rate=0.1, min_available=1, max_latency=MAX_LATENCY, busy_timeout=0.0,
+            roll_call_timeout=0.1,
             filter=Filter(score="accuracy") if name.startswith("fedcm") else None,
         )  # fmt: skip
         PLAY[world.api](world, strategy)
