@@ -348,9 +348,6 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     show_comparison(comparison, args.json)
     if not args.quiet:
         _print_note_on_page(folder)
-    if tracking is not None and (lacking := tracking.describe_missing(folder)):
-        resume = f"fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
-        _print_note(f"{lacking}. Send them with: {resume}")
     if not args.json:
         print(f"{folder}")
     return 0
