@@ -111,13 +111,13 @@ def messages(everybody: Everybody, models: list[Any]) -> tuple[Callable[[], Any]
         content = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 10, **METRICS})})
         replies[node] = Message(content, reply_to=asked)
 
+    keys, model = everybody.core.settings.keys, replies[everybody.nodes[0]].content.array_records["arrays"]
+
     def clean() -> Any:
-        cleaner = Cleaner(base, everybody.core.settings.keys)
-        cleaner.faults(replies)
         outcome = everybody.core.collect(
-            {node: message_reply(message, NAMES, cleaner.weight_key, None) for node, message in replies.items()}
+            {node: message_reply(base, message, model, None, keys) for node, message in replies.items()}
         )
-        return cleaner.cleaned({node: replies[node] for node in outcome.usable}, outcome.results, outcome.kept, NAMES)
+        return Cleaner(base, keys).cleaned({node: replies[node] for node in outcome.usable}, outcome, model, {})
 
     return clean, lambda: base.aggregate_train(2, list(replies.values()))
 

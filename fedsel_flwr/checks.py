@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
@@ -17,6 +18,9 @@ from fedsel_flwr.errors import ParameterError
 AUTO: Final = "auto"
 """Value of a time parameter that the selector estimates from the times that it has observed."""
 Seconds = float | Literal["auto"]
+LOCALHOST: Final = "127.0.0.1"
+"""The host of an address without one: only programs on this machine can connect."""
+ADDRESS: Final = re.compile(r"(?:(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})")
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -139,6 +143,29 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def parse_address(name: str, value: object) -> tuple[str, int]:
+    """Return the host and port of an address.
+
+    Args:
+        name: Name of the option, for the error.
+        value: A port, or HOST:PORT. An IPv6 address has brackets.
+
+    Raises:
+        ParameterError: The value is no such address.
+
+    >>> parse_address("metrics_address", 9464), parse_address("metrics_address", "0.0.0.0:0")
+    (('127.0.0.1', 9464), ('0.0.0.0', 0))
+    """
+    as_text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    found = ADDRESS.fullmatch(as_text)
+    if found is None or int(found["port"]) > 65535:
+        raise ParameterError(
+            f"{name} must be a port or HOST:PORT, such as 9464 or '0.0.0.0:9464', with a port from 0 to 65535, got "
+            f"{value!r}"
+        )
+    return (found["host"] or LOCALHOST).strip("[]"), int(found["port"])
 
 
 def by_client(name: str, values: Any) -> Mapping[int, float]:

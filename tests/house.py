@@ -31,7 +31,8 @@ SECTIONS = ("Args", "Returns", "Raises", "References", "Deviations")
 LAYERS = (
     ("cli",),
     ("simulations",),
-    ("callbacks", "report", "clients", "strategies"),
+    ("report", "clients", "strategies"),
+    ("callbacks",),
     ("theory", "rounds", "testing"),
     ("aggregation", "selectors", "wireless"),
     ("arguments", "checks", "errors", "flower", "references"),

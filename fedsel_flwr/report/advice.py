@@ -39,6 +39,8 @@ Word = Literal["gain", "no gain", "not settled"]
 
 FLEETS = 12
 """Number of drawn fleets."""
+MOST_CELLS = 30_000_000
+"""Largest number of rounds times clients of a prediction, because memory grows with it."""
 ROUNDS = 300
 """Number of rounds, if neither the folder nor the user gives one."""
 SHORTER = (50, 100)
@@ -242,6 +244,11 @@ def advise(
         )
     m, seed = source.clients_per_round, whole("seed", seed, 0)
     rounds = whole("rounds", source.rounds or ROUNDS if rounds is None else rounds, 1)
+    if rounds * source.num_clients > MOST_CELLS:
+        raise ParameterError(
+            f"a prediction of {rounds:,} rounds with {source.num_clients:,} clients has more than {MOST_CELLS:,} "
+            "latencies. Set a smaller --rounds or --clients."
+        )
     fitted = fit_components(source)
     if m >= source.num_clients:
         raise ParameterError(

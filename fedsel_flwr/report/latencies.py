@@ -17,7 +17,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import CLIENTS, JOURNAL, ROUNDS, SCENARIO, read_history
 from fedsel_flwr.rounds.csv_files import read_csv
-from fedsel_flwr.rounds.history import LATE, History
+from fedsel_flwr.rounds.history import LATE
+from fedsel_flwr.rounds.records import checked
+from fedsel_flwr.rounds.storage import check_entries, read_file
+from fedsel_flwr.rounds.untrusted import one_line
 
 CLIENT, SECONDS = "client", "seconds"
 """Columns of a CSV file."""
@@ -37,11 +40,13 @@ OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", 
 """Keys of a scenario in which the runs of a folder may differ."""
 HOUR_S = 3600.0
 """Median latency above which the seconds may be milliseconds."""
-SHORTEST_S, LONGEST_S = 1e-6, 1e9
-"""Shortest and longest latency of a CSV file, a microsecond and about 30 years."""
 TIMEOUTS = "If the client timed out, write the timeout and set --max-latency."
 EQUAL_ROWS = 3
 """Number of equal largest values from which they may be a timeout."""
+SHORTEST_S, LONGEST_S = 1e-6, 1e9
+"""Shortest and longest latency that is advised on, a microsecond and about 30 years."""
+MOST_ROUNDS = 1_000
+"""Largest number of rounds of a prediction, unless the history or the user has more."""
 SHARE = 0.05
 """Share of the clients of a CSV file that a round selects by default."""
 
@@ -212,10 +217,13 @@ def _latencies(
 
 def _read_folders(folder: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
     """Read the run in a folder, or the runs in its folders."""
+    check_entries(folder)
     own = [folder] if _has_history(folder) else []
     # The folder of a run has its checkpoints in a folder of their own.
     if not (own and (folder / SCENARIO).is_file()):
         own += sorted(each for each in folder.iterdir() if _has_history(each))
+    for each in own:
+        check_entries(each)
     runs = [(_scenario(each), history, each) for each in own if (history := read_history(each)).rounds]
     if not runs:
         raise ParameterError(
@@ -234,7 +242,12 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             f"instead of {str(runs[0][2])!r} together with {other!r}."
         )
     scenario, histories = runs[0][0], [history for _, history, _ in runs]
-    limit = _find_limit(scenario, histories) if max_latency is None else max_latency
+    settings = [_settings(folder, tables) for tables, _, _ in runs]
+    limit = settings[0].max_latency_s or max(
+        (row.latency_s for one in histories for row in one.clients if row.latency_source == "max_latency"),
+        default=math.inf,
+    )
+    limit = limit if max_latency is None else max_latency
     selected = [one.num_selected for history in histories for one in history.rounds if one.num_selected]
     typical = int(np.median(selected)) if selected else 1
     number: dict[tuple[int, str], int] = {}
@@ -242,8 +255,7 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
     examples, failed, left_out = dict[int, int](), 0, 0
     # With the same seed, a client has the same latency in a round, whatever selector runs. It counts once.
     counted: set[tuple[int, str, int]] = set()
-    for own_scenario, history, _ in runs:
-        seed = int(own_scenario.get("seed", 0))
+    for seed, history in zip((one.seed for one in settings), histories, strict=True):
         ends = {one.round: one.round_s - one.probe_s for one in history.rounds}
         for row in history.clients:
             if (seed, row.client_id, row.round) in counted:
@@ -253,10 +265,11 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             if row.num_examples > 0:
                 examples[k] = row.num_examples
             late = row.timed_out or LATE in row.problem_kinds
-            if row.completed and row.latency_source not in ("first", "max_latency") and row.latency_s > 0:
+            measured = row.latency_source not in ("first", "max_latency") and SHORTEST_S <= row.latency_s <= LONGEST_S
+            if row.completed and measured:
                 value = min(row.latency_s, limit)
                 censored.append(value >= limit)
-            elif late and not row.completed and (end := min(limit, ends.get(row.round, limit))) > 0:
+            elif late and not row.completed and SHORTEST_S <= (end := min(limit, ends[row.round])) <= LONGEST_S:
                 value = end
                 censored.append(True)
             else:
@@ -267,11 +280,13 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
     seeds = sorted({seed for seed, _ in number})
     sizes = np.array([examples.get(k, math.nan) for k in range(len(number))])
     largest = max(one.num_available for history in histories for one in history.rounds)
+    # A scenario may plan more rounds than the run has; the prediction takes time for each.
+    planned = min(settings[0].rounds, max(MOST_ROUNDS, *(len(one.rounds) for one in histories)))
     return _latencies(
         client, seconds, censored, [seeds.index(seed) for seed, _ in number],
-        num_clients=max(int(scenario.get("num_clients", largest)), max(_clients_of(number))),
-        clients_per_round=clients_per_round or int(scenario.get("clients_per_round", typical)),
-        max_latency=limit, failed=failed, left_out=left_out, rounds=scenario.get("rounds"),
+        num_clients=max(settings[0].num_clients or largest, max(_clients_of(number))),
+        clients_per_round=clients_per_round or settings[0].clients_per_round or typical,
+        max_latency=limit, failed=failed, left_out=left_out, rounds=planned or None,
         num_available=np.array([one.num_available for one in histories[0].rounds]),
         num_examples=sizes, parameters=_parameters(scenario, limit), source=str(folder),
     )  # fmt: skip
@@ -293,9 +308,38 @@ def _scenario(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ParameterError(f"{path} is not a readable scenario: {error}. Run the scenario again.") from error
+        return tomllib.loads(read_file(path).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_scenario(path, error) from error
+
+
+def _no_scenario(path: Path, error: Exception) -> ParameterError:
+    return ParameterError(f"{path} is not a readable scenario: {one_line(str(error))}. Run the scenario again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """Settings of a run that the advice reads; 0 or None if the scenario does not have them."""
+
+    seed: int = 0
+    rounds: int = 0
+    num_clients: int = 0
+    clients_per_round: int = 0
+    max_latency_s: float = 0.0
+
+
+def _settings(folder: Path, tables: Mapping[str, Any]) -> _Settings:
+    """Return the settings in a scenario's tables."""
+    wireless, selectors = (tables.get(name, {}) for name in ("wireless", "selectors"))
+    try:
+        if not all(isinstance(one, dict) for one in (wireless, selectors, *dict(selectors).values())):
+            raise ValueError("wireless, selectors and each selector must be tables")
+        named = {one.name: tables[one.name] for one in fields(_Settings) if one.name in tables}
+        if "max_latency_s" in wireless:
+            named["max_latency_s"] = real("wireless.max_latency_s", wireless["max_latency_s"], above=0.0)
+        return checked(_Settings, named)
+    except (ValueError, TypeError) as error:
+        raise _no_scenario(folder / SCENARIO, error) from error
 
 
 def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[str, Any]]:
@@ -303,10 +347,3 @@ def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[
     tables: Mapping[str, Any] = scenario.get("selectors", {})
     common = {"max_latency": limit}
     return {name: {**common, **tables.get(name, {})} for name in SELECTORS} if scenario else {}
-
-
-def _find_limit(scenario: Mapping[str, Any], histories: Sequence[History]) -> float:
-    """Return max_latency: that of the scenario, else the latency of rows that failed, else infinity."""
-    declared = scenario.get("wireless", {}).get("max_latency_s")
-    failed = [row.latency_s for history in histories for row in history.clients if row.latency_source == "max_latency"]
-    return float(declared or max(failed, default=math.inf))

@@ -24,11 +24,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.journal import read_lines
+from fedsel_flwr.rounds.records import MOST_CHARACTERS, ClientRecord, RoundRecord, checked, in_order
+from fedsel_flwr.rounds.storage import open_file, read_file
+from fedsel_flwr.rounds.untrusted import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from fedsel_flwr.rounds.history import History
 
 
 SCENARIO = "scenario.toml"
@@ -43,6 +46,12 @@ MODEL_AFTER_ROUND = "model-after-round-{}.safetensors"
 """Model of a run that ended with an error."""
 ROWS_PER_BATCH = 2**12
 """Number of rows of a Parquet file that are in memory at a time."""
+MOST_ROWS, BYTES_PER_ROW = 10**5, 8
+"""Largest number of rows of a small Parquet file, and the fewest bytes per row of a large one."""
+MOST_TABLE_BYTES, MOST_MODEL_BYTES = 2**30, 2**32
+"""Largest Parquet file, compressed or not, and largest model."""
+CURE = "Run the scenario again, or restore the file from a copy"
+"""Cure for a file that cannot be read."""
 
 
 def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs", now: datetime | None = None) -> Path:
@@ -117,8 +126,6 @@ def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Pat
     Raises:
         RunError: pyarrow is not installed.
     """
-    from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
-
     paths = Path(folder) / ROUNDS, Path(folder) / CLIENTS
     _write_records(paths[0], RoundRecord, history.rounds)
     _write_records(paths[1], ClientRecord, history.clients)
@@ -132,13 +139,22 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
         load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
 
 
-def read_table(path: Path) -> dict[str, NDArray[Any]]:
-    """Read a file of :func:`write_table`; raise :class:`ParameterError` if it is damaged."""
-    try:
-        table = load_optional("pyarrow.parquet").ParquetFile(path).read()
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is not a Parquet table: {error}. Run the scenario again.") from error
-    return {name: np.asarray(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+def read_table(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+    """Read a file of :func:`write_table`.
+
+    Args:
+        path: The file.
+        needed: Columns that it must have.
+
+    Raises:
+        ParameterError: The file is damaged, has too many rows, lacks a column, or has a column without numbers.
+    """
+    with _table(path) as table:
+        kinds = dict(zip(table.schema_arrow.names, map(str, table.schema_arrow.types), strict=True))
+        if not {*needed} <= {*kinds} or not {*kinds.values()} <= {"int64", "double"}:
+            raise ValueError(f"expected columns of numbers with the names {[*needed]}, found {one_line(str([*kinds]))}")
+        columns = table.read()
+        return {name: np.asarray(columns[name]) for name in kinds}
 
 
 def read_history(folder: str | os.PathLike[str]) -> History:
@@ -154,14 +170,14 @@ def read_history(folder: str | os.PathLike[str]) -> History:
         ParameterError: A file is missing, is not Parquet or has other columns.
         RunError: pyarrow is not installed.
     """
-    from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
-
     # Both files are needed. After a full disk the second one may be missing, but the journal still has every round.
     complete = all((Path(folder) / name).exists() for name in (ROUNDS, CLIENTS))
     if not complete and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
     rounds = _read_records(Path(folder) / ROUNDS, RoundRecord)
-    return History.from_records(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
+    return History.from_records(
+        rounds, _read_records(Path(folder) / CLIENTS, ClientRecord, {one.round for one in rounds})
+    )
 
 
 def read_journal(folder: Path) -> History:
@@ -176,17 +192,19 @@ def read_journal(folder: Path) -> History:
     Raises:
         ParameterError: There is no journal, or a line before the last line is damaged.
     """
-    from fedsel_flwr.rounds.history import History
-    from fedsel_flwr.rounds.journal import read_lines
-
     path = folder / JOURNAL
     if not path.exists():
         raise ParameterError(f"{str(folder)!r} holds no {JOURNAL}. Give the folder of an interrupted run.")
     try:
         entries = [entry for _, entry in read_lines(path)]
+        rounds = list(in_order(entry.round for entry in entries))
+        return History.from_records(
+            rounds, in_order((row for one in entries for row in one.clients), {one.round for one in rounds})
+        )
     except StateError as error:
-        raise ParameterError(str(error)) from error
-    return History.from_records([one.round for one in entries], [row for one in entries for row in one.clients])
+        raise ParameterError(f"{error}. {CURE}") from error
+    except ValueError as error:
+        raise _unreadable(path, error) from error
 
 
 def write_model(
@@ -248,7 +266,7 @@ def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArra
     load = load_optional("safetensors.numpy").load
     path = Path(folder) / name
     try:
-        tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
+        tensors: dict[str, NDArray[Any]] = load(read_file(path, MOST_MODEL_BYTES))
     except (OSError, module.SafetensorError) as error:
         raise ParameterError(f"{path} is not a readable model: {error}. Give the folder of a finished run.") from error
     if not all(name.isdecimal() for name in tensors):
@@ -267,21 +285,52 @@ def _write_records(path: Path, record: type, rows: Sequence[Any]) -> None:
             writer.write_table(pa.table({n: [getattr(row, n) for row in part] for n in schema.names}, schema=schema))
 
 
-def _read_records(path: Path, record: type) -> list[Any]:
+def _unreadable(path: Path, error: object) -> ParameterError:
+    return ParameterError(f"{path} is not a readable file of a run: {one_line(str(error))}. {CURE}")
+
+
+@contextmanager
+def _table(path: Path, **options: Any) -> Iterator[Any]:
+    """Open a Parquet file whose rows fit into memory; their number is checked before any is read."""
+    pa, parquet = load_optional("pyarrow"), load_optional("pyarrow.parquet")
     try:
-        table = load_optional("pyarrow.parquet").ParquetFile(path).read()
-    # pyarrow's ArrowInvalid is a ValueError.
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} is not a readable history: {error}. Give the folder of a run.") from error
+        with open_file(path, MOST_TABLE_BYTES) as file:
+            table, size = parquet.ParquetFile(file, **options), os.fstat(file.fileno()).st_size
+            groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
+            if table.metadata.num_rows > max(MOST_ROWS, size // BYTES_PER_ROW):
+                raise ValueError(f"it has {table.metadata.num_rows:,} rows, more than a run writes into {size:,} bytes")
+            if sum(group.total_byte_size for group in groups) > MOST_TABLE_BYTES:
+                raise ValueError(f"its content has more than {MOST_TABLE_BYTES:,} bytes")
+            yield table
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise error if isinstance(error, ParameterError) else _unreadable(path, error) from error
+
+
+def _read_records(path: Path, record: type, rounds: Collection[int] | None = None) -> list[Any]:
+    """Return the rows of a file of :func:`write_history`; those of clients are of these rounds."""
+    with _table(path) as table:
+        found = table.schema_arrow
     # Fields with a default were added later, so files of an older version may lack them.
-    known = {field.name for field in fields(record) if field.default is MISSING} | {*table.schema.names}
-    schema = _schema(record, known)
-    if not table.schema.equals(schema):
-        raise ParameterError(
-            f"{path} does not hold the columns of {record.__name__}: expected {schema.names}, found "
-            f"{table.schema.names} (or other types). Run the scenario again with this version."
+    schema = _schema(record, {one.name for one in fields(record) if one.default is MISSING} | {*found.names})
+    if not found.equals(schema):
+        raise _unreadable(
+            path, f"expected the columns of {record.__name__}, {schema.names}, got {found.names} or others"
         )
-    return [record(**row) for row in table.to_pylist()]
+    texts = [one.name for one in schema if str(one.type) == "string"]
+    # As a dictionary, a text of a million rows is in memory once, and its length is known.
+    with _table(path, read_dictionary=texts) as table:
+        return list(in_order(_rows(table, record, texts), rounds))
+
+
+def _rows(table: Any, record: Callable[..., Any], texts: Sequence[str]) -> Iterator[Any]:
+    """Yield the rows of a table, with a part of them in memory at a time."""
+    same: dict[str, str] = {}
+    for batch in table.iter_batches(ROWS_PER_BATCH):
+        words = [word for name in texts for word in batch.column(name).dictionary.to_pylist()]
+        if max(map(len, words), default=0) > MOST_CHARACTERS:
+            raise ValueError(f"a text has more than {MOST_CHARACTERS:,} characters")
+        for row in batch.to_pylist():
+            yield checked(record, row | {name: same.setdefault(row[name], row[name]) for name in texts})
 
 
 def _schema(record: type, known: Collection[str] | None = None) -> Any:
@@ -306,7 +355,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # A new folder next to the target, because os.replace is atomic only within one file system. Ctrl-C removes folders
-    # with this prefix (``UNFINISHED`` in simulations/shutdown.py).
+    # with this prefix (``UNFINISHED`` in rounds/storage.py).
     folder = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     temporary = folder / target.name
     try:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 FIRST_PART = 4
 """Number of columns in the first of two tables on a narrow terminal."""
+_LATEX = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {
+    # TeX reads ^^5c as a backslash, and a bracket or star after the end of a row as an option of it.
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "[": "{[}", "*": "{*}",
+}  # fmt: skip
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of texts that a spreadsheet would compute."""
 DIFFERENCES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
 """Figures for which :func:`summary_frame` has the difference to the reference."""
 
@@ -94,6 +100,11 @@ def render_table(
 def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
     """Return a data frame with a row per run, and a column per field of :class:`~fedsel_flwr.report.RunSummary`."""
     return load_optional("pandas").DataFrame([asdict(summary) for summary in summaries])
+
+
+def safe_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table in which an apostrophe precedes each text that a spreadsheet would compute; numbers are equal."""
+    return table.map(lambda value: f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value)
 
 
 def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> pd.DataFrame:
@@ -332,4 +343,4 @@ def _math(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(rf"\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in text)

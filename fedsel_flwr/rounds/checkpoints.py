@@ -27,7 +27,15 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import RunError, StateError, write_cure
 from fedsel_flwr.rounds.resumption import Resume, check_resume, check_start, newest_usable
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
-from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, sync_folder, write_atomically
+from fedsel_flwr.rounds.storage import (
+    TEMPORARY,
+    FolderLock,
+    lock_folder,
+    make_folder,
+    open_file,
+    sync_folder,
+    write_atomically,
+)
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 
@@ -43,6 +51,7 @@ NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
 NO_DIGEST = b"0" * 64
 _BEGINNING = re.compile(rb'.{8}\{"__metadata__":\{"checkpoint":"\{\\"sha256\\": \\"([0-9a-f]{64})\\"', re.DOTALL)
 """The first bytes of a file: the length of its header, and the digest."""
+BEGINNING_BYTES = 2**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +236,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "run in another folder"
         )
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            # Read first, so that the rest of a large file that is no checkpoint is not read.
+            content = file.read(BEGINNING_BYTES)
+            content += file.read() if _BEGINNING.match(content) else b""
     except OSError as error:
-        raise StateError(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise StateError(f"it cannot be read: {error.strerror}") from error
     beginning = _BEGINNING.match(content)
     if beginning is None or _digest(content, beginning.start(1)) != beginning[1]:
-        raise StateError(f"it is damaged: its {len(content)} bytes differ from what was written")
+        raise StateError(f"it is damaged: its {size} bytes differ from what was written")
     # The digest protects from damage, not from a file that somebody made by hand.
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -74,7 +74,8 @@ class ColdStarts(ClientArrays):
         claimed = np.array([result.values["compute"] for result in cold])
         measured = np.array([_own_seconds(result) for result in cold])
         # NaN, from clients without a reported training time, fails the comparison too.
-        seconds = self.substitute(measured, claimed[claimed > 0], self._known(rows, read, timed & ~first))
+        last = self._last_with(rows, read, timed & ~first)
+        seconds = self.substitute(measured, claimed[claimed > 0], last[np.isfinite(last)])
         return {
             node: _with_seconds(result, min(seconds, _own_seconds(result))) if first[i] else result
             for i, (node, result) in enumerate(results.items())
@@ -88,7 +89,7 @@ class ColdStarts(ClientArrays):
             return
         later = timed & ~np.array([result.first for result in read], dtype=np.bool_)
         self._grow(rows)
-        self._last[rows[later]] = [_own_seconds(result) for result, it in zip(read, later, strict=True) if it]
+        self._last = self._last_with(rows, read, later)
         self._timed[rows[timed]] = True
 
     @staticmethod
@@ -106,20 +107,18 @@ class ColdStarts(ClientArrays):
             return max(float(np.median(claimed)), LEAST_SHARE * float(measured.min()))
         return float(measured.min())
 
-    def _known(self, rows: IntArray, read: Sequence[ClientResult], later: BoolArray) -> FloatArray:
-        """Return each client's last time after the first, this round's ``later`` times included."""
+    def _last_with(self, rows: IntArray, read: Sequence[ClientResult], later: BoolArray) -> FloatArray:
+        """Return each client's last time after the first, this round's ``later`` times included, as a copy."""
         # A copy, because the round may still fail. Only ``note`` stores times.
         last = self._last.copy()
         last[rows[later]] = [_own_seconds(result) for result, it in zip(read, later, strict=True) if it]
-        return last[np.isfinite(last)]
+        return last
 
     @staticmethod
     def _timed_in(read: Sequence[ClientResult]) -> BoolArray:
         """Return whether the server measured each client's time from question to usable answer, shape (n,)."""
-        return np.array(
-            [result.timed and (result.completed or (result.spare and result.answered)) for result in read],
-            dtype=np.bool_,
-        )
+        answered = [result.timed and (result.completed or (result.spare and result.answered)) for result in read]
+        return np.array(answered, dtype=np.bool_)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         last = loaded["_last"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,11 +12,9 @@ import numpy as np
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.cold_starts import ColdStarts
-from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.missing_columns import ColumnWatch
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
-from fedsel_flwr.rounds.registration import IdentityResolver, Registrar
+from fedsel_flwr.rounds.parts import Parts
+from fedsel_flwr.rounds.registration import IdentityResolver
 from fedsel_flwr.rounds.replies import (
     ClientResult,
     Reply,
@@ -25,52 +23,30 @@ from fedsel_flwr.rounds.replies import (
     with_equal_lengths,
     with_finite_metrics,
 )  # fmt: skip
-from fedsel_flwr.rounds.reply_structure import ReplyStructure, Structure, with_fault
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.reply_structure import Structure, with_fault
 from fedsel_flwr.rounds.round import FROM_REPLY, Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import log_faults, usable_count
-from fedsel_flwr.selectors import Selector
 from fedsel_flwr.wireless import finish_times, round_time
 
 NO_ANSWER = Reply(error="no answer", timed_out=True)
 
 
+@dataclass
 class Collector:
     """Reads the replies of a round.
 
     Args:
-        selector: The selector. Its ``needs`` name the columns to read and measure.
+        parts: The owners of the run's state, which read, measure and count.
         settings: The options of the strategy.
-        roster: The client ids by row.
-        registrar: Stores the numbers of examples.
-        measurer: Measures models.
         identities: Decides whether a client's own claim of its identity counts.
-        cold_starts: Replaces the first time of each client.
-        watch: Ends the run if no client reports what the selector reads.
-        structure: The structure of the run's replies, if they are not held against the global model.
-
-    Attributes:
         simulated: Whether a simulation draws the clients' times and failures. The log then has no warnings about them.
     """
 
-    def __init__(
-        self,
-        selector: Selector,
-        settings: Settings,
-        roster: Roster,
-        registrar: Registrar,
-        measurer: Measurer,
-        identities: IdentityResolver,
-        cold_starts: ColdStarts,
-        watch: ColumnWatch,
-        structure: ReplyStructure,
-    ) -> None:
-        self._selector, self._settings, self._roster = selector, settings, roster
-        self._registrar, self._measurer, self._identities = registrar, measurer, identities
-        self._cold_starts, self._watch, self._wanted = cold_starts, watch, selector.needs & FROM_REPLY
-        self._structure = structure
-        self.simulated = False
+    parts: Parts
+    settings: Settings
+    identities: IdentityResolver
+    simulated: bool = False
 
     def waits_for(self, chosen: int) -> int | None:
         """Return the number of chosen clients that the round waits for; None waits for all of them.
@@ -78,7 +54,7 @@ class Collector:
         A warm-up round waits for all clients. So does a round in which the selector asks more clients than usual, such
         as an opening that measures every client.
         """
-        selector = self._selector
+        selector = self.parts.selector
         opening = selector.keeps_model or selector.warming_up
         if not selector.over_selection or opening or chosen > selector.asked_per_round:
             return None
@@ -99,19 +75,18 @@ class Collector:
             RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays. Or no client
                 has ever reported a column that the selector reads.
         """
-        s, ids, by_claim = self._settings, self._roster.ids, self._identities.by_claim
+        s, parts, ids, by_claim = self.settings, self.parts, self.parts.roster.ids, self.identities.by_claim
+        wanted = parts.selector.needs & FROM_REPLY
         # A stack was trained on the global model itself.
         reference = round.reference if s.compare_models or stack is not None else None
-        measured = None if reference is None else self._measurer.measured(reference)
+        measured = None if reference is None else parts.measurer.measured(reference)
         # Before any reply is read, because the limit depends on the claims of the whole cohort.
         claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
         claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
         reads_weights = s.payload != "own" or bool(s.averaging and not s.averaging_is_papers)
         weighted = requires_weight(reads_weights, [one.num_examples for one in replies.values() if not one.error])
-        limit = self._registrar.max_examples(round.rows, claimed)
-        read = partial(
-            read_reply, settings=s, wanted=self._wanted, max_examples=limit, weighted=weighted, measured=measured
-        )
+        limit = parts.registrar.max_examples(round.rows, claimed)
+        read = partial(read_reply, settings=s, wanted=wanted, max_examples=limit, weighted=weighted, measured=measured)
         answers = [replies.get(node, NO_ANSWER) for node in round.chosen.values()]
         names = [ids[row] if by_claim else None for row in round.chosen]
         faults: Sequence[str | None] = [None] * len(answers)
@@ -122,17 +97,17 @@ class Collector:
         elif s.checks_structure and (model := round.reference) is not None:
             # Only replies without another fault show the structure.
             fine = (a for a, name in zip(answers, names, strict=True) if read(a, client_id=name, fault="").completed)
-            structure = self._structure.expected(fine, model)
+            structure = parts.reply_structure.expected(fine, model)
             answers = [with_fault(one, structure) for one in answers]
             references = [one.sent or model if structure is None else None for one in answers]
         rows = zip(round.chosen.values(), answers, names, faults, references, strict=True)
         results = {node: read(a, client_id=name, fault=fault, reference=own) for node, a, name, fault, own in rows}
-        results = with_equal_lengths(results, self._wanted)
+        results = with_equal_lengths(results, wanted)
         results, round_s = end_round(results, s, self.waits_for(len(results)))
         # After the stragglers: the round lasted as long as the server waited, cold starts included.
-        results = self._cold_starts.replace_times(round.rows, results)
+        results = parts.cold_starts.replace_times(round.rows, results)
         used = [replies[node].metrics for node, result in results.items() if result.completed or result.answered]
-        lacking = self._watch.check_replies(round.number, used)
+        lacking = parts.missing_columns.check_replies(round.number, used)
         # One line has named the columns that all replies lack.
         quiet = tuple(f"{name}: not reported" for name in lacking)
         results, left_out = with_finite_metrics(results, replies)
@@ -148,44 +123,46 @@ class Collector:
             simulated=self.simulated,
         )
         if s.payload != "trees":
-            self._structure.check_any_usable(results, round.number)
+            parts.reply_structure.check_any_usable(results, round.number)
         # The claims themselves, without the cut: the limit follows the median of the claims.
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
-        self._registrar.note_sizes(round.rows, np.where(counted, claimed, 0))
+        parts.registrar.note_sizes(round.rows, np.where(counted, claimed, 0))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
         # An opening that only measures clients leaves the global model unchanged.
-        only_measured = self._selector.keeps_model and not self._selector.warming_up
+        only_measured = parts.selector.keeps_model and not parts.selector.warming_up
         enough = len(usable) >= s.min_completed and not only_measured
         outcome = Outcome(
             results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s,
             lacking=lacking, left_out=left_out, as_sent=structure is None,
         )  # fmt: skip
         if enough:
-            self._structure.decide(structure)
+            parts.reply_structure.decide(structure)
         if not len(usable):
             return outcome
+        draws = parts.selector.draws(round.rows[usable])
         if reference is None:
-            return self._undecoded(round, outcome)
-        if stack is not None:
-            models: Models = stack.take(usable).cast_like(reference)
+            self._check_unread(round)
         else:
-            models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
-        return self._measured(round, replace(outcome, models=models), reference)
+            if stack is not None:
+                models: Models = stack.take(usable).cast_like(reference)
+            else:
+                models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
+            columns = parts.measurer.models(models, reference, draws)
+            outcome = replace(outcome, models=models, columns=columns)
+        # The filter may keep no model.
+        if not outcome.kept:
+            return replace(outcome, enough=False)
+        return self._averaged(outcome, draws)
 
     def _faults(self, stack: ModelStack, reference: Arrays, measured: Sequence[int] | None) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
-        faults, limit = stack.faults(reference), self._settings.max_update_norm
-        if limit is None:
-            return faults
-        return [
-            fault or fault_in_norm(one, reference, limit, measured)
-            for fault, one in zip(faults, stack.as_list(), strict=True)
-        ]
+        limit, models = self.settings.max_update_norm, zip(stack.faults(reference), stack.as_list(), strict=True)
+        return [fault or fault_in_norm(model, reference, limit, measured) for fault, model in models]
 
-    def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:
-        """Return the outcome for models that cannot be decoded, or that are not compared with the global model."""
-        s, measurer = self._settings, self._measurer
+    def _check_unread(self, round: Round) -> None:
+        """Refuse models that are not decoded, or not compared with the global model, if their numbers are read."""
+        s, measurer = self.settings, self.parts.measurer
         asked_for = s.averaging and not s.averaging_is_papers
         reads = measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None
         # Without a comparison of models nothing reads updates, and the global model is still of arrays.
@@ -195,30 +172,15 @@ class Collector:
                 "scheme or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
                 "selector of latencies."
             )
-        return self._averaged(outcome, self._draws(round, outcome))
-
-    def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
-        """Return the outcome with the columns measured on the usable models, and their averaging."""
-        draws = self._draws(round, outcome)
-        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference, draws))
-        kept = set(outcome.kept)
-        if not kept:
-            return replace(outcome, enough=False)
-        return self._averaged(outcome, draws)
-
-    def _draws(self, round: Round, outcome: Outcome) -> IntArray:
-        """Return the number of draws of each usable model's client."""
-        usable = set(outcome.usable)
-        return self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
 
     def _averaged(self, outcome: Outcome, draws: IntArray) -> Outcome:
         """Return the outcome with the averaging of the kept models."""
-        if self._settings.averaging is None or not outcome.enough:
+        if self.settings.averaging is None or not outcome.enough:
             return outcome
         # The filter may keep only some copies of a model that was drawn several times.
         draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]
-        total, num_clients = self._registrar.total_examples(), self._selector.num_clients
-        scheme = averaging(self._settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
+        total, num_clients = self.parts.registrar.total_examples(), self.parts.selector.num_clients
+        scheme = averaging(self.settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
         return replace(outcome, averaging=scheme)
 
 
@@ -267,13 +229,11 @@ def end_round(
 def _straggler(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
     """Return a result that came after the end of the round."""
     why = "enough other updates had arrived" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
+    late = f"late: the update came after {done:.6g} s, but the round ended after {end:.6g} s ({why})"
     return replace(
         result,
         completed=False,
-        problems=(
-            *result.problems,
-            f"late: the update came after {done:.6g} s, but the round ended after {end:.6g} s ({why})",
-        ),
+        problems=(*result.problems, late),
         latency_s=settings.max_latency,
         latency_source="max_latency",
         spare=spare,

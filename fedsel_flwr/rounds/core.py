@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.collecting import Collector
-from fedsel_flwr.rounds.eligibility import Busy, Cooldown, NewcomerQuota, Participation, as_availability, available
-from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.missing_columns import ALL_REPORTED, ColumnWatch
+from fedsel_flwr.rounds.eligibility import as_availability, available
+from fedsel_flwr.rounds.missing_columns import ALL_REPORTED
 from fedsel_flwr.rounds.models import Arrays, ModelStack
-from fedsel_flwr.rounds.probing import ProbeFaults, Probing
-from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Introductions, Registrar
+from fedsel_flwr.rounds.parts import Parts
+from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.reply_structure import BEFORE_STRUCTURES, ReplyStructure
-from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
+from fedsel_flwr.rounds.reply_structure import BEFORE_STRUCTURES
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, ProbeFaults, Properties, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
-from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
+from fedsel_flwr.rounds.round import Outcome, Round, Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import first_ids
@@ -74,31 +70,10 @@ class SelectionCore:
         for limit in ("max_clients", "max_new_per_round", "evict_after"):
             if (given := getattr(settings, limit)) is not None:
                 setattr(roster, limit, given)
-        measurer, watch = Measurer(selector, settings), ColumnWatch(selector, settings)
-        self.parts = Parts(
-            selector=selector,
-            roster=roster,
-            roll_call=RollCall(settings.roll_call_timeout),
-            registrar=Registrar(selector, settings, roster, measurer, client_values),
-            probing=Probing(selector, roster, settings, watch),
-            missing_columns=watch,
-            busy=Busy(settings.busy_timeout),
-            cooldown=Cooldown(settings.cooldown),
-            newcomer_quota=NewcomerQuota(roster),
-            participation=Participation(settings.max_participation),
-            cold_starts=ColdStarts(),
-            measurer=measurer,
-            reply_structure=ReplyStructure(settings),
-            reporter=Reporter(selector, roster, settings.max_latency),
-            history=History(),
-        )
-        self.ending = StopCriteria(selector, self.parts.history, settings.budget, settings.should_stop)
+        self.parts = parts = Parts(selector, settings, roster, client_values)
+        self.ending = StopCriteria(selector, parts.history, settings.budget, settings.should_stop)
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
-        parts = self.parts
-        self._collector = Collector(
-            selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts, watch,
-            parts.reply_structure,
-        )  # fmt: skip
+        self._collector = Collector(parts, settings, self._identities)
         self._round: Round | None = None
         # Not among the parts, because a checkpoint must be the same in equal runs.
         self.stopwatch = Stopwatch()
@@ -198,7 +173,7 @@ class SelectionCore:
         faults = ProbeFaults()
         if (question := parts.probing.question(eligible, reference)) is not None:
             with self.stopwatch.paused():
-                answers = transport.probe(question.nodes, question.config)
+                answers = transport.probe(list(question.asked.values()), question.config)
             faults = parts.probing.answer(question, answers, reference)
             # A client that did not reply to the probe is now busy, and could not train either.
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
@@ -236,15 +211,14 @@ class SelectionCore:
         """
         if not properties:
             return
-        said = Introductions.read(properties, self.settings.keys)
-        new, evicted = self.parts.registrar.register(said, self.round + 1, known or {})
+        new, evicted = self.parts.registrar.register(properties, self.round + 1, known or {})
         # Must come before informing the selector, because the new clients get the rows of the evicted clients.
         if evicted.size:
-            for part in self.parts:
+            for part in self.parts.by_name.values():
                 part.forget(evicted)
         if new:
             rows = np.sort(np.fromiter(new, dtype=np.int64, count=len(new)))
-            self.parts.registrar.inform_selector(rows, said.of([new[row] for row in rows.tolist()]))
+            self.parts.registrar.inform_selector(rows, [properties[new[row]] for row in rows.tolist()])
 
     def collect(self, replies: Mapping[str, Reply], stack: ModelStack | None = None) -> Outcome:
         """Read the replies and log faults with the clients' ids.
@@ -312,14 +286,11 @@ class SelectionCore:
         parts.newcomer_quota.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.rows)
         parts.cold_starts.note(round.rows, outcome.results)
-        probe_s, probe_j, num_probed = parts.probing.take_costs()
         parts.history.append(
             round=round.number,
             num_available=round.num_available,
             round_s=outcome.round_s,
-            probe_s=probe_s,
-            probe_j=probe_j,
-            num_probed=num_probed,
+            **parts.probing.take_costs(),
             clients=parts.reporter.records(round, outcome),
             remark=remark or parts.missing_columns.remark(round.probe_faults.lacking, outcome.lacking),
         )
@@ -330,7 +301,7 @@ class SelectionCore:
 
     def state_dict(self) -> state_dicts.State:
         """Return the state of all parts; call this method between rounds."""
-        return state_dicts.save_parts(self.parts._asdict())
+        return state_dicts.save_parts(self.parts.by_name)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
@@ -340,7 +311,7 @@ class SelectionCore:
         """
         # Checkpoints of earlier versions lack these parts. Their clients have reported what the selector reads.
         added = {"reply_structure": BEFORE_STRUCTURES, "missing_columns": ALL_REPORTED}
-        state_dicts.load_parts(self.parts._asdict(), {**added, **state})
+        state_dicts.load_parts(self.parts.by_name, {**added, **state})
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
@@ -373,23 +344,3 @@ class SelectionCore:
             here = here.only(available(self._availability, ids, upcoming, seconds, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
-
-
-class Parts(NamedTuple):
-    """The objects with state that a checkpoint saves; each field name is the key in the checkpoint."""
-
-    selector: Selector
-    roster: Roster
-    roll_call: RollCall
-    registrar: Registrar
-    probing: Probing
-    missing_columns: ColumnWatch
-    busy: Busy
-    cooldown: Cooldown
-    newcomer_quota: NewcomerQuota
-    participation: Participation
-    cold_starts: ColdStarts
-    measurer: Measurer
-    reply_structure: ReplyStructure
-    reporter: Reporter
-    history: History

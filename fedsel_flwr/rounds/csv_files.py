@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.storage import read_file
 from fedsel_flwr.rounds.untrusted import shown
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -99,7 +100,7 @@ def read_csv(path: str | Path, name: str = "") -> CsvFile:
     """
     name = name or str(path)
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        text = read_file(Path(path).expanduser(), follow=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"cannot read {name}: {error}. Give a CSV file in UTF-8.") from error
     return parse_csv(text, name)

@@ -1,6 +1,6 @@
 """History: the record of a run, round by round and client by client.
 
-Each round is one line in the log, always with the same fields (:func:`log_round`).
+Each round is one line in the log, always with the same fields (:func:`round_fields`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class History(state_dicts.NotByClient):
         # Set before logging, so that a log handler that raises does not repeat the line.
         if not self._logged:
             self._logged = True
-            log_round(self.rounds, self.clients)
+            self._log_last()
         if self.journal is not None:
             self.journal.close_round()
 
@@ -228,6 +228,15 @@ class History(state_dicts.NotByClient):
         self._rounds[:], self._clients[:] = from_columns(state)
         self._logged = True
 
+    def _log_last(self) -> None:
+        """Log the last round; the log record's attribute ``fedsel`` holds the fields."""
+        last = self.last
+        if last is None or not logger.isEnabledFor(logging.INFO):
+            return
+        rows = self.clients[-last.num_selected :] if last.num_selected else []
+        fields = round_fields(last, [row for row in rows if row.round == last.round])
+        logger.info(format_line(fields), extra={"fedsel": fields})
+
     def __eq__(self, other: object) -> bool:
         """Return whether two histories have the same records."""
         if not isinstance(other, History):
@@ -243,16 +252,6 @@ class History(state_dicts.NotByClient):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a history in memory, because a copy or another process must not write to the same file."""
         return History.from_records, (list(self.rounds), list(self.clients))
-
-
-def log_round(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> None:
-    """Log the last round of a history; the log record's attribute ``fedsel`` holds the fields."""
-    if not rounds or not logger.isEnabledFor(logging.INFO):
-        return
-    last = rounds[-1]
-    rows = clients[-last.num_selected :] if last.num_selected else []
-    fields = round_fields(last, [row for row in rows if row.round == last.round])
-    logger.info(format_line(fields), extra={"fedsel": fields})
 
 
 def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[str, Value]:

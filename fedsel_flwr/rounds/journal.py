@@ -14,26 +14,18 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from fedsel_flwr.errors import RunError, StateError
-from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.records import (
-    DECODE_ERRORS,
-    ROUND_BYTES,
-    ClientRecord,
-    RoundEntry,
-    RoundRecord,
-    decode_entry,
-    decode_round,
-    encode_entry,
-    from_columns,
-    to_columns,
-)
-from fedsel_flwr.rounds.storage import WRITING
+from fedsel_flwr.rounds import records, state_dicts
+from fedsel_flwr.rounds.records import ClientRecord, RoundEntry, RoundRecord
+from fedsel_flwr.rounds.storage import WRITING, open_file
+from fedsel_flwr.rounds.untrusted import one_line
 
+MOST_LINE = 2**26
+"""Largest number of bytes of a line."""
 LAST_ROUNDS = 100
 """Number of last rounds that stay in memory."""
 Record = TypeVar("Record")
@@ -104,7 +96,7 @@ class Journal:
         """
         if not self._open:
             return
-        line = encode_entry(self._recent[-1])
+        line = records.encode_entry(self._recent[-1])
         self._write(line, f"round {self._recent[-1].round.round}")
         self._index.add(line, len(self._recent[-1].clients))
         self._open = False
@@ -137,7 +129,7 @@ class Journal:
             "offset": self._index.ends[before],
             "rounds": before,
             "checksum": self._index.checksums[before],
-            "last": to_columns([one.round for one in last], [row for one in last for row in one.clients]),
+            "last": records.to_columns([one.round for one in last], [row for one in last for row in one.clients]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -149,7 +141,7 @@ class Journal:
         """
         state_dicts.expect_keys(state, ("offset", "rounds", "checksum", "last"))
         expected = {key: state_dicts.whole_number(key, state[key]) for key in ("offset", "rounds", "checksum")}
-        rounds, clients = from_columns(state["last"])
+        rounds, clients = records.from_columns(state["last"])
         if len(rounds) > 1 or (not rounds and (clients or expected["rounds"])):
             raise StateError(f"last must hold one round, got {len(rounds)}")
         index = _LineIndex()
@@ -199,7 +191,7 @@ class Journal:
         """
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -209,14 +201,14 @@ class Journal:
     def _read_rounds(self, start: int, stop: int) -> Iterator[RoundRecord]:
         for place in range(start, stop):
             recent = self._in_memory(place)
-            yield self._decoded(place, decode_round, ROUND_BYTES) if recent is None else recent.round
+            yield self._decoded(place, records.decode_round, records.ROUND_BYTES) if recent is None else recent.round
 
     def _read_clients(self, start: int, stop: int) -> Iterator[ClientRecord]:
         # A round without clients begins at the same place as the next one; bisect_right skips it.
         place = bisect_right(self._index.clients, start) - 1
         start, stop = start - self._index.clients[place], stop - self._index.clients[place]
         while stop > 0:
-            rows = (self._in_memory(place) or self._decoded(place, decode_entry)).clients
+            rows = (self._in_memory(place) or self._decoded(place, records.decode_entry)).clients
             yield from rows[start:stop]
             start, stop, place = max(0, start - len(rows)), stop - len(rows), place + 1
 
@@ -230,7 +222,7 @@ class Journal:
         start, end = self._index.ends[place : place + 2]
         try:
             return decode(os.pread(self._opened(), min(end - start, most or end), start))
-        except (OSError, *DECODE_ERRORS) as error:
+        except (OSError, *records.DECODE_ERRORS) as error:
             where = f"round {place + 1} cannot be read from {str(self.path)!r}"
             raise RunError(f"{where}, which another program has changed: {error}") from error
 
@@ -288,14 +280,16 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, RoundEntry]]:
         StateError: The file cannot be read, or a line is not a round.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
+        with open_file(path) as file:
+            for number in count(1):
+                line = file.readline(MOST_LINE)
+                if len(line) < MOST_LINE and not line.endswith(b"\n"):
                     return
                 try:
-                    entry = decode_entry(line)
-                except DECODE_ERRORS as error:
-                    raise StateError(f"line {number} of {str(path)!r} is not a round: {error}") from error
+                    entry = records.decode_entry(line)
+                except records.DECODE_ERRORS as error:
+                    found = one_line(str(error))
+                    raise StateError(f"line {number} of {str(path)!r} is not a round: {found}") from error
                 yield line, entry
     except OSError as error:
         raise StateError(f"{str(path)!r} cannot be read: {error.strerror}") from error

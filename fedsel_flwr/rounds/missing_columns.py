@@ -64,7 +64,7 @@ class ColumnWatch(state_dicts.NotByClient):
         Raises:
             RunError: No client has ever reported one of the columns that the selector reads.
         """
-        return self._check("reply", round, self._in_replies, self.needed, replies) if replies else frozenset()
+        return self._check("reply", round, self._in_replies, self.needed, replies)
 
     def check_answers(
         self, round: int, columns: Collection[str], answers: Sequence[Mapping[str, object]], errors: Sequence[str]
@@ -80,8 +80,6 @@ class ColumnWatch(state_dicts.NotByClient):
         Raises:
             RunError: No client has ever reported one of these columns.
         """
-        if not answers and not errors:
-            return frozenset()
         return self._check("answer to the probe", round, columns, columns, answers, errors)
 
     def remark(self, probed: Collection[str], replied: Collection[str]) -> str:
@@ -103,6 +101,8 @@ class ColumnWatch(state_dicts.NotByClient):
         self, asked: Asked, round: int, columns: Collection[str], needed: Collection[str],
         answers: Sequence[Mapping[str, object]], errors: Sequence[str] = (),
     ) -> frozenset[str]:  # fmt: skip
+        if not answers and not errors:
+            return frozenset()
         lacking = sorted(name for name in columns if not any(self._has(asked, name, one) for one in answers))
         self._reported |= {*columns} - {*lacking}
         arrived = sorted({str(key) for one in answers for key in one}) if lacking else []

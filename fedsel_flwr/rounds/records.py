@@ -6,9 +6,10 @@ and its clients as a line of JSON (:func:`encode_entry`). A state stores the rec
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
@@ -27,7 +29,12 @@ The record has 16 numbers with their names, and a remark of at most 300 characte
 """
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors from decoding a damaged line."""
+MOST, MOST_COUNT, MOST_CHARACTERS = 1e100, 2**53, 2**14
+"""Largest float, largest integer and longest text of a record. Sums of squares of such floats are finite."""
+UNBOUNDED = frozenset({"loss", "accuracy", "train_loss"})
+"""Numbers of a record that may have any value, because a model can diverge."""
 _decoder = json.JSONDecoder()
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
 TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
 """Annotation of a record's field -> type of its column. Columns of texts stay lists."""
 
@@ -148,6 +155,7 @@ class RoundRecord:
 
 
 Record = TypeVar("Record", ClientRecord, RoundRecord)
+Form = TypeVar("Form")
 
 
 class RoundEntry(NamedTuple):
@@ -173,13 +181,69 @@ def encode_entry(entry: RoundEntry) -> bytes:
 def decode_entry(line: bytes) -> RoundEntry:
     """Decode a line; raises one of :data:`DECODE_ERRORS` if the line is not a round."""
     content = json.loads(line)
-    return RoundEntry(RoundRecord(**content["round"]), [ClientRecord(**row) for row in content["clients"]])
+    return RoundEntry(
+        checked(RoundRecord, content["round"]), [checked(ClientRecord, row) for row in content["clients"]]
+    )
 
 
 def decode_round(line: bytes) -> RoundRecord:
     """Decode a line's round without its clients; the first :data:`ROUND_BYTES` bytes of the line are enough."""
     content, _ = _decoder.raw_decode(line.decode("ascii"), len(LINE_START))
-    return RoundRecord(**content)
+    return checked(RoundRecord, content)
+
+
+def checked(kind: Callable[..., Form], content: object) -> Form:
+    """Return a dataclass made from names and values that another person may have written.
+
+    Args:
+        kind: Dataclass whose fields are numbers, texts, booleans or None. An int is at least 0.
+        content: Names and values.
+
+    Raises:
+        ValueError: A value has another type or is out of range; the message has its name.
+        TypeError: A name is missing or unknown.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"expected names and values, got {shown(content)}")
+    values = {**content}
+    for name, types in _types(kind):
+        if name not in values:
+            continue
+        value, own = values[name], type(values[name])
+        size = len(value) if own is str else value if own is int else 0
+        if own not in types or not 0 <= size <= (MOST_CHARACTERS if own is str else MOST_COUNT):
+            raise ValueError(f"{name} = {shown(value)}, expected {' or '.join(one.__name__ for one in types)}")
+        if own is int and float in types:
+            values[name] = float(value)
+    return kind(**values)
+
+
+@functools.cache
+def _types(kind: Any) -> list[tuple[str, tuple[type, ...]]]:
+    """Return the types of each field of a dataclass; JSON may write a whole float as an int."""
+    found = [(one.name, tuple(_TYPES[word] for word in str(one.type).split(" | "))) for one in fields(kind)]
+    return [(name, (*types, int) if float in types else types) for name, types in found]
+
+
+def in_order(records: Iterable[Record], rounds: Collection[int] | None = None) -> Iterator[Record]:
+    """Yield records for a report, which adds up their numbers; a journal stores any number.
+
+    Args:
+        records: Rounds, or clients of rounds.
+        rounds: Rounds that clients may have; None for any.
+
+    Raises:
+        ValueError: The rounds are not in ascending order, a client has another round, or a number is out of range.
+    """
+    last = 0
+    for record in records:
+        if record.round < last or (rounds is not None and record.round not in rounds):
+            raise ValueError(f"round {record.round} is not expected after round {last}")
+        for name, value in vars(record).items():
+            if type(value) is float and not (0 <= value <= MOST or value != value or name in UNBOUNDED):
+                raise ValueError(f"round {record.round}: {name} = {value:g}, expected a number from 0 to {MOST:g}")
+        last = record.round
+        yield record
 
 
 def _plain(value: Any) -> Any:
@@ -224,4 +288,7 @@ def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
     lengths = {len(values) for values in loaded.values()}
     if len(lengths) > 1:
         raise StateError(f"the columns of {name} must have the same length, got {sorted(lengths)}")
-    return [kind(**dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]
+    try:
+        return [checked(kind, dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]
+    except ValueError as error:
+        raise StateError(f"{name}: {error}") from error

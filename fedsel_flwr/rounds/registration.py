@@ -9,7 +9,8 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
 from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, canonical_ids
-from fedsel_flwr.rounds.settings import Identity, MetricKeys, Settings
-from fedsel_flwr.rounds.untrusted import column_values, first_lines, usable_counts
+from fedsel_flwr.rounds.settings import Identity, Settings
+from fedsel_flwr.rounds.untrusted import column_values, usable_counts, warn_of
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS
 
@@ -39,37 +40,6 @@ IDENTITY_PHRASES: Mapping[Identity, str] = {
     "claim": "the client_id that it reports",
 }
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Introductions:
-    """Properties of connections from the roll call, a column each; None for a property that is not stated."""
-
-    nodes: list[str]
-    client_id: list[object]
-    num_examples: list[object]
-    energy_score: list[object]
-
-    @classmethod
-    def read(cls, properties: Mapping[str, Properties], keys: MetricKeys) -> Introductions:
-        """Read the properties that this package uses; Flower's own "num-examples" is accepted too."""
-        said, examples = properties.values(), keys.num_examples
-        return cls(
-            nodes=list(properties),
-            client_id=[one.get(keys.client_id) for one in said],
-            num_examples=[one[examples] if examples in one else one.get("num-examples") for one in said],
-            energy_score=[one.get(keys.energy_score) for one in said],
-        )
-
-    def of(self, nodes: Sequence[str]) -> Introductions:
-        """Return the introductions of some of the connections, in their order."""
-        place = dict(zip(self.nodes, range(len(self.nodes)), strict=True))
-        at = [place[node] for node in nodes]
-        columns = (self.client_id, self.num_examples, self.energy_score)
-        client_id, num_examples, energy_score = ([column[i] for i in at] for column in columns)
-        return Introductions(
-            nodes=list(nodes), client_id=client_id, num_examples=num_examples, energy_score=energy_score
-        )
 
 
 @dataclass(frozen=True)
@@ -91,16 +61,23 @@ STRANGER = ConnectionIdentity()
 """A connection of which the server knows nothing."""
 
 
-class Registrar:
+class Registrar(state_dicts.SavedFields):
     """Enters clients into the roster and informs the selector about them.
 
     Args:
         selector: The selector.
-        settings: The limit on claimed examples, and the averaging scheme, which may read :meth:`total_examples`.
+        settings: The limit on claimed examples, the averaging scheme, which may read :meth:`total_examples`, and the
+            names of the properties.
         roster: Connections, client ids and rows.
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters by client id. Clients without an entry are refused.
     """
+
+    saved: ClassVar = {
+        "_sizes": partial(state_dicts.array, dtype=np.int64),
+        "_initial_accuracy": partial(state_dicts.plain_number, or_none=True),
+        "_uninformed": partial(state_dicts.array, dtype=np.int64),
+    }
 
     def __init__(
         self,
@@ -111,9 +88,10 @@ class Registrar:
         client_values: tuple[ClientValues, ...],
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
-        self._max_examples, self._averaging = settings.max_examples, settings.averaging
+        self._max_examples, self._averaging, self._keys = settings.max_examples, settings.averaging, settings.keys
         # By row: the number of examples that a client claims, 0 if unknown.
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # The first model's accuracy; None before it is measured.
         self._initial_accuracy: float | None = None
         # Rows for which the selector lacks the first model's accuracy.
         self._uninformed: IntArray = np.zeros(0, dtype=np.int64)
@@ -124,15 +102,12 @@ class Registrar:
         return self._selector.takes_information or self._averaging in READS_TOTAL_EXAMPLES
 
     def register(
-        self,
-        properties: Introductions,
-        round: int,
-        known: Mapping[str, ConnectionIdentity],
+        self, properties: Mapping[str, Properties], round: int, known: Mapping[str, ConnectionIdentity]
     ) -> tuple[dict[int, str], IntArray]:
         """Bind connections to rows.
 
         Args:
-            properties: The connections' own properties, from the roll call.
+            properties: Connection -> its own properties, from the roll call.
             round: The round about to be chosen.
             known: Connection -> its identity, as far as the server can tell. If it has no id, the client's claim is the
                 id. Without a usable claim the connection's own name is the id.
@@ -144,7 +119,8 @@ class Registrar:
             ParameterError: A parameter by client does not cover a client of the first roll call.
         """
         refused_before = set(self._roster.refused)
-        ids = dict(zip(properties.nodes, canonical_ids(properties.client_id, properties.nodes), strict=True))
+        nodes, claimed = list(properties), [one.get(self._keys.client_id) for one in properties.values()]
+        ids = dict(zip(nodes, canonical_ids(claimed, nodes), strict=True))
         who = {node: one for node, one in known.items() if one is not STRANGER and node in ids}
         ids |= {node: one.client_id for node, one in who.items() if one.client_id}
         self._refuse_uncovered(ids, who, first_call=not self._roster.ids)
@@ -152,26 +128,24 @@ class Registrar:
         holders = {node: one.holder for node, one in who.items() if one.holder}
         new, evicted = self._roster.register(claims, round, holders)
         refused = [reason for node, reason in self._roster.refused.items() if node not in refused_before]
-        for line in first_lines(refused):
-            logger.warning("%s", line)
+        warn_of("", refused)
         return new, evicted
 
-    def inform_selector(self, rows: IntArray, properties: Introductions) -> None:
+    def inform_selector(self, rows: IntArray, properties: Sequence[Properties]) -> None:
         """Inform the selector about new clients.
 
         Args:
             rows: Their rows, ascending, shape (n,).
-            properties: Their own properties, in the same order.
+            properties: Their own properties, in the same order. Flower's own "num-examples" is accepted too.
         """
-        sizes = usable_counts(properties.num_examples)
+        examples = self._keys.num_examples
+        sizes = usable_counts([one[examples] if examples in one else one.get("num-examples") for one in properties])
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
-            for line in first_lines(
-                [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in claims]
-            ):
-                logger.warning("max_examples: %s", line)
+            lines = [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in claims]
+            warn_of("max_examples: ", lines)
         counted = sizes if limit is None else np.minimum(sizes, limit)
-        scores = column_values(COLUMNS["energy_score"], properties.energy_score)
+        scores = column_values(COLUMNS["energy_score"], [one.get(self._keys.energy_score) for one in properties])
         # First all clients without columns, because a client without any properties must be registered too.
         self._selector.inform(rows)
         if (known := sizes > 0).any():
@@ -224,22 +198,6 @@ class Registrar:
         if (limit := self.max_examples()) is not None:
             known = np.minimum(known, limit)
         return float(known.sum()) * self._selector.num_clients / len(known)  # sum over all of S, for p_k
-
-    def state_dict(self) -> state_dicts.State:
-        """Return sizes by row, the first model's accuracy, and the rows that lack it."""
-        return {
-            "sizes": self._sizes.copy(),
-            "initial_accuracy": self._initial_accuracy,
-            "uninformed": self._uninformed.copy(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        sizes = state_dicts.array("sizes", state["sizes"], np.int64)
-        accuracy = state_dicts.plain_number("initial_accuracy", state["initial_accuracy"], or_none=True)
-        uninformed = state_dicts.array("uninformed", state["uninformed"], np.int64)
-        self._sizes, self._initial_accuracy, self._uninformed = sizes, accuracy, uninformed
 
     def forget(self, rows: IntArray) -> None:
         """Drop the sizes of clients, and the note that they lack the first model's accuracy."""

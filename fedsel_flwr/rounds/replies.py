@@ -163,12 +163,7 @@ def read_reply(
     problems: list[str] = []
     faulty: set[str] = set()
     lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
-    # The first fault counts. The arrays come last because their comparison costs most.
-    failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples, weighted)
-    if not failed:
-        limit = settings.max_update_norm
-        failed = _fault_in_model(reply.arrays, reference, limit, measured) if fault is None else fault
-    if failed:
+    if failed := reply.error or lost or _fault_in(reply, reference, fault, weighted, settings, measured):
         problems.append(failed)
     values = dict.fromkeys(NUMBERS, math.nan)
     for name in NUMBERS:
@@ -238,18 +233,24 @@ def read_reply(
     )
 
 
-def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
-    """Return what is wrong with the number of metrics; empty if nothing."""
-    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} reported, more than {MAX_METRICS}"
-
-
-def _fault_in_model(
-    arrays: Arrays | None, reference: Arrays | None, limit: float | None, measured: Sequence[int] | None
+def _fault_in(
+    reply: Reply,
+    reference: Arrays | None,
+    fault: str | None,
+    weighted: bool,
+    settings: Settings,
+    measured: Sequence[int] | None,
 ) -> str:
-    """Return the fault in a client's arrays; empty if there is none."""
-    if reference is None:
-        return ""
-    return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, limit, measured)
+    """Return the first fault that makes an update unusable; empty if there is none. See :func:`read_reply`."""
+    if len(reply.metrics) > MAX_METRICS:
+        return f"metrics: {len(reply.metrics)} reported, more than {MAX_METRICS}"
+    if weighted and not usable_count(reply.num_examples):
+        return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(reply.num_examples)}"
+    if fault is not None or reference is None:
+        return fault or ""
+    # Last, because the comparison of the arrays costs most.
+    limit = settings.max_update_norm
+    return fault_in_arrays(reply.arrays, reference) or fault_in_norm(reply.arrays or [], reference, limit, measured)
 
 
 def requires_weight(read: bool, weights: Collection[object]) -> bool:
@@ -287,13 +288,6 @@ def with_finite_metrics(
             problems = [one_line(f"metrics: {one}, so no client's value counts in this round") for one in values]
             marked[node] = replace(result, problems=(*result.problems, *problems))
     return marked, frozenset(left_out)
-
-
-def _fault_in_count(num_examples: object, required: bool) -> str:
-    """Return the fault in a number of examples; empty if there is none."""
-    if usable_count(num_examples) or not required:
-        return ""
-    return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(num_examples)}"
 
 
 class Latency(NamedTuple):

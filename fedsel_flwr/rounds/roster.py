@@ -44,11 +44,9 @@ class ConnectedClients:
 
     def only(self, mask: BoolArray) -> ConnectedClients:
         """Return the clients for which ``mask``, shape (n,), is True."""
-        return (
-            self
-            if mask.all()
-            else ConnectedClients(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
-        )
+        if mask.all():
+            return self
+        return ConnectedClients(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
 
     def nodes_of(self, rows: IntArray) -> dict[int, str]:
         """Return row -> connection for some of the rows, in the same order."""
@@ -294,7 +292,6 @@ class ClientValues(Mapping[int, float]):
 
     Raises:
         ParameterError: ``values`` is neither an array nor a mapping, or two keys mean the same client.
-        ParameterError: ``values`` is neither, or two keys mean the same client.
 
     >>> roster = Roster()
     >>> values = ClientValues("fairness", {"a": 0.1, "b": 0.2}, roster)

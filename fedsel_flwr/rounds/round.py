@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, with_norm
-from fedsel_flwr.rounds.probing import ProbeFaults
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
+from fedsel_flwr.rounds.roll_call import ProbeFaults
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import RoundReport, Selector
@@ -32,6 +32,8 @@ FROM_REPLY = columns_where(lambda column: column.source == "reply")
 """Columns that clients report."""
 RECORDED_NUMBERS = [COLUMNS[name].key for name in NUMBERS]
 """Names in the history of the numbers that are read from every reply."""
+RECORDED_AS_READ = sorted(ClientRecord.__dataclass_fields__.keys() & ClientResult.__dataclass_fields__.keys())
+"""Fields that a record of the history takes over from the result of reading a reply."""
 STEPS = ("probe", "select", "collect", "aggregate", "observe")
 """Steps of the server in a round, in their order (:class:`Stopwatch`)."""
 
@@ -203,7 +205,7 @@ class Stopwatch:
         return {"round": np.arange(1, num_rounds + 1), **dict(zip(names, times, strict=True))}
 
 
-class Reporter(state_dicts.NotByClient):
+class Reporter(state_dicts.SavedFields):
     """Writes the selector's report and the history's records of a round.
 
     Args:
@@ -213,8 +215,11 @@ class Reporter(state_dicts.NotByClient):
         max_latency: Latency in seconds for clients that failed.
     """
 
+    saved: ClassVar = {"_energy_max": state_dicts.plain_number}
+
     def __init__(self, selector: Selector, roster: Roster, max_latency: float) -> None:
         self._selector, self._roster, self._max_latency = selector, roster, max_latency
+        # The largest energy, the reference of the energy scores.
         self._energy_max = 0.0
 
     def report(self, round: Round, outcome: Outcome, scalars: Mapping[str, float]) -> RoundReport:
@@ -259,13 +264,8 @@ class Reporter(state_dicts.NotByClient):
             columns["spare"] = spare
         if "first" in self._selector.needs:
             columns["first"] = np.array([result.first for result in results], dtype=np.bool_)
-        return RoundReport(
-            clients=round.rows,
-            completed=completed,
-            latency=latency,
-            **columns,
-            **dict[str, Any](scalars),
-        )
+        columns |= scalars
+        return RoundReport(clients=round.rows, completed=completed, latency=latency, **columns)
 
     def records(self, round: Round, outcome: Outcome) -> list[ClientRecord]:
         """Return the history's records of the chosen clients."""
@@ -276,31 +276,16 @@ class Reporter(state_dicts.NotByClient):
                 round=round.number,
                 client_id=self._roster.ids[row],
                 client=row,
-                completed=result.completed,
                 kept=node in kept,
                 # Semicolons separate problems, so a client's own text must not add one.
                 problem="; ".join(
                     [one.replace(";", ",") for one in (*round.probe_faults.problems.get(row, ()), *result.problems)]
                 ),
-                latency_s=result.latency_s,
-                latency_source=result.latency_source,
                 **dict[str, Any](zip(RECORDED_NUMBERS, result.values.values(), strict=True)),
-                num_examples=result.num_examples,
-                timed_out=result.timed_out,
-                first_s=result.first_s,
-                spare=result.spare,
+                **{name: getattr(result, name) for name in RECORDED_AS_READ},
             )
             for row, node, result in answers
         ]
-
-    def state_dict(self) -> state_dicts.State:
-        """Return the largest energy, the reference of the energy scores."""
-        return {"energy_max": self._energy_max}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        self._energy_max = state_dicts.plain_number("energy_max", state["energy_max"]) or 0.0
 
     def _reported_columns(self, results: list[ClientResult]) -> dict[str, FloatArray]:
         """Return the reported columns that the selector needs; NaN for clients that did not report them."""

@@ -103,9 +103,8 @@ class Budget:
 
     def spent(self, history: History) -> bool:
         """Return whether a limit is reached."""
-        if not history.rounds:
+        if (last := history.last) is None:
             return False
-        last = history.rounds[-1]
         return last.simulated_s >= self.simulated_s or last.total_energy_j >= self.joules
 
 
@@ -134,11 +133,7 @@ class StopCriteria:
     """
 
     def __init__(
-        self,
-        selector: Selector,
-        history: History,
-        budget: Budget | None = None,
-        should_stop: ShouldStop | None = None,
+        self, selector: Selector, history: History, budget: Budget | None = None, should_stop: ShouldStop | None = None
     ) -> None:
         check_should_stop(should_stop)
         self._selector, self._history, self._budget = selector, history, budget or Budget()

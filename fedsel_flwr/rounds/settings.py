@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedsel_flwr.aggregation import SCHEMES
 from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.checks import one_of, real, whole
+from fedsel_flwr.checks import one_of, parse_address, real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.exporter import parse_address
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected

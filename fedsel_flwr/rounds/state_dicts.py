@@ -11,9 +11,10 @@ the ids of all clients. The JSON is therefore short for any number of clients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,30 @@ class NotByClient:
 
     def forget(self, rows: IntArray) -> None:
         """Keep everything when new clients take over the rows of evicted clients."""
+
+
+class SavedFields(NotByClient):
+    """Base class for owners of a few values; saving and loading follow from a declaration.
+
+    Attributes:
+        saved: Attribute -> its reader, a function of key and saved value that returns a copy of the value, or raises
+            :class:`StateError`. The attribute's name without the underscore is the key in a saved state.
+    """
+
+    saved: ClassVar[Mapping[str, Callable[[str, Any], Any]]]
+
+    def state_dict(self) -> State:
+        """Return copies of the declared attributes."""
+        return {attribute.lstrip("_"): copy(getattr(self, attribute)) for attribute in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state; nothing changes if it does not fit."""
+        keys = {attribute: attribute.lstrip("_") for attribute in self.saved}
+        expect_keys(state, keys.values())
+        # All values are read before the first one is set, so that a refused state changes nothing.
+        loaded = {attribute: self.saved[attribute](key, state[key]) for attribute, key in keys.items()}
+        for attribute, value in loaded.items():
+            setattr(self, attribute, value)
 
 
 def save_parts(parts: Mapping[str, Stateful]) -> State:

@@ -1,7 +1,10 @@
-"""Storage on disk: atomic writes, and folders locked by the process that writes to them.
+"""Storage on disk: atomic writes, locked folders, and the one door through which folders of other people are read.
 
 A file is complete or absent, even if the process dies or the power fails. Each step on the disk is one call of a
 function of :mod:`os`.
+
+Reading: :func:`open_file` accepts only regular files, and checks the opened file, not its name. Links, pipes and
+devices are refused.
 
 Only one process writes to a folder, so that a second server, started by mistake, cannot mix its run with the first
 one's. The lock is on the hidden, empty file ``.lock``. The lock ends with the process, however the process ends. A
@@ -12,13 +15,17 @@ folder cannot be locked (a read-only disk, some network file systems), nothing i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
+import stat
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import ParameterError, RunError
 
 CHECKPOINTS_IN_USE = (
     "another process writes checkpoints to {!r}, perhaps a server that is still running. Stop it first, or give "
@@ -32,8 +39,16 @@ RUN_IN_USE = (
 """Error for the folder of a run or comparison that another process has locked."""
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
+WRITTEN = (".safetensors", ".parquet", ".jsonl", ".json", ".toml")
+"""Suffixes of files that are written under a temporary name."""
 LOCK = ".lock"
 """Name of the file that a process locks in the folder to which it writes."""
+UNFINISHED = re.compile(r"\.(.+)-[a-z0-9_]{8}")
+"""Names of the temporary folders of :func:`~fedsel_flwr.report.run_folder.atomic_write`, each with one file's name."""
+MOST_BYTES = 2**28
+"""Largest number of bytes of a file that is read as a whole, unless the caller names another number."""
+LINK = "is a link, and runs are never read or written through links. Delete it, or replace it with what it points to"
+NOT_A_FILE = "is neither a file nor a folder. Delete it"
 WRITING = threading.RLock()
 """Held during each write of a round or a checkpoint. A shutdown acquires this lock and never releases it, so that no
 round is written after the shutdown has killed the clients."""
@@ -115,6 +130,8 @@ class FolderLock(FileLock):
 def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock | None:
     """Lock a folder for this process; None if folders cannot be locked.
 
+    A lock that is new removes what a killed process has left in the folder.
+
     Args:
         folder: A folder that exists.
         refusal: The error if another process has locked the folder, with a placeholder for the folder.
@@ -130,8 +147,102 @@ def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock |
     try:
         if not lock.is_locked:
             lock.acquire()
+            remove_unfinished(folder)
     except Timeout as error:
         raise RunError(refusal.format(str(folder))) from error
     except OSError:
         return None
     return lock
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files directly in a folder to which no other process writes."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink():
+                # Not more than this file, so that a folder of the user with such a name stays.
+                (path / match[1]).unlink(missing_ok=True)
+                path.rmdir()
+            elif path.suffix == TEMPORARY and path.with_suffix("").suffix in WRITTEN:
+                path.unlink()
+
+
+def open_file(path: Path, most: int | None = None, *, follow: bool = False, append: bool = False) -> BinaryIO:
+    """Open a regular file.
+
+    Args:
+        path: The file.
+        most: Largest number of bytes of the file; None for no limit.
+        follow: Whether the file may be a link, because the user has named it.
+        append: Whether the file is also written at its end, and created if needed. If not, it is only read.
+
+    Returns:
+        The file, in binary mode.
+
+    Raises:
+        OSError: The file cannot be opened, is a link, a folder, a pipe or a device, or is too large. ``strerror`` says
+            which.
+    """
+    # O_NONBLOCK, because opening a pipe would wait for its other end, and reading some files of /proc for content.
+    flags = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    flags |= os.O_RDWR | os.O_CREAT | os.O_APPEND if append else os.O_RDONLY
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        problem = f"it {LINK}" if error.errno == errno.ELOOP and not follow else error.strerror
+        raise OSError(error.errno, problem, str(path)) from error
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+        return os.fdopen(descriptor, "a+b" if append else "rb")
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than {most:,}", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_file(path: Path, most: int = MOST_BYTES, *, follow: bool = False) -> bytes:
+    """Return the content of a regular file; arguments and errors are those of :func:`open_file`."""
+    with open_file(path, most, follow=follow) as file:
+        # The size of a file may not be that of its content, as in /proc. None: there is no content yet.
+        content = file.read(most + 1)
+    if content is None or len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, or no end", str(path))
+    return content
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links, pipes and devices anywhere inside a folder before it is read or written.
+
+    The folder itself and its parents may be links, because the user chose them. A file that is exchanged later is
+    refused when it is opened (:func:`open_file`).
+
+    Args:
+        folder: Folder of a comparison or a run. It need not exist.
+
+    Raises:
+        ParameterError: There is a link, a pipe or a device. The error names the first one.
+    """
+    # os.walk lists links to folders among the folders, but does not follow them.
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            check_plain(Path(place) / name)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse links, pipes and devices directly in a folder, as :func:`check_links` does."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            check_plain(path)
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a link, a pipe or a device, as :func:`check_links` does."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        # Another process has just removed the file, as a run does with its old checkpoints.
+        return
+    if stat.S_ISLNK(mode):
+        raise ParameterError(f"{str(path)!r} {LINK}")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ParameterError(f"{str(path)!r} {NOT_A_FILE}")

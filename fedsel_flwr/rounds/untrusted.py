@@ -12,16 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.columns import COLUMNS, Column
-
-if TYPE_CHECKING:
-    from fedsel_flwr.rounds.history import History
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_NAMED = 8
@@ -173,11 +170,8 @@ def indented_lines(text: str) -> str:
 
 def without_middle(text: str) -> str:
     """Return a short text unchanged, and only the beginning and the end of a long one."""
-    return (
-        text
-        if len(text) <= 20 * MAX_CHARACTERS
-        else f"{text[: 10 * MAX_CHARACTERS]}\n...\n{text[-10 * MAX_CHARACTERS :]}"
-    )
+    most = 10 * MAX_CHARACTERS
+    return text if len(text) <= 2 * most else f"{text[:most]}\n...\n{text[-most:]}"
 
 
 def first_lines(lines: Sequence[str]) -> list[str]:
@@ -188,6 +182,12 @@ def first_lines(lines: Sequence[str]) -> list[str]:
     """
     more = len(lines) - MAX_LINES
     return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more like these"]
+
+
+def warn_of(beginning: str, lines: Sequence[str]) -> None:
+    """Log lines as warnings with a common beginning, at most :data:`MAX_LINES` and the number of further lines."""
+    for line in first_lines(lines):
+        logger.warning("%s%s", beginning, line)
 
 
 def shown(value: object) -> str:
@@ -227,28 +227,9 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = 
         faults: Client id and problem. The text before a problem's colon is its kind.
         simulated: Whether a simulation draws the problems. Those of :data:`SIMULATED_FAULTS` then have the level INFO.
     """
-    faults = list(faults)
-    if simulated:
-        own = [fault for fault in faults if _kind(fault[1]) in SIMULATED_FAULTS]
-        faults = [fault for fault in faults if _kind(fault[1]) not in SIMULATED_FAULTS]
-        _log(logging.INFO, where, own)
-    _log(logging.WARNING, where, faults)
-
-
-def log_simulated_faults(history: History, spares: bool = False) -> None:
-    """Log one warning after a simulation, with the number of stragglers and lost replies.
-
-    Args:
-        history: The run's history.
-        spares: Whether rounds asked more clients than they waited for. The history counts the other clients as late.
-    """
-    counts = history.problem_counts()
-    told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
-    if told:
-        asked = sum(record.num_selected for record in history.rounds)
-        more = ", including replies that no round waited for" if spares else ""
-        logger.warning("%s of %s expected replies in %s rounds%s. The history lists the clients", ", ".join(told),
-                       f"{asked:,}", f"{len(history.rounds):,}", more)  # fmt: skip
+    drawn, faults = SIMULATED_FAULTS if simulated else (), list(faults)
+    _log(logging.INFO, where, [fault for fault in faults if _kind(fault[1]) in drawn])
+    _log(logging.WARNING, where, [fault for fault in faults if _kind(fault[1]) not in drawn])
 
 
 def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsel_flwr.errors import FedSelError, RunError, described
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.untrusted import SIMULATED_FAULTS
 
+logger = logging.getLogger("fedsel_flwr")
 LOGGERS = ("flwr", "fedsel_flwr")
 """Names of the loggers of Flower and of this package."""
 
@@ -49,7 +52,7 @@ def errors_in_one_line(log: Path) -> Iterator[None]:
         # Our errors already name their cure. A broken pipe means that the reader of the output is gone.
         raise
     except Exception as error:
-        logging.getLogger("fedsel_flwr").exception("the run failed")
+        logger.exception("the run failed")
         raise RunError(f"the run failed: {described(error)}. The traceback is in {log}") from error
 
 
@@ -89,3 +92,19 @@ def silent(quiet: bool) -> Iterator[None]:
         return
     with _only_handler(logging.NullHandler()):
         yield
+
+
+def log_simulated_faults(history: History, spares: bool = False) -> None:
+    """Log one warning after a simulation, with the number of stragglers and lost replies.
+
+    Args:
+        history: The run's history.
+        spares: Whether rounds asked more clients than they waited for. The history counts the other clients as late.
+    """
+    counts = history.problem_counts()
+    told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
+    if told:
+        asked = sum(record.num_selected for record in history.rounds)
+        more = ", including replies that no round waited for" if spares else ""
+        logger.warning("%s of %s expected replies in %s rounds%s. The history lists the clients", ", ".join(told),
+                       f"{asked:,}", f"{len(history.rounds):,}", more)  # fmt: skip

@@ -24,7 +24,7 @@ from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
+from fedsel_flwr.rounds.storage import RUN_IN_USE, check_links, lock_folder, read_file
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -40,7 +40,7 @@ from fedsel_flwr.simulations.run_record import (
     write_record,
 )
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, describe_faults
+from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.theory import fair_regret, xia_genie
 
@@ -289,7 +289,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
     """
     try:
         record = read_record(folder)
-        tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
+        tables = tomllib.loads(read_file(folder / run_folder.SCENARIO).decode())
         # Checked first, because the folder may come from another person.
         check_tree(record)
         check_tree(tables)
@@ -322,7 +322,7 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     arrays = run_folder.read_model(folder) if finished else []
     accuracies, table = np.empty(0), folder / f"{CLIENT_ACCURACY}.parquet"
     if finished and table.exists():
-        accuracies = np.asarray(run_folder.read_table(table)["accuracy"], dtype=np.float64)
+        accuracies = np.asarray(run_folder.read_table(table, "accuracy")["accuracy"], dtype=np.float64)
     # Runs of older versions have no times.
     timing = run_folder.read_table(times) if finished and (times := folder / run_folder.TIMING).exists() else {}
     history, prints = run_folder.read_history(folder), read_fingerprints(folder)

@@ -14,12 +14,15 @@ import logging
 import platform
 import re
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, atomic_write
+from fedsel_flwr.rounds.storage import open_file, read_file
+from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.listing import scenario_names
@@ -93,8 +96,8 @@ def digest_of(data: bytes) -> str:
 
 def digest_of_file(path: Path) -> str:
     """Return the digest of a file, without reading the whole file into memory."""
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    with open_file(path, MOST_MODEL_BYTES) as file:
+        return f"sha256:{hashlib.file_digest(cast(BufferedReader, file), 'sha256').hexdigest()}"
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -115,8 +118,9 @@ def read_record(folder: Path) -> dict[str, Any]:
         OSError: The record cannot be read.
         ValueError: The record is not JSON.
         TypeError: The record is not a JSON object.
+        RecursionError: The record is nested too deeply.
     """
-    record = json.loads((folder / RUN).read_text("utf-8"))
+    record = json.loads(read_file(folder / RUN))
     if not isinstance(record, dict):
         raise TypeError(f"{RUN} must hold an object, got {type(record).__name__}")
     return record
@@ -125,8 +129,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 def _read_or_refuse(folder: Path) -> dict[str, Any]:
     try:
         return read_record(folder)
-    except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {one_line(str(error))}. {CURE}") from error
 
 
 def read_fingerprints(folder: Path) -> dict[str, str]:
@@ -176,7 +180,7 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     for name, expected in kept.items():
         # Only plain names are allowed. The folder may come from another person, and no file outside may be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is not a file of a run. {CURE}")
+            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {shown(name)} is not a file of a run. {CURE}")
         # A run that was interrupted between its record and its model has digests of files that resuming writes again.
         if not finished and name != run_folder.SCENARIO:
             continue

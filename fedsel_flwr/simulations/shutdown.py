@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsel_flwr.rounds.storage import TEMPORARY, WRITING
+from fedsel_flwr.rounds.storage import WRITING, remove_unfinished
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MAIN_THREAD_S = 1.5
@@ -34,8 +32,6 @@ RESTORE_S = 0.01
 """Seconds between two restorations of the system's action on SIGTERM."""
 ACTION_BYTES = 1024
 """Size of a buffer for ``struct sigaction``, larger than on any system."""
-UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")
-"""Folders in which :func:`fedsel_flwr.report.run_folder.atomic_write` writes a file."""
 _ENDING = threading.Lock()
 """Held by the thread that ends this process."""
 # Linux's number for this option in <sys/prctl.h>, for which Python has no name.
@@ -191,8 +187,8 @@ def end_process(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     end_descendants()
     # Done after the children have ended, because they may have been writing there.
-    if folder is not None:
-        remove_unfinished(folder)
+    for place, _, _ in os.walk(folder) if folder is not None else ():
+        remove_unfinished(Path(place))
     # The message may read a file that is half written, or need an import that is half finished.
     try:
         line = message()
@@ -263,16 +259,3 @@ def _kill_descendants() -> int:
 def _is_tracker(process: psutil.Process) -> bool:
     """Return whether this is the resource tracker of Python or loky; they end with their parent, which needs them."""
     return any(".resource_tracker import main" in part for part in process.cmdline())
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files from a run's folder."""
-    for place, folders, files in os.walk(folder):
-        for name in [name for name in folders if UNFINISHED.fullmatch(name)]:
-            shutil.rmtree(Path(place, name), ignore_errors=True)
-            # os.walk descends into all folders that remain in this list.
-            folders.remove(name)
-        for name in files:
-            if name.endswith(TEMPORARY):
-                with contextlib.suppress(OSError):
-                    Path(place, name).unlink()

@@ -1,14 +1,12 @@
-"""Untrusted folders: check names, links and content of a folder that another person may have made.
+"""Untrusted folders: check names and content of a folder that another person may have made.
 
-A link can lead out of the folder. Labels and texts must be harmless before they are shown or become part of a path.
+Labels and texts must be harmless before they are shown or become part of a path. Files are opened by
+:func:`fedsel_flwr.rounds.storage.open_file`.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,45 +40,6 @@ def check_label(label: str) -> str:
             "at the ends"
         )
     return label
-
-
-def check_links(folder: Path) -> None:
-    """Refuse links, pipes and devices anywhere inside a folder before it is read or written.
-
-    The folder itself and its parents may be links, because the user chose them.
-
-    Args:
-        folder: Folder of a comparison or a run. It need not exist.
-
-    Raises:
-        ParameterError: There is a link, a pipe or a device. The error names the first one.
-    """
-    # os.walk lists links to folders among the folders, but does not follow them.
-    for place, folders, files in os.walk(folder):
-        for name in sorted(folders + files):
-            _check_plain(Path(place) / name)
-
-
-def check_entries(folder: Path) -> None:
-    """Refuse links, pipes and devices directly in a folder, as :func:`check_links` does."""
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            _check_plain(path)
-
-
-def _check_plain(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        # Another process has just removed the file, as a run does with its old checkpoints.
-        return
-    if stat.S_ISLNK(mode):
-        raise ParameterError(
-            f"{str(path)!r} is a link, and runs are never read or written through links. Delete it, or replace it "
-            "with what it points to"
-        )
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ParameterError(f"{str(path)!r} is neither a file nor a folder. Delete it")
 
 
 def check_tree(tree: Any) -> None:
@@ -123,4 +82,4 @@ def describe_faults(error: Exception) -> str:
         for fault in faults[:MAX_FAULTS]
     ]
     more = len(faults) - MAX_FAULTS
-    return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])
+    return one_line("; ".join([*lines, *([f"and {more} more"] if more > 0 else [])]))

@@ -28,14 +28,8 @@ class CombinatorialBandit(CombinatorialAveraging):
     ) -> None:
         one_of("sampler", sampler, ("ucb", "ts"))
         selector_class = FedCMUCB if sampler == "ucb" else FedCMTS
-        super().__init__(
-            base,
-            validation=validation,
-            selector=selector_class(clients_per_round=clients_per_round, seed=seed),
-            score=score,
-            averaging=averaging,
-            **options,
-        )
+        selector = selector_class(clients_per_round=clients_per_round, seed=seed)
+        super().__init__(base, validation=validation, selector=selector, score=score, averaging=averaging, **options)
 
 
 class FedCM(CombinatorialBandit, SelectionStrategy):

@@ -26,27 +26,9 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping import legacy_transport as legacy
 from fedsel_flwr.strategies.wrapping.adapter import Adapter, Evaluation
-from fedsel_flwr.strategies.wrapping.client_manager import (
-    BoundedManager,
-    ChosenCohort,
-    TimedProxy,
-    grid_of,
-    wait_for_clients,
-)
-from fedsel_flwr.strategies.wrapping.legacy_transport import (
-    Arrived,
-    EvaluateResult,
-    FitResult,
-    LegacyTransport,
-    cleaned,
-    decode,
-    from_checkpoint,
-    named_arrays,
-    reply_of,
-    to_checkpoint,
-    unwrapped,
-)
+from fedsel_flwr.strategies.wrapping.client_manager import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")
@@ -91,7 +73,7 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: No client returned a model. Or there are checkpoints, but none can be used.
         """
-        checkpoint = self._begin_run(named_arrays(bases.outermost(self.base, "initial_parameters")))
+        checkpoint = self._begin_run(legacy.named_arrays(bases.outermost(self.base, "initial_parameters")))
         logger.info("strategy: %s", self.core.summary(self.base))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
@@ -99,7 +81,7 @@ class SelectionStrategy(Adapter, Strategy):
                     "the server adds its rounds to the %d rounds that are already done. To end the run at a fixed "
                     "round, set total_rounds in the strategy", checkpoint.round,
                 )  # fmt: skip
-            return from_checkpoint(checkpoint)
+            return legacy.from_checkpoint(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded_manager(client_manager))
         if parameters is not None:
             return parameters
@@ -127,10 +109,10 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._begin_round(parameters):
             return []
         clients = self._wait_for_free(wait_for_clients, client_manager)
-        transport = LegacyTransport(clients, parameters, **self._asking)
+        transport = legacy.LegacyTransport(clients, parameters, **self._asking)
         # An empty model, as that of trees before round 1, cannot be decoded, but is known to have no numbers.
         empty = isinstance(parameters, Parameters) and not any(parameters.tensors)
-        model = [] if empty else decode(parameters)
+        model = [] if empty else legacy.decode(parameters)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, model, transport, server_round)}
         if not chosen:
             return []
@@ -163,7 +145,7 @@ class SelectionStrategy(Adapter, Strategy):
 
     @saves_on_error
     def aggregate_fit(
-        self, server_round: int, results: list[FitResult], failures: list[FitResult | BaseException]
+        self, server_round: int, results: list[legacy.FitResult], failures: list[legacy.FitResult | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Read the results, let the base aggregate the usable ones, and report the round to the selector.
 
@@ -174,7 +156,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             # No client was chosen, and ``choose`` already wrote the round to the history.
             return None, {}
-        parameters, metrics = self._aggregate(Arrived.of(results, failures))
+        parameters, metrics = self._aggregate(legacy.Arrived.of(results, failures))
         return parameters, metrics or {}
 
     @saves_on_error
@@ -194,11 +176,14 @@ class SelectionStrategy(Adapter, Strategy):
 
     @saves_on_error
     def aggregate_evaluate(
-        self, server_round: int, results: list[EvaluateResult], failures: list[EvaluateResult | BaseException]
+        self,
+        server_round: int,
+        results: list[legacy.EvaluateResult],
+        failures: list[legacy.EvaluateResult | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate the results that can be averaged, in id order."""
         aggregated: tuple[float | None, dict[str, Scalar]]
-        aggregated = self._aggregate_evaluation(server_round, Arrived.of(results, failures))
+        aggregated = self._aggregate_evaluation(server_round, legacy.Arrived.of(results, failures))
         return aggregated
 
     @saves_on_error
@@ -213,10 +198,7 @@ class SelectionStrategy(Adapter, Strategy):
         if self.core.numbering.absolute(server_round) == self.core.round:
             self._keep(self.core.round, parameters)
         result: tuple[float, dict[str, Scalar]] | None = self._evaluate_and_finish(
-            server_round,
-            parameters,
-            lambda number: self.base.evaluate(number, parameters),
-            lambda found: (found[0], found[1].get("accuracy")),
+            server_round, parameters, lambda number: self.base.evaluate(number, parameters), _loss_and_accuracy
         )
         return result
 
@@ -231,30 +213,32 @@ class SelectionStrategy(Adapter, Strategy):
         generator = np.random.default_rng(self.core.round)
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)
 
-    def _errors(self, arrived: Arrived) -> list[str]:
+    def _errors(self, arrived: legacy.Arrived) -> list[str]:
         return [str(failure) for failure in arrived.failures if isinstance(failure, BaseException)]
 
-    def _models(self, arrived: Arrived) -> list[object]:
+    def _models(self, arrived: legacy.Arrived) -> list[object]:
         return [res.parameters for _, res in arrived.results.values()]
 
-    def _read(self, arrived: Arrived) -> dict[str, Reply]:
+    def _read(self, arrived: legacy.Arrived) -> dict[str, Reply]:
         refused = {failure[0].cid: failure[1] for failure in arrived.failures if isinstance(failure, tuple)}
         replies = {
-            cid: reply_of(self.base, proxy, arrived.results.get(cid), refused.get(cid), self._model)
+            cid: legacy.reply_of(self.base, proxy, arrived.results.get(cid), refused.get(cid), self._model)
             for cid, proxy in self._dispatched.items()
         }
         self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
         # If a client has a grid, the grid's own wait has marked it as busy. The other clients are marked here.
-        without_grid = [cid for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None]
+        without_grid = [cid for cid, proxy in self._dispatched.items() if getattr(proxy.proxy, "grid", None) is None]
         self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
         return replies
 
     def _base_result(
-        self, arrived: Arrived, outcome: Outcome, faults: Mapping[str, str]
+        self, arrived: legacy.Arrived, outcome: Outcome, faults: Mapping[str, str]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         keys = self.core.settings.keys
         dropped = outcome.left_out | {keys.of(name) for name in VECTORS.intersection(self.core.asks.split(","))}
-        kept = [cleaned(arrived.results[cid], outcome.results[cid], keys.own_keys(), dropped) for cid in outcome.kept]
+        kept = [
+            legacy.cleaned(arrived.results[cid], outcome.results[cid], keys.own_keys(), dropped) for cid in outcome.kept
+        ]
         if outcome.averaging is not None:
             kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]
         failures = arrived.failures_with(fault for cid, fault in faults.items() if cid in arrived.results)
@@ -262,7 +246,7 @@ class SelectionStrategy(Adapter, Strategy):
         result = self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
         return result
 
-    _decode, _named = staticmethod(decode), staticmethod(to_checkpoint)
+    _decode, _named = staticmethod(legacy.decode), staticmethod(legacy.to_checkpoint)
 
     def _encode(self, arrays: Arrays) -> Parameters:
         return ndarrays_to_parameters(list(arrays))
@@ -270,19 +254,23 @@ class SelectionStrategy(Adapter, Strategy):
     def _weight_key(self) -> str:
         return "num_examples"
 
-    def _read_evaluations(self, arrived: Arrived) -> dict[str, Evaluation]:
+    def _read_evaluations(self, arrived: legacy.Arrived) -> dict[str, Evaluation]:
         return {
             cid: Evaluation(res.num_examples, [("loss", res.loss), *(res.metrics or {}).items()])
             for cid, (_, res) in arrived.results.items()
         }
 
     def _base_evaluation(
-        self, arrived: Arrived, number: int, usable: list[str], faults: Mapping[str, str]
+        self, arrived: legacy.Arrived, number: int, usable: list[str], faults: Mapping[str, str]
     ) -> tuple[float | None, dict[str, Scalar]]:
         most, limited = self.core.max_examples, []
         for client, res in map(arrived.results.__getitem__, usable):
             too_many = most and usable_count(res.num_examples) > most
-            limited.append((unwrapped(client), replace(res, num_examples=most) if too_many else res))
+            limited.append((legacy.unwrapped(client), replace(res, num_examples=most) if too_many else res))
         result: tuple[float | None, dict[str, Scalar]]
         result = self.base.aggregate_evaluate(number, limited, arrived.failures_with(faults.values()))
         return result
+
+
+def _loss_and_accuracy(result: tuple[float, dict[str, Scalar]]) -> tuple[object, ...]:
+    return result[0], result[1].get("accuracy")

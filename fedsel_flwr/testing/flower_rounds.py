@@ -105,14 +105,15 @@ class MessageRounds:
         watch(run.strategy, self.configure, before=lambda *_: run.begin_round())
         # Flower refuses to construct messages outside of a run.
         with task_identity(RUN, TASK, SERVER):
+            # By name, because a base's own ``start`` may take some of these as further keywords only.
             run.strategy.start(
-                InProcessGrid(run.fleet),
-                record_of(run.model),
-                rounds,
-                TIMEOUT_S,
-                ConfigRecord({"fleet-train": 1}),
-                ConfigRecord({"fleet-evaluate": 2}),
-                lambda number, arrays: MetricRecord({"loss": 1.0 / (number + 1), "accuracy": 0.5}),
+                grid=InProcessGrid(run.fleet),
+                initial_arrays=record_of(run.model),
+                num_rounds=rounds,
+                timeout=TIMEOUT_S,
+                train_config=ConfigRecord({"fleet-train": 1}),
+                evaluate_config=ConfigRecord({"fleet-evaluate": 2}),
+                evaluate_fn=lambda number, arrays: MetricRecord({"loss": 1.0 / (number + 1), "accuracy": 0.5}),
             )
 
     def _update(self, message: Message) -> ReceivedUpdate:

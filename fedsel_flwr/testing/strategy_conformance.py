@@ -86,10 +86,14 @@ def check_impostor(harness: StrategyHarness) -> None:
 
 
 def check_cohort_size(harness: StrategyHarness) -> None:
-    """Check that the cohort size is the selector's ``expected_count`` for the available clients."""
+    """Check that the cohort size is the selector's ``expected_count`` for the available clients.
+
+    A round in which the base configures nobody has none.
+    """
     run = harness.full_run
     for seen in run.rounds:
-        for record in [one for one in run.strategy.history.rounds if one.round == seen.number]:
+        played = [one for one in run.strategy.history.rounds if one.round == seen.number]
+        for record in played if seen.base_configs != {} else []:
             available, here = record.num_available, len(set(seen.connected.values()) - {IMPOSTOR})
             promise(available <= here, f"no more clients are available than are connected, {here}, not {available}")
             warmup = seen.number <= run.strategy.core.settings.warmup_rounds

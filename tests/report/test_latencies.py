@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.latencies import read_latencies
+from fedsel_flwr.report.advice import advise
+from fedsel_flwr.report.latencies import LONGEST_S, SHORTEST_S, read_latencies
 from fedsel_flwr.report.run_folder import JOURNAL, write_history
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
@@ -208,3 +210,50 @@ def test_no_history(tmp_path: Path) -> None:
     (tmp_path / "runs" / "scenario.toml").write_text("rounds = [")
     with pytest.raises(ParameterError, match=r"scenario.toml is not a readable scenario|holds no finished round"):
         read_latencies(tmp_path / "runs")
+
+
+SCENARIOS = [
+    "seed = []", "rounds = nan", "num_clients = -1", 'clients_per_round = "x"', "wireless = 5", "selectors = [1]",
+    "[selectors]\nbsfl = 5", "[wireless]\nmax_latency_s = -5", "x = " + "[" * 5000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_scenario_of_another_form_is_refused(scenario: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"scenario\.toml is not a readable scenario"):
+        read_latencies(write(tmp_path, [row("a", 3.0)], scenario))
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "scenario.toml", "clients.parquet", "notes"])
+@pytest.mark.timeout(30)
+def test_a_pipe_or_a_link_in_a_folder_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "run", [row("a", 3.0)])
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+        make(tmp_path / "run" / name)
+        with pytest.raises(ParameterError, match=f"{name}' is (a link|neither a file nor)"):
+            read_latencies(tmp_path / "run")
+
+
+def test_a_prediction_has_a_bounded_length(tmp_path: Path) -> None:
+    """A scenario of two rounds may say that it has ten million."""
+    found = read_latencies(write(tmp_path / "run", [row("a", 3.0)], "rounds = 10000000\nnum_clients = 10000000\n"))
+    assert found.rounds == 1000
+    with pytest.raises(ParameterError, match="a prediction of 1,000 rounds with 10,000,000 clients has more than"):
+        advise(found)
+
+
+@pytest.mark.parametrize("value", ["1e308", "1e-320", "9" * 5000, "z" * 140_000])
+def test_values_that_cannot_be_fitted_are_refused_in_a_short_message(value: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(f"client,seconds\na,1\nb,{value}\n")
+    with pytest.raises(ParameterError, match=r"rows\.csv, line") as refusal:
+        read_latencies(tmp_path / "rows.csv")
+    assert len(str(refusal.value)) < 500
+    assert 1e-320 < SHORTEST_S < LONGEST_S < 1e308
+
+
+def test_a_csv_file_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").touch()
+    os.truncate(tmp_path / "rows.csv", 40 * 10**9)
+    with pytest.raises(ParameterError, match="it has 40,000,000,000 bytes"):
+        read_latencies(tmp_path / "rows.csv")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -93,6 +96,67 @@ def test_histories_that_cannot_be_read(tmp_path: Path) -> None:
     clients.write_bytes(rounds.read_bytes())
     with pytest.raises(ParameterError, match="ClientRecord"):
         read_history(tmp_path)
+
+
+def rewritten(path: Path, change: Callable[[pyarrow.Table], pyarrow.Table]) -> None:
+    pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(path)), path, compression="zstd")
+
+
+BOMBS: dict[str, tuple[str, Callable[[pyarrow.Table], pyarrow.Table], str]] = {
+    "many rows": ("clients", lambda own: own.take(pyarrow.array([0] * 2_000_000)), r"it has 2,000,000 rows, more than"),
+    "many rounds": ("rounds", lambda own: own.take(pyarrow.array([0] * 1_500_000)), r"it has 1,500,000 rows"),
+    "a long text": (
+        "clients",
+        lambda own: own.set_column(4, own.schema.field(4), pyarrow.array(["x" * 10**6] * own.num_rows)),
+        r"a text has more than 16,384 characters",
+    ),
+    "reversed": ("rounds", lambda own: own.take(pyarrow.array([2, 1, 0])), "round 2 is not expected after round 3"),
+    "huge": (
+        "clients",
+        lambda own: own.set_column(
+            own.schema.names.index("latency_s"), own.schema.field("latency_s"), pyarrow.array([1e308] * own.num_rows)
+        ),
+        r"latency_s = 1e\+308, expected a number from 0 to 1e\+100",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "words"), BOMBS.values(), ids=BOMBS)
+def test_histories_of_strangers_are_bounded(
+    name: str, change: Callable[[pyarrow.Table], pyarrow.Table], words: str, tmp_path: Path
+) -> None:
+    write_history(tmp_path, make_history([[1], [2], [1, 2]], accuracy=[0.5] * 3))
+    rewritten(tmp_path / f"{name}.parquet", change)
+    with pytest.raises(ParameterError, match=words) as refusal:
+        read_history(tmp_path)
+    assert len(str(refusal.value)) < 600
+
+
+LINES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "an object": (lambda line: line["round"].update(round={}), "round = a dict of 0, expected int"),
+    "a text": (lambda line: line["clients"][0].update(latency_s="x" * 9999), "latency_s = 'xxx"),
+    "an infinite number": (lambda line: line["round"].update(num_available=math.inf), "num_available = inf, expected"),
+    "below 0": (lambda line: line["clients"][0].update(client=-1), "client = -1, expected int"),
+    "no clients": (lambda line: line.update(clients=None), "NoneType"),
+    "an unknown key": (lambda line: line["round"].update({"k" * 9999: 1}), "unexpected keyword"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), LINES.values(), ids=LINES)
+def test_a_line_of_another_form_is_refused(
+    change: Callable[[dict[str, Any]], object], words: str, tmp_path: Path
+) -> None:
+    made = make_history([[1], [2]], accuracy=[0.5] * 2)
+    journal = Journal(tmp_path / JOURNAL)
+    for record in made.rounds:
+        journal.add(record, [row for row in made.clients if row.round == record.round])
+    journal.close_round()
+    lines = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
+    change(lines[0])
+    (tmp_path / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ParameterError, match=words) as refusal:
+        read_journal(tmp_path)
+    assert len(str(refusal.value)) < 600
 
 
 def test_a_model_comes_back_in_order_with_shapes_and_types(tmp_path: Path) -> None:

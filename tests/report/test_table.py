@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import SelectorRow, aggregate
-from fedsel_flwr.report.tables import render_table, summary_frame
+from fedsel_flwr.report.tables import latex_table, render_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import verdict
 from tests.report.made import make_run
 
@@ -128,3 +128,22 @@ def test_in_a_pipe_the_text_is_plain_and_nothing_is_folded(encoding: str) -> Non
 def test_a_target_in_percent_is_refused() -> None:
     with pytest.raises(ParameterError, match="target_accuracy"):
         render_table([], 80)
+
+
+def test_latex_commands_in_labels_are_text() -> None:
+    """TeX reads ^^5c as a backslash, and a bracket after the end of a row as its option."""
+    runs = [make_run(label, 1) for label in ("random", r"^^5cinput", "a~b_", "[1cm]", "*")]
+    lines = latex_table(runs, None, 0.8).splitlines()
+    assert [line.split(" & ")[0] for line in lines[4:9]] == [
+        "random", r"\textasciicircum{}\textasciicircum{}5cinput", r"a\textasciitilde{}b\_", "{[}1cm]", "{*}",
+    ]  # fmt: skip
+
+
+def test_texts_that_a_spreadsheet_would_compute() -> None:
+    """Only texts get an apostrophe, and only in a file for a spreadsheet."""
+    labels = ["=1+1", "+1", "-2", "@SUM(1)", "a=1"]
+    table = runs_frame([make_run(label, 1, time=-5.0) for label in labels])
+    safe = safe_texts(table)
+    assert safe["selector"].tolist() == ["'=1+1", "'+1", "'-2", "'@SUM(1)", "a=1"]
+    assert (safe.drop(columns="selector").dtypes == table.drop(columns="selector").dtypes).all()
+    assert table["selector"].tolist() == labels

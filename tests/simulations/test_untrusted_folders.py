@@ -160,6 +160,58 @@ def test_code_that_a_single_run_names_is_not_run(here: Path, capsys: pytest.Capt
     assert not (here / "was_run").exists()
 
 
+FILES = [
+    ("availability.trace", "/dev/zero"),
+    ("availability.trace", "/proc/kmsg"),
+    ("availability.trace", "/etc/passwd"),
+    ("availability.trace", "theirs/../secret.csv"),
+    ("availability.trace", "pipe"),
+    ("system.devices", "/etc/passwd"),
+    ("data.data_dir", "/etc"),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("key", "value"), FILES)
+def test_files_elsewhere_that_a_plan_names_are_not_read(
+    key: str, value: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(here / "pipe")
+    (here / "secret.csv").write_text("secret\n")
+    plan = good()
+    table, name = key.split(".")
+    plan["scenario"][table] |= {name: value} | ({"kind": "trace"} if table == "availability" else {})
+    written(here / "theirs", json.dumps(plan))
+    said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
+    assert f"scenario.{key} = {value!r}" in said
+    assert said.endswith("enter: fedsel compare --resume theirs --quiet --trust")
+    assert "root:" not in said
+
+
+def test_files_of_the_plans_folder_and_shipped_ones_need_no_trust(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = good()
+    plan["scenario"]["availability"] |= {"kind": "trace", "trace": "theirs/trace.csv"}
+    (written(here / "theirs", json.dumps(plan)) / "trace.csv").write_text("round,client,state\n1,0,down\n")
+    assert main(["compare", "--resume", "theirs", "--quiet"]) == 0
+    plan["scenario"]["name"] = "phones-704"
+    plan["scenario"]["availability"]["trace"] = "phones/availability.csv"
+    shutil.rmtree(here / "theirs")
+    written(here / "theirs", json.dumps(plan))
+    (here / "data").mkdir()
+    said = refused(["compare", "--resume", "theirs", "--quiet", "--data-dir", "data"], capsys)
+    assert "neither in the working directory nor in the data folder" in said
+
+
+def test_what_a_killed_process_has_left_is_removed(theirs: Path) -> None:
+    for command in (["report"], ["compare", "--quiet", "--resume"]):
+        for name in (".comparison.png-abcdefgh", "random-seed1/.run.json-abcdefgh"):
+            (theirs / name).mkdir(exist_ok=True)
+        assert main([*command, "theirs"]) == 0
+        assert not (theirs / ".comparison.png-abcdefgh").exists()
+
+
 def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(here / "theirs", with_value("marking:X", "selectors", 0, "name"))
     assert "marking has no 'X'" in refused(["compare", "--resume", "theirs", "--trust"], capsys)

@@ -52,7 +52,7 @@ def private(api: str, base: Any, kind: str = "ServerSideFixed", clients: int = 3
     own: dict[str, Any] = {} if "Adaptive" in kind else {"clipping_norm": 1.0}
     own |= {"clipped_count_stddev": 0.0} if "Adaptive" in kind else {}
     wrapper = getattr(BASES[api], f"DifferentialPrivacy{kind}Clipping")
-    return wrapper(base, noise_multiplier=0.0, num_sampled_clients=clients, **own, **options)
+    return wrapper(base, noise_multiplier=0.0, num_sampled_clients=clients, **{**own, **options})
 
 
 def selection(api: str, selector: Any = 3, base: Any = None, **options: Any) -> Any:

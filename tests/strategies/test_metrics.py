@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from fedsel_flwr.callbacks.prometheus import reason_label
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.exporter import reason_label
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
-from tests.rounds.test_exporter import Figures, is_open, scrape
+from tests.callbacks.test_prometheus import Figures, is_open, scrape
 from tests.strategies.apis import BOTH
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet, run_rounds
@@ -173,7 +173,7 @@ def test_an_error_in_the_metrics_does_not_end_the_run(
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr("fedsel_flwr.rounds.exporter.Exporter._update", broken)
+    monkeypatch.setattr("fedsel_flwr.callbacks.prometheus.Exporter._update", broken)
     strategy = selection(api, 1, metrics_address=0)
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
         Server(api, strategy, fleet(2)).play(2)

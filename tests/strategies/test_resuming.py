@@ -24,8 +24,8 @@ from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import CSUCB, GPFL, SelectionStrategy
-from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
 from fedsel_flwr.strategies.wrapping.legacy_transport import from_checkpoint, to_checkpoint
+from fedsel_flwr.strategies.wrapping.resuming import load_base, save_base
 from tests.strategies import numpy_world as world
 from tests.strategies.apis import BOTH
 from tests.strategies.flower_world import legacy_base

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common import FitIns, FitRes
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common import FitIns, FitRes, Parameters
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.superlink.linkstate.utils import (
@@ -23,8 +23,8 @@ from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
-from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
-from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
+from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
+from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial
@@ -223,7 +223,7 @@ def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
     grid, record = Refusing(crowd(3), "query"), RecordDict({"config": ConfigRecord()})
     questions = [Message(record, dst_node_id=node, message_type="query") for node in grid.nodes]
     with _soon(1.0):
-        replies, sent = send_windowed(grid, questions, timeout=6.0)
+        replies, sent = MessageTransport(grid, ArrayRecord([]), timeout=6.0)._send_windowed(questions)
     assert (len(replies), len(sent)) == (2, 3)
 
 
@@ -248,12 +248,9 @@ class Late(Behind):
 
 def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_not_busy() -> None:
     client, strategy, busy = Late("a", Rejecting()), selection("legacy", 2), Busy()
-
-    def question(one: Any) -> Any:
-        return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
-
+    transport = LegacyTransport({"a": client.own}, Parameters([], ""), timeout=6.0, late=LateReplies(busy))
     with _soon(3.0):
-        answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
+        answers, missed = transport.introduce(["a"])
         Server("legacy", strategy, [client, FakeProxy("b", "b")], timeout=6.0).play(1)
     assert (answers, missed, "a" in busy) == ({}, [], False)
     rows = {row.client_id: row for row in strategy.history.clients}

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import MetricKeys
+from fedsel_flwr.strategies import MetricKeys, message
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.harness import StrategyHarness
 from tests.testing.broken_strategies import BROKEN, Break
@@ -242,3 +243,25 @@ check_stateful(partial(Random, clients_per_round=3))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert not {"ray", "torch", "hypothesis"} & {*json.loads(done.stdout.splitlines()[-1])}
     assert "RunError: check_stateful needs Hypothesis" in done.stderr
+
+
+class NamedStart(FedAvg):
+    """Takes some arguments by their places, and the others by name."""
+
+    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, timeout: float = 3600, **kwargs: Any) -> Any:
+        return super().start(grid, initial_arrays, num_rounds, timeout, **kwargs)
+
+
+class EveryOtherRound(FedAvg):
+    """Configures nobody in the rounds with even numbers."""
+
+    def configure_train(self, server_round: int, *args: Any) -> Any:
+        return super().configure_train(server_round, *args) if server_round % 2 else []
+
+
+@pytest.mark.parametrize("base", [NamedStart, EveryOtherRound])
+def test_a_base_with_a_start_of_its_own_and_one_that_skips_rounds_keep_every_promise(base: Any) -> None:
+    def build() -> Any:
+        return message.SelectionStrategy(Random(clients_per_round=COHORT, seed=1), base(), max_latency=MAX_LATENCY)
+
+    check_strategy(build, ARRAYS)

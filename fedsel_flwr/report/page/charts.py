@@ -1,7 +1,9 @@
 """Charts of a page, as Vega-Lite specifications that Altair builds and checks.
 
-The rows come later under the name ``rows`` (:mod:`fedsel_flwr.report.page.document`). Axes and texts have the colour of
-the page's text (``currentColor``), so that a chart is readable on a light and on a dark page.
+The rows come later under the name ``rows`` (:mod:`fedsel_flwr.report.page.document`). Their column ``series`` is the
+number of their selector, client or reason. ``page.js`` adds the names as ``labels``, which are data and no properties.
+Axes and texts have the colour of the page's text (``currentColor``), so that a chart is readable on a light and on a
+dark page.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ CHOSEN = "chosen seed"
 """Value in a specification that the menu of seeds replaces."""
 X_TITLE = "x title"
 """Text in a specification that the axis menu replaces."""
-Selectors = Mapping[str, tuple[str, Sequence[int]]]
-"""Selector -> colour and dashes."""
+LABEL = "labels[datum.value]"
+"""Label of a series on an axis or in a legend."""
+Styles = Mapping[int, tuple[str, Sequence[int]]]
+"""Number of a selector -> colour and dashes."""
 
 
 def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
@@ -44,7 +48,7 @@ def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]
     }
 
 
-def accuracy_chart(selectors: Selectors, target: float, *, is_fraction: bool) -> dict[str, Any]:
+def accuracy_chart(selectors: Styles, target: float, *, is_fraction: bool) -> dict[str, Any]:
     """Lines of accuracy with a band of one deviation, and the target as a dashed line."""
     alt = _altair()
     form = alt.Axis(format=".0%") if is_fraction else alt.Axis()
@@ -54,17 +58,17 @@ def accuracy_chart(selectors: Selectors, target: float, *, is_fraction: bool) ->
         y=alt.Y("low:Q", title="test accuracy", axis=form), y2="high:Q"
     )
     line = base.mark_line(interpolate="step-after", strokeWidth=1.8).encode(
-        y=y, strokeDash=_dash(selectors), detail="selector:N", tooltip=["selector:N", "x:Q", "accuracy:Q"]
+        y=y, strokeDash=_dash(selectors), detail="series:N", tooltip=["selector:N", "x:Q", "accuracy:Q"]
     )
     goal = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(target))
     return _specification(alt.layer(band, line, goal), HEIGHT)
 
 
-def ratio_chart(selectors: Selectors, reference: str) -> dict[str, Any]:
+def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     """Forest plot: ratios with intervals, a point per seed, the margin, and the band of the reference itself."""
     alt = _altair()
     x = alt.X("ratio:Q", title=f"{X_TITLE}, ratio to {reference}", scale=alt.Scale(type="log", nice=False, padding=12))
-    y = alt.Y("selector:N", title=None, sort=list(selectors))
+    y = _series_axis()
     colour = _colour(selectors)
     rows = alt.Chart()
     band = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_rect(color=TEXT, opacity=0.07)
@@ -96,7 +100,7 @@ def ratio_chart(selectors: Selectors, reference: str) -> dict[str, Any]:
     return found | {"params": [{"name": "chosen", "value": CHOSEN}]}
 
 
-def profile_chart(selectors: Selectors, reference: str, targets: Sequence[float]) -> dict[str, Any]:
+def profile_chart(selectors: Styles, reference: str, targets: Sequence[float]) -> dict[str, Any]:
     """Lines of the time ratio over the target accuracy, with the interval as a band."""
     alt = _altair()
     scale = alt.Scale(type="log", nice=False, padding=8)
@@ -144,7 +148,7 @@ def map_chart() -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def selection_chart(selectors: Selectors) -> dict[str, Any]:
+def selection_chart(selectors: Styles) -> dict[str, Any]:
     """Points: how often a client was selected against its mean latency."""
     alt = _altair()
     chart = alt.Chart().mark_circle(opacity=0.6, size=40).encode(
@@ -156,7 +160,7 @@ def selection_chart(selectors: Selectors) -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def tenth_chart(selectors: Selectors) -> dict[str, Any]:
+def tenth_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often a client of each tenth was selected against the tenth's mean latency."""
     alt = _altair()
     chart = alt.Chart().mark_line(point=True).encode(
@@ -169,10 +173,10 @@ def tenth_chart(selectors: Selectors) -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def fairness_chart(selectors: Selectors, title: str, form: str) -> dict[str, Any]:
+def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
     """Points: one figure of each selector, with one deviation; ``form`` is the format of the axis."""
     alt = _altair()
-    y = alt.Y("selector:N", title=None, sort=list(selectors))
+    y = _series_axis()
     scale, axis = alt.Scale(zero=False), alt.Axis(format=form)
     base = alt.Chart().encode(y=y, color=_colour(selectors))
     spread = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5).encode(
@@ -191,7 +195,7 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
     """
     alt = _altair()
     rows = _centred(alt.Chart()).transform_stack(
-        stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("reason")]
+        stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("series")]
     )
     y = alt.Y("low:Q", title="failed clients per round")
     if most is not None:
@@ -203,7 +207,7 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
         x2="right:Q",
         y=y,
         y2="high:Q",
-        color=alt.Color("reason:N", legend=_legend(None)),
+        color=alt.Color("series:N", legend=_legend(None, LABEL)),
         tooltip=["reason:N", *_ends(), alt.Tooltip("clients_per_round:Q", title="clients per round", format=".3~g")],
     )
     return _specification(chart, HEIGHT)
@@ -234,7 +238,7 @@ def cost_chart(most: int) -> dict[str, Any]:
     alt = _altair()
     chart = alt.Chart().transform_filter(f"datum.place <= {most}").mark_bar().encode(
         x=alt.X("beyond_median_s:Q", title="seconds beyond the median client"),
-        y=alt.Y("client:N", title=None, sort=alt.SortField("place")),
+        y=_series_axis(),
         tooltip=["client:N", "beyond_median_s:Q", "beyond_second_s:Q", "slowest:Q", "failures:Q", "problem:N"],
     )  # fmt: skip
     return _specification(chart, 20 * most)
@@ -278,21 +282,21 @@ def evaluation_chart() -> dict[str, Any]:
     return _specification(chart, HEIGHT)
 
 
-def part_chart(selectors: Sequence[str], parts: Sequence[str]) -> dict[str, Any]:
-    """Stacked bars: the parts of a mean round of each selector, in seconds."""
+def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
+    """Stacked bars: the parts of a mean round of each of this number of selectors, in seconds."""
     alt = _altair()
     rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
     chart = rows.transform_filter("datum.seconds > 0").mark_bar().encode(
         x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
-        y=alt.Y("selector:N", title=None, sort=list(selectors)),
+        y=_series_axis(),
         color=_part_colour(parts),
         order=alt.Order("order:Q"),
         tooltip=["selector:N", "part:N", "seconds:Q"],
     )  # fmt: skip
-    return _specification(chart, 24 * len(selectors))
+    return _specification(chart, 24 * number)
 
 
-def regret_chart(selectors: Selectors) -> dict[str, Any]:
+def regret_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: seconds lost per round so far."""
     alt = _altair()
     line = alt.Chart().mark_line().encode(
@@ -316,19 +320,19 @@ def _once() -> Any:
     return alt.Chart(alt.InlineData(values=[{}]))
 
 
-def _colour(selectors: Selectors) -> Any:
+def _colour(selectors: Styles) -> Any:
     names = list(selectors)
     alt = _altair()
     scale = alt.Scale(domain=names, range=[selectors[name][0] for name in names])
     # The menu of selectors is the legend.
-    return alt.Color("selector:N", scale=scale, legend=None)
+    return alt.Color("series:N", scale=scale, legend=None)
 
 
-def _dash(selectors: Selectors) -> Any:
+def _dash(selectors: Styles) -> Any:
     names = list(selectors)
     alt = _altair()
     scale = alt.Scale(domain=names, range=[list(selectors[name][1]) for name in names])
-    return alt.StrokeDash("selector:N", scale=scale, legend=None)
+    return alt.StrokeDash("series:N", scale=scale, legend=None)
 
 
 def _centred(rows: Any) -> Any:
@@ -362,11 +366,16 @@ def _whole() -> Any:
 def _part_colour(parts: Sequence[str], labels: str = "datum.label") -> Any:
     alt = _altair()
     scale = alt.Scale(domain=list(parts), range=[PART_COLOURS[part] for part in parts])
-    return alt.Color("part:N", scale=scale, legend=alt.Legend(title=None, orient="bottom", labelExpr=labels))
+    return alt.Color("part:N", scale=scale, legend=_legend(None, labels))
 
 
-def _legend(title: str | None) -> Any:
-    return _altair().Legend(title=title, orient="bottom")
+def _legend(title: str | None, labels: str = "datum.label") -> Any:
+    return _altair().Legend(title=title, orient="bottom", labelExpr=labels)
+
+
+def _series_axis() -> Any:
+    alt = _altair()
+    return alt.Y("series:N", title=None, axis=alt.Axis(labelExpr=LABEL))
 
 
 def _specification(chart: Any, height: Any) -> dict[str, Any]:

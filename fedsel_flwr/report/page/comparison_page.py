@@ -81,6 +81,7 @@ class _Builder:
         self.facts = facts
         self.selectors = list(tables.by_selector(facts.runs))
         self.styles = charts.selector_styles(self.selectors)
+        self.series = dict(enumerate(self.styles.values()))
         self.seeds = list(dict.fromkeys(run.seed for run in facts.runs))
         self.axes = [axis for axis in tables.AXES if any(np.isfinite(run.axis(axis)).any() for run in facts.runs)]
         self.tables: dict[str, Columns] = {}
@@ -134,7 +135,7 @@ class _Builder:
                     "interval may lie in the faint band and still differ from 1.",
                     table="ratios",
                     spec=charts.ratio_chart(
-                        {n: s for n, s in self.styles.items() if n != found.reference}, found.reference
+                        {i: s for i, s in self.series.items() if self.selectors[i] != found.reference}, found.reference
                     ),
                     menus={"measure": "measure"},
                     words={
@@ -183,7 +184,7 @@ class _Builder:
                 text=f"Mean of {facts.target_rounds} measured rounds. With all seeds: mean and one standard deviation. "
                 "Dashed: the target. Long curves are drawn with a part of their points; all figures use every round.",
                 table="accuracy",
-                spec=charts.accuracy_chart(self.styles, facts.target_accuracy, is_fraction=is_fraction),
+                spec=charts.accuracy_chart(self.series, facts.target_accuracy, is_fraction=is_fraction),
                 menus={"axis": "axis", "seed": "seed"},
                 shown="selector",
                 words={"axis": {axis: {charts.X_TITLE: tables.AXES[axis]} for axis in self.axes}},
@@ -198,7 +199,7 @@ class _Builder:
                     text="How the ratio of the times depends on the target accuracy, with 95 % intervals, not "
                     "corrected. A target that a run never reached has no ratio.",
                     table="targets",
-                    spec=charts.profile_chart(self.styles, found.reference, list(found.profile)),
+                    spec=charts.profile_chart(self.series, found.reference, list(found.profile)),
                     shown="selector",
                 )
             )
@@ -244,7 +245,7 @@ class _Builder:
                 text="A point per tenth of the clients, in the order of their mean latency: how often one client was "
                 "selected in a run.",
                 table="tenths",
-                spec=charts.tenth_chart(self.styles),
+                spec=charts.tenth_chart(self.series),
                 menus={"seed": "seed"},
                 shown="selector",
             ),
@@ -254,7 +255,7 @@ class _Builder:
                 text="A point per client. With all seeds: the clients of all seeds. If there are very many clients, a "
                 "part of them.",
                 table="selections",
-                spec=charts.selection_chart(self.styles),
+                spec=charts.selection_chart(self.series),
                 menus=own,
             ),
         ]
@@ -273,7 +274,7 @@ class _Builder:
                         title=title,
                         text=f"{text} With all seeds: mean and one standard deviation.",
                         table=name,
-                        spec=charts.fairness_chart(self.styles, axis, form),
+                        spec=charts.fairness_chart(self.series, axis, form),
                         menus={"seed": "seed"},
                         shown="selector",
                     )
@@ -302,7 +303,7 @@ class _Builder:
                     "usable update, which only failed clients take. Waiting: the rest of the round, for the slowest "
                     "usable update.",
                     table="parts",
-                    spec=charts.part_chart(self.selectors, shown),
+                    spec=charts.part_chart(len(self.selectors), shown),
                     menus={"seed": "seed"},
                     shown="selector",
                 )
@@ -319,6 +320,7 @@ class _Builder:
                     table="failures",
                     spec=charts.failure_chart(max(run.rounds[-1].round for run in facts.runs if run.rounds)),
                     menus={"seed": "seed", "selector": "selector"},
+                    series="reason",
                 )
             )
         else:
@@ -333,7 +335,7 @@ class _Builder:
                     "(theta in the paper of Xia et al.). Selectors that select different numbers of clients cannot be "
                     "compared here.",
                     table="regret",
-                    spec=charts.regret_chart(self.styles),
+                    spec=charts.regret_chart(self.series),
                     menus={"seed": "seed"},
                     shown="selector",
                 )

@@ -51,6 +51,7 @@ from fedsel_flwr.report.page.document import (
 )
 from fedsel_flwr.report.page.glossary import CEILING, JAIN, WORDS_OF_FAILURES
 from fedsel_flwr.report.page.waiting_costs import ClientFigures
+from fedsel_flwr.rounds.storage import check_entries
 
 PAGE = "report.html"
 """Name of the page."""
@@ -74,9 +75,10 @@ def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path |
         Folder of the page; None if no page was asked for.
 
     Raises:
-        ParameterError: The journal cannot be read, or has no finished round.
+        ParameterError: The journal cannot be read, or has no finished round. Or the folder has a link or a pipe.
         RunError: The page cannot be written.
     """
+    check_entries(folder)
     found = read_deployment(folder)
     if as_json:
         print(json.dumps(found.facts(), indent=2, allow_nan=False))
@@ -114,6 +116,7 @@ def deployment_document(found: Deployment) -> Document:
             text=f"The {bars} costliest clients: the seconds beyond the median client, in all rounds in which the "
             "client was the slowest. Equally slow clients share the seconds. The CSV has all clients.",
             table="clients",
+            series="client",
             spec=charts.cost_chart(bars),
         ),
         Grid(
@@ -166,6 +169,7 @@ def deployment_document(found: Deployment) -> Document:
                 title="Failures",
                 text=text,
                 table="failures",
+                series="reason",
                 spec=charts.failure_chart(found.last_round, None if _grouped(found) else _most_failures(found)),
             )
         )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedsel_flwr.callbacks.prometheus import reason_label
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
@@ -40,9 +41,9 @@ from fedsel_flwr.report.page.waiting_costs import (
     slowest_table,
 )  # fmt: skip
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
-from fedsel_flwr.rounds.exporter import reason_label
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
+from fedsel_flwr.rounds.storage import check_plain
 
 PLAN = "plan.json"
 """Name of the file that only the folder of a comparison has."""
@@ -188,11 +189,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         ParameterError: The journal cannot be read, or has no finished round.
     """
     now = now or datetime.now(UTC)
-    if (folder / JOURNAL).is_symlink():
-        raise ParameterError(
-            f"{str(folder / JOURNAL)!r} is a link, and runs are never read through links. Replace it with what it "
-            "points to"
-        )
+    check_plain(folder / JOURNAL)
     try:
         # Before the lines are read, so that the page never claims a later time than that of its last line.
         as_of = _utc((folder / JOURNAL).stat().st_mtime)
@@ -286,7 +283,7 @@ _READERS = (
 def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]) -> Columns:
     """Return the failed clients per round, by reason, in groups of rounds.
 
-    The reasons are those of the metrics for Prometheus (:func:`~fedsel_flwr.rounds.exporter.reason_label`).
+    The reasons are those of the metrics for Prometheus (:func:`~fedsel_flwr.callbacks.prometheus.reason_label`).
     """
     columns: dict[str, list[Any]] = {"round": [], "round_end": [], "reason": [], "clients_per_round": []}
     for own in _groups(rounds):

@@ -81,6 +81,8 @@ class Chart:
         table: Name of the table.
         spec: Vega-Lite specification. Its data have the name ``rows``.
         menus: Column of the table -> name of the menu that selects the rows.
+        series: Column whose values are the names of the series; empty if there is none. The rows get their number, and
+            the specification gets the names as ``labels``.
         shown: Column with the labels of the selectors that the reader can hide; empty if there is none.
         words: Menu -> value -> text in the specification -> replacement, for titles of axes.
     """
@@ -91,6 +93,7 @@ class Chart:
     table: str
     spec: Mapping[str, Any]
     menus: Mapping[str, str] = field(default_factory=dict)
+    series: str = "selector"
     shown: str = ""
     words: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
 
@@ -262,8 +265,8 @@ def _number(value: float) -> float | int | None:
 def _data(document: Document) -> dict[str, Any]:
     """Return what ``page.js`` reads."""
     charts = [
-        {"name": one.name, "table": one.table, "spec": one.spec, "menus": one.menus, "shown": one.shown,
-         "words": one.words}
+        {"name": one.name, "table": one.table, "spec": one.spec, "menus": one.menus, "series": one.series,
+         "shown": one.shown, "words": one.words}
         for one in document.charts
     ]  # fmt: skip
     return {

@@ -39,14 +39,24 @@ function shownRows(chart) {
   );
 }
 
+// Names of the series of a chart. Vega gets their numbers, because a name such as "constructor" would confuse it.
+function seriesOf(chart) {
+  return chart.series === "selector" ? page.selectors : [...new Set(rowsOf(chart.table).map((row) => row[chart.series]))];
+}
+
 // ---- charts ----
 function specOf(chart, rows, legend = null) {
-  let text = JSON.stringify(chart.spec).replaceAll('"legend":null', `"legend":${JSON.stringify(legend)}`);
+  // A function, because "$&" in a replacement text would stand for what it replaces.
+  let text = JSON.stringify(chart.spec).replaceAll('"legend":null', () => `"legend":${JSON.stringify(legend)}`);
   for (const [menu, values] of Object.entries(chart.words))
     for (const [old, replacement] of Object.entries(values[state[menu]] ?? {}))
-      text = text.replaceAll(JSON.stringify(old), JSON.stringify(replacement));
+      text = text.replaceAll(JSON.stringify(old), () => JSON.stringify(replacement));
   const spec = JSON.parse(text);
-  return { ...spec, datasets: { ...spec.datasets, rows: rows.map((row) => ({ ...row })) } };
+  const labels = seriesOf(chart);
+  const numbers = new Map(labels.map((label, i) => [label, i]));
+  const own = rows.map((row) => ({ ...row, series: numbers.get(row[chart.series]) ?? null }));
+  const params = [...(spec.params ?? []), { name: "labels", value: labels }];
+  return { ...spec, params, datasets: { ...spec.datasets, rows: own } };
 }
 
 function embed(place, spec) {
@@ -198,8 +208,10 @@ function changed(event) {
 // ---- downloads ----
 function csvText(chart) {
   const columns = Object.keys(page.tables[chart.table]);
-  const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const lines = shownRows(chart).map((row) => columns.map((name) => cell(String(row[name] ?? ""))).join(","));
+  // A spreadsheet would compute a text that begins like a formula. Numbers stay as they are.
+  const plain = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? ""));
+  const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', () => '""')}"` : value);
+  const lines = shownRows(chart).map((row) => columns.map((name) => cell(plain(row[name]))).join(","));
   return [columns.map(cell).join(","), ...lines, ""].join("\n");
 }
 
@@ -219,7 +231,8 @@ async function saveChart(chart, kind) {
 // The menu of selectors is the page's legend, which a file does not have.
 async function svgText(chart) {
   if (!chart.shown) return views[chart.name].toSVG();
-  const legend = { title: null, orient: "bottom", columns: 6, values: page.selectors.filter((name) => state.show.has(name)) };
+  const values = [...page.selectors.keys()].filter((i) => state.show.has(page.selectors[i]));
+  const legend = { title: null, orient: "bottom", columns: 6, labelExpr: "labels[datum.value]", values };
   const width = document.getElementById(`chart-${chart.name}`).clientWidth;
   const result = await embed(document.createElement("div"), { ...specOf(chart, shownRows(chart), legend), width });
   const text = await result.view.toSVG();

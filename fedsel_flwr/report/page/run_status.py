@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsel_flwr.rounds.checkpoints import NAME
-from fedsel_flwr.rounds.records import DECODE_ERRORS
+from fedsel_flwr.rounds.records import DECODE_ERRORS, MOST_COUNT
+from fedsel_flwr.rounds.storage import open_file
+from fedsel_flwr.rounds.untrusted import one_line
 
 StatusWord = Literal["finished", "running", "no new round", "unknown"]
 STALLED = 3.0
@@ -109,14 +111,10 @@ def newest_checkpoint(folder: Path, now: datetime) -> NewestCheckpoint | None:
 def read_settings(path: Path) -> RunSettings:
     """Return the settings in the header of a checkpoint; without any if it cannot be read."""
     try:
-        if path.is_symlink():
-            return RunSettings()
-        with path.open("rb") as file:
+        with open_file(path) as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > LONGEST_HEADER:
-                return RunSettings()
-            said = json.loads(json.loads(file.read(length))["__metadata__"]["checkpoint"])
-        made_for = {str(key): str(value) for key, value in said["made_for"].items()}
+            said = json.loads(json.loads(file.read(min(length, LONGEST_HEADER)))["__metadata__"]["checkpoint"])
+        made_for = {key: one_line(str(value)) for key, value in said["made_for"].items()}
     except (OSError, AttributeError, *DECODE_ERRORS):
         return RunSettings()
     clients, total = (_number(value) for value in (made_for.get("selector.clients_per_round"), said.get(TOTAL)))
@@ -153,8 +151,8 @@ def run_status(since_s: float, last_round: int, median_s: float, checkpoint: New
 
 
 def _number(value: Any) -> float:
-    """Return a number from a text or a number; NaN if it is none."""
+    """Return a number from a text or a number; NaN if it is none, or out of range."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return float(value) if 0 <= float(value) <= MOST_COUNT else math.nan
+    except (TypeError, ValueError, OverflowError):
         return math.nan

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedsel_flwr.callbacks.prometheus import TIMEOUT, reason_label
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.report.page.comparison_tables import took_s
 from fedsel_flwr.report.page.document import Columns
-from fedsel_flwr.rounds.exporter import TIMEOUT, reason_label
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
 UNMEASURED = ("first", "max_latency")

@@ -10,16 +10,17 @@ import contextlib
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import FedSelError, RunError, described, write_cure
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.run_folder import run_name
+from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, run_name
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, write_atomically
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, read_file, write_atomically
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, Report, Watch
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.engine import simulate
@@ -206,8 +207,8 @@ def _receive(job: Job, outcome: Outcome, track: Tracking | None) -> RunResult:
 
 def pack_run(place: Path) -> dict[str, bytes]:
     """Return the files of a run's folder."""
-    found = {path for pattern in RUN_FILES for path in place.glob(pattern) if path.is_file()}
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in sorted(found)}
+    found = {path for pattern in RUN_FILES for path in place.glob(pattern) if not path.is_dir()}
+    return {path.relative_to(place).as_posix(): read_file(path, MOST_MODEL_BYTES) for path in sorted(found)}
 
 
 def unpack_run(place: Path, files: Files) -> None:
@@ -215,7 +216,14 @@ def unpack_run(place: Path, files: Files) -> None:
 
     Raises:
         OSError: A file cannot be written.
+        RunError: A name is not that of a file of a run; nothing is written.
     """
+    for name in files:
+        parts = PurePosixPath(name).parts
+        own = parts[0] == CHECKPOINTS if len(parts) > 1 else any(map(PurePosixPath(name).match, RUN_FILES))
+        # The names come from a task on another machine.
+        if not own or ".." in parts or not name.isprintable():
+            raise RunError(f"a task returned {shown(name)}, which is not a file of a run. Check the cluster's machines")
     for pattern in (run_folder.JOURNAL, run_folder.MODEL_AFTER_ROUND.format("*")):
         for path in place.glob(pattern):
             if path.name not in files:

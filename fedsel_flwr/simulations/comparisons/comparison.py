@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import math
@@ -17,16 +18,16 @@ from fedsel_flwr.report.page.document import missing_packages
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
-from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
+from fedsel_flwr.report.tables import latex_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.comparisons.report_page import write_report_page
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_entries, check_links
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,7 +219,7 @@ class Comparison:
             path = self.place(run, folder) / REGRET
             if not path.exists():
                 return {}
-            lost.setdefault(run.selector, []).append(read_table(path)["theta"])
+            lost.setdefault(run.selector, []).append(read_table(path, "theta")["theta"])
         return lost
 
     def place(self, run: Run, folder: Path) -> Path:
@@ -240,9 +241,15 @@ class Comparison:
             "title": title,
         }
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Return :meth:`table` as CSV, and write it to ``path`` unless that is None."""
-        return _write_text(self.table().to_csv(index=False), path)
+    def to_csv(self, path: str | Path | None = None, *, spreadsheet: bool = False) -> str:
+        """Return :meth:`table` as CSV, and write it to ``path`` unless that is None.
+
+        Args:
+            path: The file; None writes no file.
+            spreadsheet: Whether texts that a spreadsheet would compute, such as "=1+1", begin with an apostrophe.
+        """
+        table = self.table()
+        return _write_text((safe_texts(table) if spreadsheet else table).to_csv(index=False), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` unless that is None."""
@@ -286,8 +293,12 @@ class Comparison:
                 f"no run has finished: {unfinished or 'there are no runs'}. Finish at least one run. The "
                 "comparison's cut_off holds the rounds so far"
             )
+        lock = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
+            with contextlib.suppress(RunError):
+                lock = lock_folder(folder)
             self.plot(folder / "comparison.png")
             self.plot_rounds(folder / "rounds.png", folder)
             self.to_csv(folder / "runs.csv")
@@ -304,6 +315,8 @@ class Comparison:
                 f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
                 "from the runs with fedsel report"
             ) from error
+        finally:
+            del lock
 
     def figures(self) -> dict[str, Any]:
         """Return ``summary`` (one entry per run) and ``verdict`` in JSON's types, with null for values not finite."""

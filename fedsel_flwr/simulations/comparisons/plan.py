@@ -20,6 +20,7 @@ from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.storage import check_links
 from fedsel_flwr.simulations.comparisons.cluster_runs import run_on_cluster
 from fedsel_flwr.simulations.comparisons.cluster_tasks import Watch
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
@@ -58,7 +59,7 @@ from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
-from fedsel_flwr.simulations.untrusted_folders import check_links, describe_faults
+from fedsel_flwr.simulations.untrusted_folders import describe_faults
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -147,6 +148,7 @@ class Plan:
         # A Ray cluster in the arguments replaces that of the plan, which then needs no trust.
         found = read_plan(folder)
         form = found.model_copy(update=where)
+        given = {key: value for key, value in (scenario or {}).items() if value is not None}
         if "jobs" not in where and form.plays_on_cluster != found.plays_on_cluster:
             # The number was for other machines.
             form = form.model_copy(update={"jobs": None})
@@ -156,9 +158,9 @@ class Plan:
                 "compare(..., resume=True) and the same selectors"
             )
         # Checked first, because making the plan loads the code that it names.
-        check_trusted(folder, form, trust, f"{command} --trust")
+        check_trusted(folder, form, trust, f"{command} --trust", given)
         check_checkpoints(folder, form, checkpoint_dir, command)
-        changed = replace_keys(form.scenario.model_dump(), scenario or {})
+        changed = replace_keys(form.scenario.model_dump(), given)
         named = [Contender(one.label, one.name, params=one.params) for one in form.selectors]
         options = {key: getattr(form, key) for key in OPTIONS}
         return cls.of(changed, named, seeds=form.seeds, engine=changed.engine, **options)
@@ -167,7 +169,7 @@ class Plan:
         """Return the command-line options that resume the plan in its folder, including those that trust its code."""
         place = self.form.outside_checkpoints(folder)
         named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
-        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.form.referenced_code() else ''}"
+        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.form.distrusted(folder) else ''}"
 
     def describe_effort(self) -> str:
         """Return the number of runs and rounds, and their approximate duration: "30 runs of 300 rounds, about 45 s".

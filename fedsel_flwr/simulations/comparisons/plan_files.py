@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -23,17 +24,18 @@ from pydantic import (
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
+from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder, read_file
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
+from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
+from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS, load_scenario
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, describe_faults
+from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
@@ -42,6 +44,10 @@ PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
 """Keys of a plan about resources or versions of code, which do not change what it runs."""
 FOLDER_CURE = "Choose a folder that can be written to"
 """Cure if the folder cannot be written to."""
+FILE_KEYS = ("availability.trace", "system.devices", "data.data_dir")
+"""Keys of a scenario that name files."""
+MOST_SHOWN = 200
+"""Largest number of characters that an error shows of a reference."""
 PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
 """Cure for a plan that cannot be read."""
 
@@ -128,20 +134,28 @@ class PlanForm(Table):
         """Whether the runs are tasks on a Ray cluster. Only an address in the plan decides, not RAY_ADDRESS."""
         return self.scenario.engine == "vectorized" and self.where.names_cluster
 
-    def referenced_code(self) -> dict[str, str]:
-        """Find the keys that can run code: references, and a Ray cluster, which sends pickled objects.
+    def distrusted(self, folder: Path) -> dict[str, str]:
+        """Find the keys that need trust: references to code, a Ray cluster, and files outside the plan's folder.
+
+        A Ray cluster sends pickled objects. Files that a shipped scenario of this name reads need no trust.
+
+        Args:
+            folder: Folder of the plan.
 
         Returns:
-            Key of the plan -> reference or address.
+            Key of the plan -> reference, address or path.
         """
         named = {f"selectors[{number}].name": one.name for number, one in enumerate(self.selectors)}
-        for key in REFERENCE_KEYS:
-            value: Any = self.scenario
-            for part in key.split("."):
-                value = getattr(value, part)
-            named[f"scenario.{key}"] = value
+        named |= {f"scenario.{key}": attrgetter(key)(self.scenario) for key in REFERENCE_KEYS}
         named["where.ray_address"] = self.where.ray_address
-        return {key: value for key, value in named.items() if value is not None and is_reference(value)}
+        found = {key: value for key, value in named.items() if value is not None and is_reference(value)}
+        name = self.scenario.name
+        shipped = load_scenario(name) if name in scenario_names() else Scenario(name=name)
+        for key in FILE_KEYS:
+            mine, theirs = (attrgetter(key)(one) for one in (self.scenario, shipped))
+            if mine and mine != theirs and not Path(mine).expanduser().resolve().is_relative_to(folder.resolve()):
+                found[f"scenario.{key}"] = mine
+        return found
 
     def outside_checkpoints(self, folder: Path) -> str | None:
         """Return the folder of the checkpoints if it is outside the plan's folder, else None."""
@@ -154,24 +168,26 @@ class PlanForm(Table):
         return cast(dict[str, Any], json.loads(json.dumps(self.model_dump(exclude=PLACEMENT_KEYS))))
 
 
-def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str) -> None:
-    """Refuse to load the code that a plan names, unless the user trusts it.
+def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str, given: Collection[str] = ()) -> None:
+    """Refuse to load the code and the files elsewhere that a plan names, unless the user trusts it.
 
     Args:
         folder: Folder of the plan.
         plan: The plan.
         trust: Whether the code may be loaded.
+        given: Keys of the scenario that the user has set in place of the plan.
         command: The command that loads it.
 
     Raises:
         ParameterError: The code is not trusted. The error names each reference and the command to type.
     """
-    if trust or not (found := plan.referenced_code()):
+    found = {key: value for key, value in plan.distrusted(folder).items() if key.removeprefix("scenario.") not in given}
+    if trust or not found:
         return
-    named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
+    named = ", ".join(f"{key} = {value[:MOST_SHOWN]!r}" for key, value in found.items())
     raise ParameterError(
-        f"the files in {str(folder)!r} refer to code that would run with your rights: {named}. Read that code. If you "
-        f"trust it, enter: {command}"
+        f"the files in {str(folder)!r} refer to code that would run with your rights, or to files elsewhere: {named}. "
+        f"Read that code. If you trust it, enter: {command}"
     )
 
 
@@ -237,7 +253,7 @@ def read_plan(folder: Path) -> PlanForm:
             scenario=scenario, selectors=[SelectorEntry(label=label, name=scenario.selector)], seeds=[scenario.seed]
         )
     try:
-        plan = json.loads(path.read_text("utf-8"))
+        plan = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
     plan = plan if isinstance(plan, dict) else {}

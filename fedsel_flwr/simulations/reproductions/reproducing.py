@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, whole
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, refusing_faults
+from fedsel_flwr.rounds.storage import check_entries
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
 from fedsel_flwr.simulations.reproductions.paper_figure import (
@@ -144,7 +145,9 @@ def cells_of(figure: PaperFigure, seeds: int | None = None, data_dir: str = "") 
 
 def open_rows(folder: Path, figure: PaperFigure) -> Rows:
     """Open the file with the runs of a figure."""
-    return Rows(folder / f"{figure.paper}-{figure.runner}.csv", COLUMNS, KEY)
+    path = folder / f"{figure.paper}-{figure.runner}.csv"
+    with refusing_faults(f"{str(path)!r} cannot be used. Delete it, or restore it from a copy"):
+        return Rows(path, COLUMNS, KEY)
 
 
 class Results:
@@ -250,14 +253,16 @@ def reproduce(
     if jobs is not None:
         whole("jobs", jobs, 1)
     target, figures = Path(folder), {name: load_figure(name) for name in names}
+    check_entries(target)
     for figure in figures.values():
         if figure.has_runs:
             _play_missing(figure, target, jobs, seeds, data_dir, announce, where)
-    write_pages(target, {figure.paper for figure in figures.values()})
     found = {}
-    for name, figure in figures.items():
-        found[name] = verdict_of(figure, results_of(figure, target, seeds))
-        announce(f"{name}: {found[name].word}")
+    with refusing_faults(f"the files in {str(target)!r} cannot be used. Delete them, or restore them from a copy"):
+        write_pages(target, {figure.paper for figure in figures.values()})
+        for name, figure in figures.items():
+            found[name] = verdict_of(figure, results_of(figure, target, seeds))
+            announce(f"{name}: {found[name].word}")
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.rounds.storage import read_file
 from fedsel_flwr.simulations.reproductions.claims import (
     MAX_SEEDS,
     VERDICTS,
@@ -255,7 +256,7 @@ def _missing_seeds(figure: PaperFigure, results: Results) -> str:
 def _write_counts(folder: Path) -> None:
     """Write the part of the page of all verdicts that this command owns."""
     page = folder / COUNTS
-    before = page.read_text("utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+    before = read_file(page).decode() if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
     head, _, rest = before.partition(BEGIN)
     _, _, tail = rest.partition(END)
     _write(page, f"{head}{BEGIN}\n{counts_table(folder)}{END}{tail}" if rest else before)

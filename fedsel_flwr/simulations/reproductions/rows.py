@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedsel_flwr.rounds.csv_files import parse_csv
+from fedsel_flwr.rounds.storage import MOST_BYTES, open_file
 
 FINGERPRINT = "fingerprint"
 """Name of the column that identifies what a row was computed from."""
@@ -143,7 +144,7 @@ class Rows:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """Open the file, and let no other process write to it."""
-        with self.path.open("a+b") as file:
+        with open_file(self.path, MOST_BYTES, append=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
             file.flush()

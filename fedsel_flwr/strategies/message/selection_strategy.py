@@ -11,7 +11,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -71,9 +70,11 @@ class SelectionStrategy(MessageRun):
     """
 
     default_base = partial(FedAvg, fraction_evaluate=0.0)
+    # The names of the round's arrays, in the order of the arrays that the clients received.
+    _names: tuple[str, ...] = ()
     # Whether the base has configured nobody in this round.
     _skipped = False
-    _evaluating: Mapping[str, Message] = MappingProxyType({})
+    _evaluating: Mapping[str, Message] = {}
 
     def summary(self) -> None:
         """Log the base's configuration, and which selector chooses."""
@@ -100,8 +101,11 @@ class SelectionStrategy(MessageRun):
             bases.check_trains(self.base)
         self._late.grid = grid
         nodes = self._wait_for_free(wait_for_nodes, grid)
+        # Here, because the base may change the record.
+        names, reference = self._named(arrays)
+        self._names = tuple(names)
         transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
-        chosen = self.core.choose(nodes, self._named(arrays)[1], transport, server_round)
+        chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
         shown = SnapshotGrid(grid, chosen, self.wait_timeout)
@@ -144,7 +148,7 @@ class SelectionStrategy(MessageRun):
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
             # The run has ended, but Flower counts its remaining rounds.
             return []
-        needed = max(self.min_available, bases.min_evaluation_nodes(self.base))
+        needed = max(self.min_available, bases.min_available(self.base, "min_available_nodes", "min_evaluate_nodes"))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         shown = SnapshotGrid(grid, free, self.wait_timeout)
@@ -222,12 +226,11 @@ class SelectionStrategy(MessageRun):
         result = self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
         return result
 
-    # In the order of the arrays that the clients received.
     def _decode(self, model: ArrayRecord) -> Arrays:
-        return [model[name].numpy() for name in self._model]
+        return [model[name].numpy() for name in self._names]
 
     def _encode(self, arrays: Arrays) -> ArrayRecord:
-        return ArrayRecord({name: Array(np.asarray(one)) for name, one in zip(self._model, arrays, strict=True)})
+        return ArrayRecord({name: Array(np.asarray(one)) for name, one in zip(self._names, arrays, strict=True)})
 
     def _weight_key(self) -> str:
         return bases.weight_key(self.base)

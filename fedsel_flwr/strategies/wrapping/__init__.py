@@ -7,8 +7,7 @@ legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the 
 ``paper``               strategies named after a paper, which build their own selector
 ``adapter``             options, attributes and core of every strategy, and the steps of an aggregation in both APIs
 ``bases``               facts about base strategies: what each requires, reads and cannot be combined with
-``resuming``            checkpoints of a run: when they are written, and the fingerprint that they must match
-``base_state``          state of a base strategy in a checkpoint
+``resuming``            checkpoints of a run: when they are written, the fingerprint to match, and the base's state
 ``waiting``             bounded waiting: for clients to connect, for replies that hang, and for late ones
 ``grids``               grids around Flower's: time nodes, and bound the waiting of a base strategy
 ``client_manager``      client managers and proxies around Flower's

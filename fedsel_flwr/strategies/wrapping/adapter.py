@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from fedsel_flwr.callbacks.prometheus import Exporter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply, requires_weight
 from fedsel_flwr.rounds.roster import ClientValues, Roster, id_order
@@ -271,12 +271,14 @@ class Adapter(RoundEnd, Translation):
         raise AttributeError(f"{lacks}: {error}" if error else lacks) from error
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of the strategy, or of the base if only the base has it."""
+        """Set an attribute of the strategy if it has one of this name, else of the base."""
         own = vars(self)
         # The constructor sets the strategy's own attributes.
         ours = "_dispatched" not in own or name.startswith("_") or name in own or hasattr(type(self), name)
-        # In the class too, because a property may have no value yet.
-        theirs = not ours and (hasattr(self.base, name) or hasattr(type(self.base), name))
+        # A name that nobody has yet is the base's too, unless a user's class may set it for itself. The base's class is
+        # asked as well, because a property may have no value yet.
+        packaged = type(self).__module__.startswith("fedsel_flwr.")
+        theirs = not ours and (packaged or hasattr(self.base, name) or hasattr(type(self.base), name))
         (self.base if theirs else super()).__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -286,18 +288,13 @@ class Adapter(RoundEnd, Translation):
     @property
     def _asking(self) -> dict[str, Any]:
         """The arguments that the transports of both APIs have in common."""
+        actors, hint = self._dead_actors, self._resuming.resume_hint
         return {
-            "timeout": self._question_timeout,
-            "late": self._late,
-            "base": self.base,
+            "timeout": self._question_timeout, "late": self._late, "base": self.base, "startup": self._startup,
             "keys": self.core.settings.keys,
-            "startup": self._startup,
-            "check_errors": self._check_probed_actors,
-        }
-
-    def _check_probed_actors(self, errors: Iterable[str]) -> None:
-        """End the run if the errors of a probe show that Flower's simulation cannot continue."""
-        self._dead_actors.check(errors, self.core.round + 1, self._resuming.resume_hint, probe=True)
+            # The errors of a probe may show that Flower's simulation cannot continue.
+            "check_errors": partial(actors.check, round=self.core.round + 1, resume_hint=hint, probe=True),
+        }  # fmt: skip
 
     def _begin_round(self, model: Any) -> bool:
         """Take the global model of a new round; return False if the run is over, so that the round chooses nobody."""

@@ -50,15 +50,15 @@ def has_layer(base: object, *names: str) -> bool:
     return any(is_a(layer, *names) for layer in layers(base))
 
 
-def min_available(base: object) -> int:
-    """Return the largest number of connected clients that a layer of ``base`` requires."""
-    return max((int(getattr(layer, name, 0)) for layer in layers(base) for name in NEEDED_CLIENTS), default=0)
+def min_available(base: object, *names: str) -> int:
+    """Return the largest number of connected clients that a layer of ``base`` requires.
 
-
-def min_evaluation_nodes(base: object) -> int:
-    """Return the number of connected nodes that ``base`` waits for before an evaluation."""
-    names = ("min_available_nodes", "min_evaluate_nodes")
-    return max(int(getattr(layer, name, 0)) for layer in layers(base) for name in names)
+    Args:
+        base: The base strategy.
+        names: The attributes with such numbers; by default those for training.
+    """
+    numbers = (int(getattr(layer, name, 0)) for layer in layers(base) for name in names or NEEDED_CLIENTS)
+    return max(numbers, default=0)
 
 
 def evaluates(base: object) -> bool:

@@ -162,13 +162,9 @@ class TimedProxy(ClientProxy):
     """
 
     def __init__(
-        self,
-        proxy: ClientProxy,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        round: int | None = None,
-        late: LateReplies | None = None,
-    ) -> None:
+        self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic, *,
+        round: int | None = None, late: LateReplies | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(proxy.cid)
         self.proxy, self._clock, self._round, self._late = proxy, clock, round, late
         self.elapsed_s: float | None = None

@@ -150,8 +150,10 @@ class DeadActors:
         Raises:
             RunError: A dead actor got another message.
         """
-        # In a deployment the clients write these texts, so a client could end the run with them.
-        if not _ray_runs_here():
+        # In a deployment the clients write these texts, so a client could end the run with them. Never import Ray for
+        # this, because a deployed server may not have it.
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
             return
         found = [match[1] for error in errors if (match := DEAD_ACTOR.search(error[:MAX_READ]))]
         self._lost.update(found)
@@ -192,9 +194,3 @@ def _raised_in_ray(reason: str) -> str:
     raised = next((line for line in lines[traced + 1 :] if line.strip()), "")
     places = CODE_LINE.findall(own)
     return f"{raised} ({places[-1][0].rpartition('/')[2]}, line {places[-1][1]})" if raised and places else raised
-
-
-def _ray_runs_here() -> bool:
-    # Never import Ray for this, because a deployed server may not have it.
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())

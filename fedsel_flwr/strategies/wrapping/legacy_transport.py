@@ -31,14 +31,13 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.rounds.roll_call import Answers
 from fedsel_flwr.rounds.untrusted import shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy, grid_of, with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, no_answer, reason_in
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport
-from fedsel_flwr.strategies.wrapping.waiting import Startup
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -89,53 +88,43 @@ class LegacyTransport(Transport):
         }
 
     def _ask(self, nodes: list[str], question: Callable[[ClientProxy], Answer]) -> tuple[dict[str, Answer], list[str]]:
-        asked = [self.clients[node] for node in nodes]
-        timeout, late, startup = self.timeout, self.late, self.startup if self.simulated else None
-        return ask_all(
-            asked, lambda one: question(with_late_replies(one, timeout, late, startup)), timeout, late.busy, startup
-        )
+        """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
 
+        Args:
+            nodes: The clients to ask.
+            question: Asks one client. It may raise only ``TimeoutError``, if no answer came, and ``NotReached``.
 
-def ask_all(
-    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy,
-    startup: Startup | None = None,
-) -> tuple[dict[str, Answer], list[str]]:  # fmt: skip
-    """Ask clients a question, at most 32 at a time; in a simulation first a few, and after an answer a window.
+        Returns:
+            Connection -> answer, and the connections that were asked and did not answer in time.
+        """
+        timeout, startup = self.timeout, self.startup if self.simulated else None
 
-    Args:
-        clients: The clients to ask.
-        question: Asks one client. It may raise only ``TimeoutError``, if no answer came, and ``NotReached``.
-        timeout: Longest wait for all of them, seconds.
-        busy: Tracks the clients that did not answer in time, and frees clients that answer later.
-        startup: The start of a simulation's actors, which does not count as waiting; None in a deployment.
+        def ask(node: str) -> Answer:
+            return question(with_late_replies(self.clients[node], timeout, self.late, startup))
 
-    Returns:
-        Connection -> answer, and the connections that were asked and did not answer in time.
-    """
-    asked = list(clients)
-    sent = time.monotonic()
-    executor = ThreadPoolExecutor(MAX_PARALLEL if startup is None else WINDOW, thread_name_prefix="fedsel-ask")
-    first = asked if startup is None else asked[:FIRST_WINDOW]
-    futures = {client.cid: executor.submit(question, client) for client in first}
-    if startup is not None:
-        # Half of the time, so that the other half is left for the others if the first clients hang.
-        longest = startup.deadline(sent, timeout) - sent - timeout / 2
-        if wait(futures.values(), timeout=longest, return_when=FIRST_COMPLETED).done:
-            startup.answered()
-        futures |= {client.cid: executor.submit(question, client) for client in asked[len(first) :]}
-    deadline = sent + timeout if startup is None else startup.deadline(sent, timeout)
-    done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
-    # A thread that hangs in a client must not delay the server. Questions that wait for a thread are dropped.
-    executor.shutdown(wait=False, cancel_futures=True)
-    answered = [cid for cid, future in futures.items() if future in done and future.exception() is None]
-    # These clients never got the question, so they owe no answer.
-    unreached = [cid for cid, f in futures.items() if f in done and isinstance(f.exception(), NotReached)]
-    settled = {*answered, *unreached}
-    missed = [cid for cid, future in futures.items() if cid not in settled and not future.cancelled()]
-    busy.owe(missed)
-    for cid in missed:
-        futures[cid].add_done_callback(partial(_free_if_answered, busy, cid))
-    return {cid: futures[cid].result() for cid in answered}, missed
+        sent = time.monotonic()
+        executor = ThreadPoolExecutor(MAX_PARALLEL if startup is None else WINDOW, thread_name_prefix="fedsel-ask")
+        first = nodes if startup is None else nodes[:FIRST_WINDOW]
+        futures = {node: executor.submit(ask, node) for node in first}
+        if startup is not None:
+            # Half of the time, so that the other half is left for the others if the first clients hang.
+            longest = startup.deadline(sent, timeout) - sent - timeout / 2
+            if wait(futures.values(), timeout=longest, return_when=FIRST_COMPLETED).done:
+                startup.answered()
+            futures |= {node: executor.submit(ask, node) for node in nodes[len(first) :]}
+        deadline = sent + timeout if startup is None else startup.deadline(sent, timeout)
+        done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
+        # A thread that hangs in a client must not delay the server. Questions that wait for a thread are dropped.
+        executor.shutdown(wait=False, cancel_futures=True)
+        answered = [node for node, future in futures.items() if future in done and future.exception() is None]
+        # These clients never got the question, so they owe no answer.
+        unreached = [node for node, f in futures.items() if f in done and isinstance(f.exception(), NotReached)]
+        settled = {*answered, *unreached}
+        missed = [node for node, future in futures.items() if node not in settled and not future.cancelled()]
+        self.late.busy.owe(missed)
+        for node in missed:
+            futures[node].add_done_callback(partial(_free_if_answered, self.late.busy, node))
+        return {node: futures[node].result() for node in answered}, missed
 
 
 def _free_if_answered(busy: Busy, cid: str, future: Future[Answer]) -> None:

@@ -123,9 +123,8 @@ class Cleaner:
     """
 
     def __init__(self, base: object, keys: MetricKeys) -> None:
-        self._base = base
+        self._base, self._keys, self._ours = base, keys, keys.own_keys()
         self.weight_key = bases.weight_key(base)
-        self._ours, self._keys = keys.own_keys(), keys
 
     def cleaned(
         self, messages: Mapping[str, Message], outcome: Outcome, model: ArrayRecord, sent: Mapping[str, RecordDict]

@@ -48,9 +48,7 @@ def own_start(base: Strategy) -> Callable[..., Any] | None:
     return None if function is Strategy.start else function
 
 
-def with_own_start(
-    loop: Callable[Concatenate[MessageRun, P], Result],
-) -> Callable[Concatenate[MessageRun, P], Result]:
+def with_own_start(loop: Callable[Concatenate[MessageRun, P], Result]) -> Callable[Concatenate[MessageRun, P], Result]:
     """Decorate a wrapper's ``start``, which is Flower's loop: a base's own ``start`` runs first, around this loop."""
 
     @functools.wraps(loop)

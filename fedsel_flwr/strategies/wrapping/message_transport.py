@@ -20,14 +20,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.roll_call import NO_PROPERTIES
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Answers
 from fedsel_flwr.rounds.untrusted import indented_lines, shown
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import has_no_query, reason_of
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, TimedGrid, Transport, accepted
 from fedsel_flwr.strategies.wrapping.message_records import entries_in
-from fedsel_flwr.strategies.wrapping.waiting import Startup
 
 POLL_S = 0.05
 """Seconds between two requests for answers in a simulation, in which a request needs no network."""
@@ -77,7 +75,7 @@ class MessageTransport(Transport):
     def _ask(self, messages: list[Message]) -> tuple[dict[str, Message], list[str]]:
         """Send questions and wait a bounded time; return node -> answer, and the nodes that were asked."""
         if self.simulated:
-            replies, sent = send_windowed(self.inner, messages, self.timeout, self.startup)
+            replies, sent = self._send_windowed(messages)
         else:
             # A timed grid of its own: an answer that is uploaded must not hold up the others.
             timed = TimedGrid(self.inner)
@@ -88,55 +86,49 @@ class MessageTransport(Transport):
         self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)
         return answers, asked
 
+    def _send_windowed(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+        """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
+
+        ``FIRST_WINDOW`` messages are in flight before the first reply, and ``WINDOW`` at most. After half the time the
+        window opens without a reply.
+
+        Args:
+            messages: The messages to send, in this order.
+
+        Returns:
+            The replies, and the messages that were sent. The other messages had no room in time.
+        """
+        grid, timeout, startup, began = self.inner, self.timeout, self.startup, time.monotonic()
+        waiting = iter(messages)
+        sent: list[Message] = []
+        replies: list[Message] = []
+        pending: set[str] = set()
+        while True:
+            # Each reply opens the window and decreases ``pending``, so two more messages follow.
+            # If the first nodes hang, the others must still be asked.
+            open_at = startup.deadline(began, timeout) - timeout / 2
+            opened = WINDOW if time.monotonic() >= open_at else min(WINDOW, FIRST_WINDOW + len(replies))
+            room = opened - len(pending)
+            if batch := list(islice(waiting, max(0, room))):
+                sent += batch
+                pending |= accepted(grid.push_messages(batch))
+            arrived = list(grid.pull_messages(pending)) if pending else []
+            pending -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+            if arrived:
+                startup.answered()
+            if not pending and len(sent) == len(messages):
+                return replies, sent
+            if (left := startup.deadline(began, timeout) - time.monotonic()) <= 0:
+                return replies, sent
+            if not arrived:
+                time.sleep(min(POLL_S, left))
+
     def _facts(self, message: Message) -> Mapping[str, object] | None:
         """Return the content of an answer; None for an error."""
         if message.has_content():
             return entries_in(message.content, self.keys)
         return NO_PROPERTIES if has_no_query(message.error) else None
-
-
-def send_windowed(
-    grid: Grid, messages: Sequence[Message], timeout: float, startup: Startup | None = None
-) -> tuple[list[Message], list[Message]]:
-    """Send messages and wait for the replies; after each reply two more messages are sent, up to a window.
-
-    ``FIRST_WINDOW`` messages are in flight before the first reply, and ``WINDOW`` at most. After half the time the
-    window opens without a reply.
-
-    Args:
-        grid: Flower's grid.
-        messages: The messages to send, in this order.
-        timeout: Longest wait for all replies, seconds.
-        startup: The start of the actors, which does not count as waiting.
-
-    Returns:
-        The replies, and the messages that were sent. The other messages had no room in time.
-    """
-    began, startup = time.monotonic(), startup or Startup()
-    waiting = iter(messages)
-    sent: list[Message] = []
-    replies: list[Message] = []
-    pending: set[str] = set()
-    while True:
-        # Each reply opens the window and decreases ``pending``, so two more messages follow.
-        # If the first nodes hang, the others must still be asked.
-        open_at = startup.deadline(began, timeout) - timeout / 2
-        opened = WINDOW if time.monotonic() >= open_at else min(WINDOW, FIRST_WINDOW + len(replies))
-        room = opened - len(pending)
-        if batch := list(islice(waiting, max(0, room))):
-            sent += batch
-            pending |= accepted(grid.push_messages(batch))
-        arrived = list(grid.pull_messages(pending)) if pending else []
-        pending -= {reply.metadata.reply_to_message_id for reply in arrived}
-        replies += arrived
-        if arrived:
-            startup.answered()
-        if not pending and len(sent) == len(messages):
-            return replies, sent
-        if (left := startup.deadline(began, timeout) - time.monotonic()) <= 0:
-            return replies, sent
-        if not arrived:
-            time.sleep(min(POLL_S, left))
 
 
 def configured(

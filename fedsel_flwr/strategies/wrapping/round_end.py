@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from fedsel_flwr.callbacks.prometheus import Exporter
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.run_length import ShouldStop

@@ -343,3 +343,18 @@ def test_finished_runs_are_only_read(reachable: None, tmp_path: Path, monkeypatc
     mine, theirs = ([(run.name, repr(run.history)) for run in one.runs] for one in (first, again))
     assert mine == theirs
     assert len(mine) == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/x", "a/run.json", "checkpoints/../../x", "evil.py", "", "checkpoints", "run.json\0"]
+)
+def test_names_that_leave_the_folder_are_refused(name: str, tmp_path: Path) -> None:
+    """The names come from a task on another machine."""
+    place = tmp_path / "a" / "run"
+    place.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match="which is not a file of a run"):
+        unpack_run(place, {"run.json": b"{}", name: b"x"})
+    assert sorted(tmp_path.rglob("*")) == before
+    unpack_run(place, {"run.json": b"{}", "checkpoints/round-000001.safetensors": b"x", "regret.parquet": b"x"})
+    assert len([path for path in place.rglob("*") if path.is_file()]) == 3

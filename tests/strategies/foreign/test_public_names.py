@@ -124,3 +124,22 @@ def test_wrappers_of_privacy_hand_on_the_names_of_what_they_wrap(api: str) -> No
     assert strategy.strategy.set_save_path(Path("y")) == "y/"
     with pytest.raises(AttributeError, match="DifferentialPrivacyServerSideFixedClipping"):
         strategy.set_save_path(Path("y"))
+
+
+@BOTH
+def test_a_name_that_nobody_has_yet_is_the_bases(api: str) -> None:
+    """A base may read in its start what its user sets before."""
+    base, strategy = _wrapped(api)
+    strategy.set_later = 3
+    assert base.set_later == strategy.set_later == 3
+    strategy._private = 4
+    assert not hasattr(base, "_private")
+
+
+@BOTH
+def test_a_class_of_a_users_own_keeps_the_names_that_it_sets(api: str) -> None:
+    base, strategy = _wrapped(api)
+    own = type("Own", (type(strategy),), {"__module__": "somebody"})(RoundRobin(clients_per_round=2), base)
+    own.extra = 5
+    assert own.extra == 5
+    assert not hasattr(base, "extra")

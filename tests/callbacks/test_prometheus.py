@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedsel_flwr.callbacks import prometheus
+from fedsel_flwr.callbacks.prometheus import REASONS, Exporter, reason_label
+from fedsel_flwr.checks import parse_address
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds import exporter as exporting
 from fedsel_flwr.rounds.checkpoints import Checkpoints
-from fedsel_flwr.rounds.exporter import REASONS, Exporter, parse_address, reason_label
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord
@@ -225,7 +226,7 @@ def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(
     checkpoints.written_at = time.monotonic() - 4000
     assert 4000 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 4060
     # A change of the machine's date is no age.
-    monkeypatch.setattr(exporting, "time", SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic))
+    monkeypatch.setattr(prometheus, "time", SimpleNamespace(time=lambda: 0.0, monotonic=time.monotonic))
     assert 4000 <= scrape(exporter.url)["fedsel_checkpoint_age_seconds", ""] < 4060
     exporter.close()
 
@@ -409,7 +410,7 @@ def test_half_open_connections_are_few_and_keep_nobody_from_scraping(exporter: E
 def test_a_connection_that_sends_a_little_now_and_then_is_closed_too(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "CONNECTION_S", 0.3, raising=False)
+    monkeypatch.setattr(prometheus, "CONNECTION_S", 0.3, raising=False)
     (one,) = half_open(exporter.url, 1)
     deadline, closed = time.monotonic() + 5.0, False
     while not closed and time.monotonic() < deadline:
@@ -425,8 +426,8 @@ def test_a_connection_that_sends_a_little_now_and_then_is_closed_too(
 SERVER = """
 import os, resource, sys
 from pathlib import Path
+from fedsel_flwr.callbacks.prometheus import Exporter
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints
-from fedsel_flwr.rounds.exporter import Exporter
 from fedsel_flwr.rounds.history import History
 limit, used, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 import resource
 import socket
 import threading
@@ -18,21 +17,16 @@ import time
 import weakref
 from functools import partial
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from fedsel_flwr.errors import ParameterError, RunError, described
+from fedsel_flwr.checks import parse_address
+from fedsel_flwr.errors import RunError, described
+from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.history import History, failure_reason
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
-if TYPE_CHECKING:
-    # Only for the type, because settings import this room, and checkpoints are not needed to parse an address.
-    from fedsel_flwr.rounds.checkpoints import Checkpoints
-
 logger = logging.getLogger("fedsel_flwr")
-LOCALHOST = "127.0.0.1"
-"""The host to which the server is bound if the address has none: only programs on this machine can connect."""
-ADDRESS = re.compile(r"(?:(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})")
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds of the histograms' buckets, seconds."""
 MOST_CONNECTIONS, CONNECTION_S = 32, 5.0
@@ -320,29 +314,6 @@ class _Metrics:
             if not math.isnan(value):
                 metric.set(value)
                 self.evaluated_round.set(record.round)
-
-
-def parse_address(name: str, value: object) -> tuple[str, int]:
-    """Return the host and port of an address.
-
-    Args:
-        name: Name of the option, for the error.
-        value: A port, or HOST:PORT. An IPv6 address has brackets.
-
-    Raises:
-        ParameterError: The value is no such address.
-
-    >>> parse_address("metrics_address", 9464), parse_address("metrics_address", "0.0.0.0:0")
-    (('127.0.0.1', 9464), ('0.0.0.0', 0))
-    """
-    as_text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    found = ADDRESS.fullmatch(as_text)
-    if found is None or int(found["port"]) > 65535:
-        raise ParameterError(
-            f"{name} must be a port or HOST:PORT, such as 9464 or '0.0.0.0:9464', with a port from 0 to 65535, got "
-            f"{value!r}"
-        )
-    return (found["host"] or LOCALHOST).strip("[]"), int(found["port"])
 
 
 def reason_label(row: ClientRecord) -> str:
