@@ -19,22 +19,22 @@ from fedsel_flwr.references import WORKING_DIR
 from fedsel_flwr.simulations import Comparison, compare, load_scenario
 from fedsel_flwr.simulations.comparisons import plan as plans
 from fedsel_flwr.simulations.comparisons.cluster_runs import Outcome, pack_run, play_on_node, unpack_run
-from fedsel_flwr.simulations.comparisons.cluster_tasks import _node_names
-from fedsel_flwr.simulations.comparisons.parallel_runs import Job
-from fedsel_flwr.simulations.comparisons.plan import Plan
-from fedsel_flwr.simulations.comparisons.runtime_environment import (
+from fedsel_flwr.simulations.comparisons.cluster_tasks import (
+    _node_names,
     check_versions,
     own_modules,
     read_inputs,
     restored,
     write_code,
 )
+from fedsel_flwr.simulations.comparisons.parallel_runs import Job
+from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
 from fedsel_flwr.simulations.run_record import versions
 from fedsel_flwr.simulations.worlds import data as data_sets
+from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
 from tests.processes import environment
 from tests.simulations.cut_off_runs import Stop, content, cut_off, smoke
 
@@ -232,7 +232,7 @@ def test_a_data_set_is_read_once_and_needs_no_folder_on_the_node(
         reads.append((name, folder))
         return tuple(halves)
 
-    for module in ("comparisons.runtime_environment", "worlds.data"):
+    for module in ("comparisons.cluster_tasks", "worlds.data"):
         monkeypatch.setattr(f"fedsel_flwr.simulations.{module}.read_image_set", read)
     keys = {"data.dataset": "cifar-10", "data.data_dir": str(tmp_path), "model.name": "cnn"}
     scenarios = [load_scenario("smoke", keys | {"seed": seed}) for seed in (1, 2)]
