@@ -12,7 +12,6 @@ Modules, in the order in which a comparison uses them:
 ``cluster_tasks``     calls on the nodes of a Ray cluster, with retries and progress; what travels to the nodes
 ``cluster_runs``      runs on the nodes of a Ray cluster, which come back as files
 ``comparison``        the result: table, summary, verdict, pictures, folder
-``report_page``       the page ``report.html``, collected from the comparison
-``terminal``          the comparison on the terminal: table, remarks and verdict, or JSON
+``report_page``       the comparison on the terminal, as JSON, and as the page ``report.html``
 ====================  ===========================================================================================
 """
