@@ -30,11 +30,10 @@ import numpy as np
 
 from fedsel_flwr.simulations import Comparison, load_scenario
 from fedsel_flwr.simulations.comparisons import cluster_runs
-from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
+from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, read_inputs, write_code
 from fedsel_flwr.simulations.comparisons.comparison import Run
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.comparisons.plan import Plan
-from fedsel_flwr.simulations.comparisons.runtime_environment import read_inputs, write_code
 from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs
 from fedsel_flwr.simulations.results import read_run
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts

@@ -289,7 +289,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
-    from fedsel_flwr.simulations.comparisons.terminal import show_comparison
+    from fedsel_flwr.simulations.comparisons.report_page import show_comparison
     from fedsel_flwr.simulations.logs import errors_in_one_line, logging_to
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
@@ -348,9 +348,6 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     show_comparison(comparison, args.json)
     if not args.quiet:
         _print_note_on_page(folder)
-    if tracking is not None and (lacking := tracking.describe_missing(folder)):
-        resume = f"fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
-        _print_note(f"{lacking}. Send them with: {resume}")
     if not args.json:
         print(f"{folder}")
     return 0

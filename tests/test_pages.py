@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import cli
-from fedsel_flwr.callbacks.tracked_run import STATE
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
@@ -124,7 +123,6 @@ def test_every_exit_status_file_and_column_that_is_named_is_there() -> None:
         "regret.parquet",
         "classes.parquet",
         PLAN,
-        STATE,
         "mlflow.db",
     }
     assert {"round", "client", "client_id"} <= {field.name for field in fields(ClientRecord)}

@@ -141,8 +141,9 @@ def test_flower_app_bundle_is_the_package_and_nothing_else(tmp_path: Path) -> No
     run.parent.mkdir(parents=True)
     run.write_text("seed = 1")
     names = set(zipfile.ZipFile(BytesIO(build_fab_from_disk(app))).namelist())
-    # Flower bundles neither py.typed nor the files of the report pages, which an app does not write.
-    expected = {name for name in package_files() if Path(name).suffix not in (".typed", ".html", ".css", ".js")}
+    # Flower bundles neither py.typed, nor BibTeX, nor the files of the report pages, which an app does not write.
+    left_out = (".typed", ".bib", ".html", ".css", ".js")
+    expected = {name for name in package_files() if Path(name).suffix not in left_out}
     assert names == expected | {"README.md", "LICENSE", "pyproject.toml", ".info/CONTENT"}
 
 

@@ -1,6 +1,7 @@
 """Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and their base class, the recorder.
 
-If a library fails, the run continues. :func:`together` combines several callbacks into one.
+If a library fails, the run continues without the rounds that it did not take. :func:`together` combines several
+callbacks into one.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from fedsel_flwr.errors import RunError, described
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
 logger = logging.getLogger("fedsel_flwr")
@@ -30,6 +32,10 @@ METRICS_PER_REQUEST = 1000
 """Most metrics that MLflow takes in one request."""
 REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 """Environment variables that limit how long MLflow waits for a server. By default it retries for minutes."""
+RETRY = 10.0
+"""After a failure, a tracked run sends no round for this many times the seconds that the failure took."""
+MAX_ERROR = 160
+"""Longest text of a tracker's error, characters: MLflow's errors are long."""
 
 
 class Recorder(ABC):
@@ -39,11 +45,11 @@ class Recorder(ABC):
     rounds are still passed on.
 
     Attributes:
-        run_id: The tracker's identifier of the run, with which a later process can append to it; None without one.
+        run_id: The tracker's identifier of the run; None without one.
     """
 
     run_id: str | None = None
-    _failed = False
+    _failed, _name = False, ""
 
     def __call__(self, record: RoundRecord) -> None:
         """Write a finished round.
@@ -66,11 +72,6 @@ class Recorder(ABC):
     @abstractmethod
     def write(self, round: int, values: Figures) -> None:
         """Write a round's figures; may raise any exception of the library."""
-
-    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
-        """Write the figures of several rounds; override it for a library that takes them in one request."""
-        for round, values in rounds:
-            self.write(round, values)
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
@@ -95,9 +96,71 @@ class Recorder(ABC):
             if not self._failed:
                 logger.warning(
                     "%s failed %s. The run continues, and further failures are not logged: %s",
-                    type(self).__name__, when, described(error),
+                    self._name or type(self).__name__, when, described(error)[:MAX_ERROR],
                 )  # fmt: skip
             self._failed = True
+
+
+class TrackedRun(Recorder):
+    """Callback of one run for any tracker: opens the tracker's run with the first round, and adds the clients' figures.
+
+    The tracker's run of a resumed run is a new one, which begins with the rounds before.
+
+    Args:
+        name: Name of the tracker.
+        open_run: Opens a run of the tracker.
+        clients: Ids of the clients with per-client metrics.
+    """
+
+    def __init__(self, name: str, open_run: Callable[[], Recorder], clients: Collection[str] = ()) -> None:
+        self._name, self._open, self._clients = name, open_run, frozenset(clients)
+        self._recorder: Recorder | None = None
+        self._next = -math.inf
+
+    def follow(self, history: History) -> Self:
+        """Take the clients and the rounds before from a history; returns itself."""
+        self._history = history
+        return self
+
+    def __call__(self, record: RoundRecord) -> None:
+        """Send a finished round, unless the tracker has just failed.
+
+        Args:
+            record: The round, the last one of the history.
+        """
+        began, sent = time.monotonic(), False
+        if began < self._next:
+            return
+        with self._logging_errors(f"in round {record.round}"):
+            for number, values in self._figures(record.round if self._recorder else 1):
+                self.write(number, values)
+            sent = True
+        ended = time.monotonic()
+        self._next = -math.inf if sent else ended + RETRY * (ended - began)
+
+    def write(self, round: int, values: Figures) -> None:
+        """Write a round's figures, in a run that the first ones open."""
+        self._recorder = self._recorder or self._open()
+        self._recorder.write(round, values)
+
+    def end(self, *, failed: bool) -> None:
+        """Close the tracker's run. Ctrl-C does not wait for a tracker that has just failed."""
+        if self._recorder is not None and not (failed and time.monotonic() < self._next):
+            self._recorder.end(failed=failed)
+
+    def _figures(self, first: int) -> Iterator[tuple[int, Figures]]:
+        """Yield the figures of the history's rounds from the first on, each with its number."""
+        rounds = [record for record in self._history.rounds if record.round >= first]
+        # Clients are counted from the end, so that old rounds are not read.
+        end = len(self._history.clients)
+        place = end - sum(record.num_selected for record in rounds)
+        for record in rounds:
+            values = figures(record)
+            for row in self._history.clients[place : place + record.num_selected] if self._clients else ():
+                if row.client_id in self._clients:
+                    values |= client_figures(row)
+            place += record.num_selected
+            yield record.round, values
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
@@ -165,7 +228,6 @@ class TensorBoard(Recorder):
     """Callback that writes each round's figures to TensorBoard as scalars, with the round as the step.
 
     It uses TensorBoard's event writer, and needs neither torch nor TensorFlow. Each round is on disk when it has ended.
-    A resumed run writes to the same folder.
 
     Args:
         folder: Log folder of the run.
@@ -195,14 +257,8 @@ class TensorBoard(Recorder):
 
     def write(self, round: int, values: Figures) -> None:
         """Write a scalar for each figure."""
-        self.write_rounds([(round, values)])
-
-    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
-        """Write a scalar for each figure of each round."""
-        for round, values in rounds:
-            for name, value in values.items():
-                tag = name if name.startswith("client/") else self._prefix + name
-                self._writer.add_scalar(tag, value, round)
+        for name, value in values.items():
+            self._writer.add_scalar(name if name.startswith("client/") else self._prefix + name, value, round)
         # The writer has a buffer. Without a flush, an interrupted run would lose its last rounds.
         self._writer.flush()
 
@@ -306,14 +362,10 @@ class MLflow(Recorder):
         self.run_id = str(run_id)
 
     def write(self, round: int, values: Figures) -> None:
-        """Log a metric for each figure."""
-        self.write_rounds([(round, values)])
-
-    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
-        """Log a metric for each figure of each round, in as few requests as MLflow allows."""
+        """Log a metric for each figure, in as few requests as MLflow allows."""
         # MLflow expects milliseconds.
         now = int(1000 * time.time())
-        metrics = [self._metric(name, value, now, round) for round, values in rounds for name, value in values.items()]
+        metrics = [self._metric(name, value, now, round) for name, value in values.items()]
         with _request_limits(self._impatient):
             for first in range(0, len(metrics), METRICS_PER_REQUEST):
                 self._client.log_batch(self.run_id, metrics=metrics[first : first + METRICS_PER_REQUEST])

@@ -16,12 +16,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, read_state, shortened
-from fedsel_flwr.callbacks.trackers import MLflow, Recorder, TensorBoard, WandB, import_library, prepare_mlflow
+from fedsel_flwr.callbacks.trackers import (
+    MAX_ERROR,
+    MLflow,
+    Recorder,
+    TensorBoard,
+    TrackedRun,
+    WandB,
+    import_library,
+    prepare_mlflow,
+)
 from fedsel_flwr.checks import whole
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, RunError, described
 from fedsel_flwr.references import absolute_reference, is_reference, load_reference
-from fedsel_flwr.rounds.untrusted import one_line
 
 logger = logging.getLogger("fedsel_flwr")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -40,7 +47,7 @@ class Tracking:
         tracker: "tensorboard", "mlflow", "wandb", or the reference of a class.
         address: TensorBoard's log folder, MLflow's tracking URI or W&B's project; None takes the default.
         group: Name of the comparison, which all its runs share.
-        experiment: Name of MLflow's experiment, unless ``MLFLOW_EXPERIMENT_NAME`` is set.
+        experiment: Name of MLflow's experiment.
         folder: The folder of the comparison, for the default addresses; None: there is none.
         clients: Ids of the clients with per-client metrics.
         recorder: A class of the caller's.
@@ -80,7 +87,7 @@ class Tracking:
         """
         options: dict[str, Any] = {
             "group": f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}" if folder is None else Path(folder).resolve().name,
-            "experiment": f"fedsel-{scenario}",
+            "experiment": os.environ.get("MLFLOW_EXPERIMENT_NAME") or f"fedsel-{scenario}",
             "folder": None if folder is None else Path(folder),
             "clients": choose_clients(TRACKED_CLIENTS if track_clients is None else track_clients, num_clients),
         }
@@ -113,15 +120,22 @@ class Tracking:
         made._check()
         return made
 
-    def in_folder(self, folder: Path) -> Tracking:
-        """Return the same tracker for the runs of a comparison in a folder."""
-        return replace(self, folder=folder, group=folder.resolve().name)
+    def begin(self, folder: Path | None = None, warn: Callable[[str], None] = logger.warning) -> Tracking:
+        """Return the same tracker for the runs in a folder, with MLflow's database and experiment.
 
-    def begin(self, folder: Path, warn: Callable[[str], None] = logger.warning) -> Tracking:
-        """Return the same tracker for the runs in a folder, after :meth:`prepare`, whose warning goes to ``warn``."""
-        tracking = self.in_folder(folder)
-        if warning := tracking.prepare():
-            warn(warning)
+        They are made here, before several processes would make them at one time.
+
+        Args:
+            folder: The folder of the comparison; None leaves it as it is.
+            warn: Receives a warning if MLflow does not answer. The runs continue all the same.
+        """
+        tracking = self if folder is None else replace(self, folder=folder, group=folder.resolve().name)
+        if tracking.tracker == "mlflow":
+            try:
+                prepare_mlflow(tracking.experiment, tracking._default_address())
+            except Exception as error:
+                text = described(error)[:MAX_ERROR]
+                warn(f"mlflow does not answer. The runs continue, and mlflow lacks their rounds until it does: {text}")
         return tracking
 
     def _check(self) -> None:
@@ -153,104 +167,48 @@ class Tracking:
         folder = self.folder.resolve()
         return f"sqlite:///{folder / 'mlflow.db'}" if self.tracker == "mlflow" else str(folder / "tensorboard")
 
-    def prepare(self) -> str:
-        """Make MLflow's database and experiment, before several processes would make them at one time.
-
-        Returns:
-            Empty, or a warning that the tracker does not answer. The run continues all the same.
-        """
-        if self.tracker != "mlflow":
-            return ""
-        try:
-            prepare_mlflow(self._experiment, self._default_address())
-        except Exception as error:
-            return (
-                f"mlflow does not answer, and the runs continue without it: {shortened(error)}. Rounds are sent when "
-                "it answers, or with --resume (resume=True)"
-            )
-        return ""
-
-    def describe_missing(self, folder: Path) -> str:
-        """Name the tracker's last error if it lacks rounds of runs in a folder; empty if it lacks none."""
-        states = {place.name: read_state(place / STATE) for place in (folder, *sorted(folder.glob("*/")))}
-        lacking = {name: one_line(str(state["error"])) for name, state in states.items() if state.get("error")}
-        if not lacking:
-            return ""
-        name, error = next(iter(lacking.items()))
-        count = len(lacking)
-        return f"{self.tracker} lacks rounds of {count} run{'' if count == 1 else 's'} ({name}: {error})"
-
     def end_service(self) -> None:
         """End W&B's service process. It prints a traceback if it is killed."""
         if self.tracker == "wandb":
             import_library("wandb", "wandb").teardown()
 
-    def run(
-        self, name: str, params: Mapping[str, object], *, folder: str | Path | None = None, resume: bool = False
-    ) -> TrackedRun:
+    def run(self, name: str, params: Mapping[str, object]) -> TrackedRun:
         """Return the callback of one run.
 
         Args:
             name: Of the run.
             params: Its parameters.
-            folder: Of the run, for the state of its tracking; None keeps none.
-            resume: Whether to continue from that state.
         """
-        return TrackedRun(
-            lambda run_id: self.open(name, params, run_id),
-            {"tracker": self.tracker, "address": self.address},
-            state=None if folder is None else Path(folder) / STATE,
-            resume=resume,
-            clients=self.clients,
-        )
+        return TrackedRun(self.tracker, lambda: self.open(name, params), self.clients)
 
-    def open(self, name: str, params: Mapping[str, object], run_id: str | None = None) -> Recorder:
-        """Open a run of the tracker.
+    def open(self, name: str, params: Mapping[str, object]) -> Recorder:
+        """Open a new run of the tracker.
 
         Args:
-            name: Name of a new run.
-            params: Parameters of a new run.
-            run_id: The run to append to; None opens a new one.
+            name: Of the run.
+            params: Its parameters.
         """
         params = {"comparison": self.group, **params}
         if self.recorder is not None:
-            own = {"name": name, "params": params, "run_id": run_id, "group": self.group, "folder": self.folder}
+            own = {"name": name, "params": params, "run_id": None, "group": self.group, "folder": self.folder}
             return self.recorder(**_accepted(self.recorder, own))
         if self.tracker == "tensorboard":
-            return self._tensorboard(name, params, run_id)
+            # In a log folder that comparisons may share, each has its own folder.
+            root = Path(str(self._default_address())) / ("" if self.address is None else self.group)
+            # A run that is resumed or played again gets another folder: two runs in one folder would be one curve.
+            folder, count = root / name, 1
+            while folder.exists():
+                folder, count = root / f"{name}-{count + 1}", count + 1
+            return TensorBoard(folder, params=params)
         if self.tracker == "mlflow":
-            return MLflow(
-                self._experiment, run_name=name, tracking_uri=self._default_address(), params=params, run_id=run_id,
-                impatient=True,
-            )  # fmt: skip
+            address = self._default_address()
+            return MLflow(self.experiment, run_name=name, tracking_uri=address, params=params, impatient=True)
         # W&B makes links in its folder, and a run's folder must have none: W&B's files stay where it puts them.
         settings = {"console": "off", "silent": True, "init_timeout": 20}
         # W&B keeps the working directory of its first run in this process.
         place = os.environ.get("WANDB_DIR") or str(Path.cwd())
-        resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
-        return WandB(
-            self.address or os.environ.get("WANDB_PROJECT") or "fedsel",
-            name=name, group=self.group, config=params, settings=settings, dir=place, **resumed,
-        )  # fmt: skip
-
-    def _tensorboard(self, name: str, params: Mapping[str, object], run_id: str | None) -> TensorBoard:
-        root = Path(str(self._default_address()))
-        # In a log folder that comparisons may share, each has its own folder.
-        root = root if self.address is None else root / self.group
-        if run_id is not None:
-            recorder = TensorBoard(root / run_id)
-        else:
-            # A run that is played again gets another folder: two runs in one folder would be one curve.
-            folder, count = root / name, 1
-            while folder.exists():
-                folder, count = root / f"{name}-{count + 1}", count + 1
-            recorder, run_id = TensorBoard(folder, params=params), folder.name
-        recorder.run_id = run_id
-        return recorder
-
-    @property
-    def _experiment(self) -> str:
-        return os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.experiment
+        project = self.address or os.environ.get("WANDB_PROJECT") or "fedsel"
+        return WandB(project, name=name, group=self.group, config=params, settings=settings, dir=place)
 
 
 def choose_clients(given: int | Sequence[int], num_clients: int) -> tuple[str, ...]:
@@ -290,5 +248,5 @@ def _has_key(library: Any) -> bool:
     try:
         return bool(library.login(prompt=False))
     except Exception as error:
-        logger.warning("W&B does not answer. The runs continue, and the rounds are sent later: %s", shortened(error))
+        logger.warning("W&B does not answer. The runs continue without it: %s", described(error)[:MAX_ERROR])
         return True

@@ -1,6 +1,6 @@
 """System model of clients: the delays of a round, the methods of every system model, and the device of a client.
 
-:class:`RoundDelays` and :class:`System` are the interface of a system model for engines and clients.
+:class:`System` is the base class of a system model, and :class:`RoundDelays` what it draws for engines and clients.
 :func:`mean_latencies` returns the true means, which no selector knows. Regret and genies are computed from these means.
 The device of Xia's clients, with its computing rate and energy, follows.
 
@@ -13,13 +13,13 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.errors import ParameterError
 
 PROBE_BITS = 64
@@ -43,41 +43,88 @@ class RoundDelays:
     computing_rate: float
 
 
-class System(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class System(ABC):
     """System model: the delays and the energy of each client in each round.
 
     :class:`~fedsel_flwr.clients.system.SystemModel` is Xia's cell, :class:`~fedsel_flwr.clients.phones.PhoneModel` a
     fleet of phones.
+
+    Args:
+        num_clients: Number of clients, with partition ids 0 … num_clients - 1.
+        seed: Seed of the run, at least 0.
+        max_latency_s: Client deadline, s.
     """
 
-    @property
-    def num_clients(self) -> int:
-        """Number of clients, with partition ids 0 … num_clients - 1."""
+    num_clients: int
+    seed: int
+    max_latency_s: float
 
     @property
-    def seed(self) -> int:
-        """Seed of the run."""
-
-    @property
-    def max_latency_s(self) -> float:
-        """Deadline of a round, s."""
-
-    @property
+    @abstractmethod
     def payload_up_bits(self) -> float:
         """Size of the update that a client sends, bit."""
 
-    def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """Return the delays of a client in a round, not capped; the same arguments give the same delays."""
+    def _check_numbers(self, above_zero: Sequence[str], not_negative: Sequence[str]) -> None:
+        """Check the fields that hold a number.
 
+        Raises:
+            ParameterError: If a value is outside its range; the message names the field.
+        """
+        for name, lowest in (("num_clients", 1), ("seed", 0)):
+            object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
+        for name in above_zero:
+            real(name, getattr(self, name), above=0.0)
+        for name in not_negative:
+            real(name, getattr(self, name), at_least=0.0)
+
+    def draw(self, partition_id: int, round: int) -> RoundDelays:
+        """Draw the delays of a client in a round; the same arguments give the same delays.
+
+        Args:
+            partition_id: The client's partition, in [0, num_clients).
+            round: Absolute round.
+
+        Returns:
+            The parts of the client's latency. The caller limits their sum to `max_latency_s`.
+
+        Raises:
+            ParameterError: If there is no such partition, or the round is negative.
+        """
+        return self.draws([partition_id], round)[0]
+
+    @abstractmethod
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, to the last bit."""
+        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time."""
 
     def mean_latencies(self, points: FloatArray) -> FloatArray:
-        """Return each client's mean latency, capped at the deadline, s; points of the unit cube, shape (n, 3)."""
+        """Return each client's mean latency over the rounds, capped at the deadline, s.
+
+        Args:
+            points: Points spread evenly over the unit cube, shape (n, 3), see :func:`quasirandom_points`.
+
+        Returns:
+            Mean latencies, shape (num_clients,).
+        """
+        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
 
     def latencies(self, points: FloatArray) -> FloatArray:
-        """Return latencies, not capped, s, shape (rounds, K); points of the unit cube, shape (rounds, K, 3)."""
+        """Return the latencies of every client in several rounds, not capped, s.
 
+        Args:
+            points: Points of the unit cube, shape (rounds, num_clients, 3). Uniform points give the distribution of
+                :meth:`draws`.
+
+        Returns:
+            Latencies, shape (rounds, num_clients).
+        """
+        return np.stack(list(self._latencies(points)), axis=1)
+
+    @abstractmethod
+    def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
+        """Yield each client's latencies; points have the shape (n, 3) for all clients, or (n, num_clients, 3)."""
+
+    @abstractmethod
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy of a client in a round, J; ``compute_s`` replaces the time to train."""
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.device import RoundDelays, check_partition, computing_seconds
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.clients.device import RoundDelays, System, check_partition, computing_seconds
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -42,7 +42,7 @@ _NOT_NEGATIVE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhoneModel:
+class PhoneModel(System):
     """A fleet of phones that differ in processor and Wi-Fi, and slightly from round to round.
 
     Each client has its own median of the seconds per example and of its two throughputs, drawn once. In each round,
@@ -86,8 +86,6 @@ class PhoneModel:
         (2.163, 0.314)
     """
 
-    num_clients: int
-    seed: int
     examples: Sequence[float] | npt.NDArray[np.integer | np.floating]
     payload_bits: float
     seconds_per_example: float = 0.172
@@ -105,12 +103,7 @@ class PhoneModel:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, lowest in (("num_clients", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
-        for name in _ABOVE_ZERO:
-            real(name, getattr(self, name), above=0.0)
-        for name in _NOT_NEGATIVE:
-            real(name, getattr(self, name), at_least=0.0)
+        self._check_numbers(_ABOVE_ZERO, _NOT_NEGATIVE)
         examples = np.asarray(self.examples)
         fits = examples.shape == (self.num_clients,) and examples.dtype.kind in "iuf"
         if not fits or not (np.isfinite(examples) & (examples > 0)).all():
@@ -135,21 +128,6 @@ class PhoneModel:
         """Size of the update that a client sends, bit."""
         return self.payload_bits
 
-    def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """Draw the delays of a client in a round; the same arguments give the same delays.
-
-        Args:
-            partition_id: The client's partition, in [0, num_clients).
-            round: Absolute round.
-
-        Returns:
-            The parts of the client's latency. The caller limits their sum to `max_latency_s`.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        return self.draws([partition_id], round)[0]
-
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
         """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
 
@@ -170,30 +148,6 @@ class PhoneModel:
             self._delays(k, own, now.standard_normal(3).tolist())
             for k, own, now in zip(partition_ids, self._own_draws(partition_ids), factors, strict=True)
         ]
-
-    def mean_latencies(self, points: FloatArray) -> FloatArray:
-        """Return each phone's mean latency over the rounds, capped at the deadline, s.
-
-        Args:
-            points: Points spread evenly over the unit cube, shape (n, 3), see
-                :func:`fedsel_flwr.clients.device.quasirandom_points`.
-
-        Returns:
-            Mean latencies, shape (num_clients,).
-        """
-        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
-
-    def latencies(self, points: FloatArray) -> FloatArray:
-        """Return the latencies of every phone in several rounds, not capped, s.
-
-        Args:
-            points: Points of the unit cube, shape (rounds, num_clients, 3). Uniform points give the distribution of
-                :meth:`draws`.
-
-        Returns:
-            Latencies, shape (rounds, num_clients).
-        """
-        return np.stack(list(self._latencies(points)), axis=1)
 
     def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
         """Yield each phone's latencies; points have the shape (n, 3) for all phones, or (n, num_clients, 3)."""

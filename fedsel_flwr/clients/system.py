@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, real, whole
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.device import (
     COMPUTING_STEP,
     RoundDelays,
+    System,
     check_partition,
     computing_rate_bounds,
     computing_seconds,
@@ -45,7 +46,7 @@ _NOT_NEGATIVE = ("cycles_per_sample", "effective_capacitance")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemModel:
+class SystemModel(System):
     """A cell of clients with fading channels, and devices whose speed changes from round to round.
 
     Payloads and samples are constants of the scenario, and are never derived from the trained model. A VGG-11 over 15
@@ -83,8 +84,6 @@ class SystemModel:
         True
     """
 
-    num_clients: int
-    seed: int
     downlink: OFDMAChannel = field(default_factory=OFDMAChannel)
     uplink: OFDMAChannel = field(default_factory=OFDMAChannel)
     radius_km: float = 0.5
@@ -98,17 +97,12 @@ class SystemModel:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, lowest in (("num_clients", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
+        self._check_numbers(_ABOVE_ZERO, _NOT_NEGATIVE)
         for name in ("downlink", "uplink"):
             if not isinstance(getattr(self, name), OFDMAChannel):
                 raise ParameterError(
                     f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}. Pass OFDMAChannel()."
                 )
-        for name in _ABOVE_ZERO:
-            real(name, getattr(self, name), above=0.0)
-        for name in _NOT_NEGATIVE:
-            real(name, getattr(self, name), at_least=0.0)
         if self.radius_km < self._min_distance_km:
             raise ParameterError(
                 f"radius_km must be at least the channels' min_distance_km = {self._min_distance_km!r}, "
@@ -133,21 +127,6 @@ class SystemModel:
         radius, least = self.radius_km, self._min_distance_km
         placements = streams(self.seed, "placement", partition_ids)
         return [float(uniform_disc(own, radius_km=radius, min_distance_km=least)) for own in placements]
-
-    def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """Draw the delays of a client in a round; the same arguments give the same delays.
-
-        Args:
-            partition_id: The client's partition, in [0, num_clients).
-            round: Absolute round.
-
-        Returns:
-            The parts of the client's latency. The caller limits their sum to `max_latency_s`.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        return self.draws([partition_id], round)[0]
 
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
         """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
@@ -179,30 +158,6 @@ class SystemModel:
             )
             for download_s, upload_s, rate in zip(down.tolist(), up.tolist(), rates, strict=True)
         ]
-
-    def mean_latencies(self, points: FloatArray) -> FloatArray:
-        """Return each client's mean latency over the rounds, capped at the deadline, s.
-
-        Args:
-            points: Points spread evenly over the unit cube, shape (n, 3), see
-                :func:`fedsel_flwr.clients.device.quasirandom_points`.
-
-        Returns:
-            Mean latencies, shape (num_clients,).
-        """
-        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
-
-    def latencies(self, points: FloatArray) -> FloatArray:
-        """Return the latencies of every client in several rounds, not capped, s.
-
-        Args:
-            points: Points of the unit cube, shape (rounds, num_clients, 3). Uniform points give the distribution of
-                :meth:`draws`.
-
-        Returns:
-            Latencies, shape (rounds, num_clients).
-        """
-        return np.stack(list(self._latencies(points)), axis=1)
 
     def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
         """Yield each client's latencies; points have the shape (n, 3) for all clients, or (n, num_clients, 3)."""

@@ -15,7 +15,7 @@ room                 contents
 ===================  ==========================================================================================
 ``catalogue``        the list of our selectors
 ``registry``         selectors by name: look up, create, describe
-``citations``        BibTeX entries of the papers
+``citations``        the papers: their keys in ``papers.bib``, and its entries
 ``base``             the interface: probe, select, observe, inform
 ``selector_state``   declared state: grow, forget, save, load
 ``_contract``        checks of an author's declarations, reports and choices

@@ -12,6 +12,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors import catalogue
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import papers
 
 _CLASSES: dict[str, type[Selector]] = {
     cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Selector)
@@ -221,7 +222,8 @@ def citations(name: str) -> tuple[str, ...]:
             f"selector {name!r} names no paper. Set {cls.__name__}.citations to a tuple of BibTeX entries"
         )
     # A text would otherwise be taken for a tuple of letters.
-    return (cls.citations,) if isinstance(cls.citations, str) else tuple(cls.citations)
+    cited = (cls.citations,) if isinstance(cls.citations, str) else cls.citations
+    return tuple(papers().get(one, one) for one in cited)
 
 
 def _installed() -> dict[str, str]:

@@ -24,7 +24,6 @@ Modules, in the order in which a run uses them:
 ``run_record``          ``run.json``: the settings of a run, and a digest of each file
 ``comparisons``         several selectors on the same seeds
 ``untrusted_folders``   checks of folders that another person may have made
-``package_checks``      checks of the installed packages
 ``doctor``              checks of the installation and of this machine: ``fedsel doctor``
 ``logs``                log records during a run
 ``shutdown``            Ctrl-C and SIGTERM

@@ -6,36 +6,55 @@ checks need no package beyond a core installation.
 
 from __future__ import annotations
 
-import contextlib
+import importlib.metadata
 import os
+import platform
 import shutil
-import subprocess
+import sys
 import time
 import tomllib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import fedsel_flwr
-from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.errors import FedSelError, described
 from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
 from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
-from fedsel_flwr.simulations.package_checks import (
-    Finding,
-    check_packages,
-    check_python,
-    check_selectors,
-    install_command,
-    version_of,
-)
 from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder, has_image_set
 
-LINKS = ("strategies", "clients", "simulations")
-"""Symbolic links at the root of a clone."""
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+PROJECT = "fedsel-flwr"
+SIM_BEGUN_BY = ("tomli-w", "torch")
+"""Packages of the extra ``sim`` that are together in few other environments. If both are installed, the whole extra is
+expected. Ray does not count, because Flower's own extra installs it on servers."""
+EXTRAS_UNREPORTED = ("dev", "fast")
+"""Extras that users do not need: ``dev`` is for work on this package, and ``fast`` is a part of ``sim``."""
 LEAST_BYTES = 10**9
-"""Free memory and free disk space, in bytes, below which a run is likely to fail."""
-TOOL_LIMIT_S = 10.0
-"""Longest wait for ``nvidia-smi``, in seconds."""
+"""Free disk space, in bytes, below which a run is likely to fail."""
+
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Finding of a check.
+
+    Attributes:
+        topic: Subject, such as "packages".
+        status: "ok", "note" (you need not do anything) or "problem".
+        text: The finding in one line.
+        cure: The command that fixes a problem, or that installs the packages in a note; empty if there is none.
+    """
+
+    topic: str
+    status: Status
+    text: str
+    cure: str = ""
 
 
 def examine(data_dir: str | None = None, runs_dir: str = "runs", start_ray: bool = False) -> Iterator[Finding]:
@@ -46,14 +65,11 @@ def examine(data_dir: str | None = None, runs_dir: str = "runs", start_ray: bool
         runs_dir: Folder of all runs. The free space on its disk is checked.
         start_ray: Whether to start Ray for a moment. If False, only its version and the cluster's address are checked.
     """
-    yield from check_python()
     yield from check_packages()
-    yield from check_selectors()
     yield from check_torch()
     yield from check_ray(start_ray)
     yield from check_data(data_dir)
-    yield from check_space(Path(runs_dir))
-    yield from check_links(Path(fedsel_flwr.__file__).parent.parent)
+    yield check_disk(Path(runs_dir))
 
 
 def report_lines(findings: list[Finding], width: int) -> Iterator[str]:
@@ -76,6 +92,71 @@ def report_lines(findings: list[Finding], width: int) -> Iterator[str]:
     )
 
 
+def check_packages() -> Iterator[Finding]:
+    """Check Python, this package, its requirements, and its extras."""
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    folder = Path(fedsel_flwr.__file__).parent
+    try:
+        from packaging.requirements import Requirement
+        from packaging.specifiers import SpecifierSet
+
+        distribution = importlib.metadata.distribution(PROJECT)
+    except ImportError as error:
+        yield Finding("Python", "ok", python)
+        text = f"{PROJECT} in {folder} is not installed ({error}), so no version is checked"
+        yield Finding("packages", "note", text, f"pip install -e '{folder.parent}'")
+        return
+    needed = distribution.metadata["Requires-Python"]
+    if SpecifierSet(needed).contains(platform.python_version(), prereleases=True):
+        yield Finding("Python", "ok", python)
+    else:
+        cure = f"python3.13 -m venv .venv && . .venv/bin/activate && pip install {PROJECT}"
+        yield Finding("Python", "problem", f"{python}; {PROJECT} needs {needed}", cure)
+    requirements = [Requirement(line) for line in distribution.requires or ()]
+    core = [Requirement(PROJECT), *(one for one in requirements if _applies(one, ""))]
+    yield _check_group("packages", core, f"pip install '{PROJECT}'", wanted=True)
+    for extra in distribution.metadata.get_all("Provides-Extra") or ():
+        if extra not in EXTRAS_UNREPORTED:
+            added = [one for one in requirements if _applies(one, extra) and one not in core]
+            begun = extra == "sim" and all(map(version_of, SIM_BEGUN_BY))
+            # pip installs what an installed package lacks, wherever that package came from.
+            yield _check_group(f"extra {extra}", added, f"pip install '{PROJECT}[{extra}]'", wanted=begun)
+
+
+def _check_group(topic: str, requirements: list[Requirement], cure: str, *, wanted: bool) -> Finding:
+    """Return the finding for the core's requirements or for an extra; what is lacking is a problem if it is wanted."""
+    if faults := sorted({fault for one in requirements for fault in _faults(one)}):
+        return Finding(topic, "problem" if wanted else "note", f"lacks {', '.join(faults)}", cure)
+    versions = sorted(f"{one.name} {version_of(one.name)}" for one in requirements)
+    return Finding(topic, "ok", ", ".join(versions) or "needs nothing on this platform")
+
+
+def version_of(name: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    """Return whether a requirement belongs to an extra (to the core if ``extra`` is empty) on this platform."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _faults(requirement: Requirement) -> Iterator[str]:
+    """Yield the missing packages of a requirement and its extras, and those whose version is wrong."""
+    from packaging.requirements import Requirement
+
+    version = version_of(requirement.name)
+    if not version or not requirement.specifier.contains(version, prereleases=True):
+        yield f"{requirement.name}{requirement.specifier}" + (f" ({version} is installed)" if version else "")
+    for line in importlib.metadata.requires(requirement.name) or () if version and requirement.extras else ():
+        inner = Requirement(line)
+        if not _applies(inner, "") and any(_applies(inner, extra) for extra in requirement.extras):
+            yield from _faults(inner)
+
+
 def check_torch() -> Iterator[Finding]:
     """Check that torch can be imported, and find the GPUs that it sees."""
     if not version_of("torch"):
@@ -89,30 +170,11 @@ def check_torch() -> Iterator[Finding]:
             built_for = torch.version.cuda or torch.version.hip
     # A broken installation raises errors of many kinds.
     except Exception as error:
-        text = f"torch cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
-        yield Finding("torch", "problem", text, "pip install --force-reinstall torch torchvision")
+        cure = "pip install --force-reinstall torch torchvision"
+        yield Finding("torch", "problem", f"torch cannot be imported: {described(error)}", cure)
         return
-    if gpus:
-        yield Finding("GPU", "ok", f"torch sees {', '.join(gpus)}")
-    elif (cards := _graphics_cards()) and not built_for:
-        text = f"torch is built for the CPU, so it cannot use {cards}; see https://pytorch.org/get-started/locally"
-        yield Finding("GPU", "note", text, "pip install --force-reinstall torch torchvision")
-    elif cards:
-        yield Finding("GPU", "note", f"torch does not see {cards}; its driver may be too old for torch", "nvidia-smi")
-    else:
-        yield Finding("GPU", "ok", "none; everything trains on the CPU")
-
-
-def _graphics_cards() -> str:
-    """Return the names of the graphics cards that NVIDIA's driver lists; empty without a driver."""
-    if not (tool := shutil.which("nvidia-smi")):
-        return ""
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False)
-        if done.returncode == 0:
-            return ", ".join(done.stdout.split("\n")).strip(", ")
-    return ""
+    seen = f"sees {', '.join(gpus)}" if gpus else "sees no GPU; everything trains on the CPU"
+    yield Finding("GPU", "ok", f"torch, built {f'for CUDA {built_for}' if built_for else 'without CUDA'}, {seen}")
 
 
 def check_ray(start: bool) -> Iterator[Finding]:
@@ -132,8 +194,8 @@ def check_ray(start: bool) -> Iterator[Finding]:
         yield Finding("Ray", "problem", text, f"unset {VARIABLE}")
     if not (version := version_of("ray")):
         if start:
-            text = "Ray is not installed, so it cannot be started"
-            yield Finding("Ray", "problem", text, install_command("sim"))
+            cure = f"pip install '{PROJECT}[sim]'"
+            yield Finding("Ray", "problem", "Ray is not installed, so it cannot be started", cure)
         return
     if not start:
         yield Finding("Ray", "ok", f"{version}; not started, fedsel doctor --start-ray tries it")
@@ -182,9 +244,6 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
     if lacking:
         text += f"; a run that needs {' or '.join(lacking)} downloads it"
     yield Finding("data", "ok", text)
-    if named and lacking and not os.access(folder, os.W_OK):
-        text = f"{folder} cannot be written to, so {' and '.join(lacking)} cannot be downloaded into it"
-        yield Finding("data", "note", text)
     for name in scenario_names():
         trace = tomllib.loads(packaged_text(name)).get("availability", {}).get("trace", "")
         if trace and not (folder / trace).is_file() and not Path(trace).is_file():
@@ -192,52 +251,18 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
             yield Finding("data", "note", text)
 
 
-def check_space(runs_dir: Path) -> Iterator[Finding]:
-    """Check the free memory, and the free space on the disk with the runs.
+def check_disk(runs_dir: Path) -> Finding:
+    """Check the disk with the runs: its free space, and whether it can be written to.
 
     Args:
         runs_dir: Folder of all runs, which need not exist.
     """
-    memory = _free_memory()
-    if memory is not None:
-        text, cure = f"{memory / 1e9:.1f} GB available, {os.cpu_count()} cores", "ps aux --sort=-rss | head"
-        yield Finding("memory", "ok", text) if memory >= LEAST_BYTES else Finding("memory", "problem", text, cure)
     folder = runs_dir.expanduser().absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "problem", f"{folder} cannot be written to", "fedsel doctor --runs-dir ANOTHER_FOLDER")
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free for run folders in {folder}"
     cure = f"du -sh {folder}/* | sort -h | tail"
-    yield Finding("disk", "ok", text) if free >= LEAST_BYTES else Finding("disk", "problem", text, cure)
-    if not os.access(folder, os.W_OK):
-        yield Finding("disk", "problem", f"{folder} cannot be written to", "fedsel doctor --runs-dir ANOTHER_FOLDER")
-
-
-def _free_memory() -> int | None:
-    """Return the available memory in bytes; None if the system does not report it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    with contextlib.suppress(ImportError):
-        import psutil
-
-        return int(psutil.virtual_memory().available)
-    return None
-
-
-def check_links(root: Path) -> Iterator[Finding]:
-    """Check the symbolic links at the root of a clone; yield nothing if this is not a clone.
-
-    Args:
-        root: The folder that contains the package.
-    """
-    # A wheel and an unpacked sdist have no links.
-    if not (root / ".git").exists():
-        return
-    broken = [name for name in LINKS if not (root / name / "__init__.py").is_file()]
-    if broken:
-        cure = f"git -C {root} config core.symlinks true && git -C {root} checkout -- {' '.join(broken)}"
-        yield Finding("links", "problem", f"no symbolic links to the package: {', '.join(broken)}", cure)
-    else:
-        yield Finding("links", "ok", f"{', '.join(LINKS)} lead into the package")
+    return Finding("disk", "ok", text) if free >= LEAST_BYTES else Finding("disk", "problem", text, cure)

@@ -14,8 +14,7 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
 from fedsel_flwr import flower
-from fedsel_flwr.callbacks import together
-from fedsel_flwr.callbacks.tracked_run import TrackedRun
+from fedsel_flwr.callbacks.trackers import TrackedRun, together
 from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
@@ -141,7 +140,7 @@ def simulate(
         track: The tracker that receives parameters and metrics: "tensorboard", "mlflow" or "wandb". An address may
             follow, as in "mlflow:http://host:5000". For your own tracker, pass a class derived from
             :class:`~fedsel_flwr.callbacks.Recorder`, or its path ``./file.py:Class``. If the tracker fails, the run
-            continues. If None, there is no tracker.
+            continues without it. A resumed run is a new run of the tracker. If None, there is no tracker.
         track_clients: Clients whose own metrics are tracked: a list of ids, or a number. With a number, the clients are
             picked evenly from all ids.
         code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`). Pass them if
@@ -203,13 +202,9 @@ def simulate(
     tracked: TrackedRun | None = None
     if track is not None:
         shown = label or scenario.selector
-        used, resumes = run_parameters(scenario, shown, selector), bool(resume) and not restart
-        tracked = track.run(run_name(shown, scenario.seed), used, folder=folder, resume=resumes)
+        tracked = track.run(run_name(shown, scenario.seed), run_parameters(scenario, shown, selector))
         on_round = tracked if on_round is None else together(tracked, on_round)
     if finished is not None:
-        if tracked is not None:
-            # The tracker may lack rounds, because it failed, or the run had no tracker.
-            tracked.follow(finished.history).close()
         # An earlier process may have been killed after it wrote the result and before it removed the checkpoints.
         checkpoints.discard()
         return finished
@@ -243,8 +238,6 @@ def simulate(
     def begin(*, replay: bool) -> Any:
         if replay:
             discard_progress(Path(folder))
-            if tracked is not None:
-                tracked.restart()
         plan = replace(checkpoints, resume=False) if replay else checkpoints
         made = make_strategy(world, on_round, selector, plan.options(scenario, selector), should_stop)
         # Called before the strategy reads its checkpoint, which restores the history from this journal.

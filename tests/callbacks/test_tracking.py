@@ -1,27 +1,24 @@
-"""Tracking: each round reaches the tracker once, whatever fails or is resumed; and which tracker an option names."""
+"""Tracking: each round reaches the tracker, or is lost with it; and which tracker an option names."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedsel_flwr.callbacks import MLflow, Recorder, tracked_run
-from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, batches, read_state
+from fedsel_flwr.callbacks import MLflow, Recorder, trackers
+from fedsel_flwr.callbacks.trackers import TrackedRun
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
 NAN = float("nan")
-HERE = {"tracker": "fake", "address": None}
 
 
 class Fake:
@@ -30,14 +27,14 @@ class Fake:
     def __init__(self) -> None:
         self.runs: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
         self.ended: dict[str, bool] = {}
-        self.opened: list[str | None] = []
+        self.tried = 0
         self.away = False
 
-    def open(self, run_id: str | None) -> Recorder:
-        self.opened.append(run_id)
+    def open(self) -> Recorder:
+        self.tried += 1
         if self.away:
             raise ConnectionError("away")
-        return FakeRun(self, run_id or f"run{len(self.runs)}")
+        return FakeRun(self, f"run{len(self.runs)}")
 
     def rounds(self, run_id: str = "run0") -> list[int]:
         return [round for round, _ in self.runs[run_id]]
@@ -80,120 +77,75 @@ def play(tracked: TrackedRun, history: History, rounds: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def each_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_run, "PAUSE_S", 0.0)
-    monkeypatch.setattr(tracked_run, "SHARE", 1e9)
+def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "RETRY", 0.0)
 
 
-# ---- each round once -----------------------------------------------------------------------------------------------
+# ---- each round ------------------------------------------------------------------------------------------------------
 
 
 def test_each_round_comes_at_once_and_once() -> None:
     server, history = Fake(), History()
-    with TrackedRun(server.open, HERE).follow(history) as tracked:
+    with TrackedRun("fake", server.open).follow(history) as tracked:
         play(tracked, history, 3)
         assert server.rounds() == [1, 2, 3]
     assert server.ended == {"run0": False}
-    assert server.opened == [None]
+    assert server.tried == 1
     assert server.runs["run0"][1][1]["accuracy"] == 0.5
 
 
-def test_between_two_transfers_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_run, "PAUSE_S", 1000.0)
+def test_a_round_without_server_is_lost_and_the_run_continues(caplog: pytest.LogCaptureFixture) -> None:
     server, history = Fake(), History()
-    with TrackedRun(server.open, HERE).follow(history) as tracked:
-        play(tracked, history, 5)
-        assert server.rounds() == [1]
-    assert server.rounds() == [1, 2, 3, 4, 5]
-
-
-def test_rounds_of_a_time_without_server_come_later(caplog: pytest.LogCaptureFixture) -> None:
-    server, history = Fake(), History()
-    with caplog.at_level(logging.WARNING, "fedsel_flwr"), TrackedRun(server.open, HERE).follow(history) as tracked:
+    with caplog.at_level(logging.WARNING, "fedsel_flwr"), TrackedRun("fake", server.open).follow(history) as tracked:
+        play(tracked, history, 2)
         server.away = True
         play(tracked, history, 2)
         server.away = False
-        play(tracked, history, 2)
+        play(tracked, history, 1)
         server.away = True
-        play(tracked, history, 3)
-        server.away = False
-    assert server.rounds() == [1, 2, 3, 4, 5, 6, 7]
+    assert server.rounds() == [1, 2, 5]
     [said] = caplog.messages
-    assert said.startswith("fake failed. The run continues, and the rounds are sent later: ConnectionError: away (")
+    assert said.startswith("fake failed in round 3. The run continues, and further failures are not logged: Connection")
 
 
-def test_a_server_that_stays_away_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_away_at_first_gets_the_rounds_before_as_after_a_resume() -> None:
     server, history = Fake(), History()
     server.away = True
-    state = tmp_path / "run" / STATE
-    with TrackedRun(server.open, HERE, state=state).follow(history) as tracked:
-        play(tracked, history, 3)
-    assert caplog.messages[-1].startswith("fake has 0 of 3 rounds of this run. Resume the run")
-    missing = Tracking.of(Own, "smoke", 10).describe_missing
-    assert missing(tmp_path).startswith("Own lacks rounds of 1 run (run: ConnectionError: away")
+    tracked = TrackedRun("fake", server.open).follow(history)
+    play(tracked, history, 2)
     server.away = False
-    with TrackedRun(server.open, HERE, state=state, resume=True).follow(history):
-        pass
+    play(tracked, history, 1)
     assert server.rounds() == [1, 2, 3]
-    assert missing(tmp_path) == missing(state.parent) == ""
+    resumed = TrackedRun("fake", server.open).follow(history)
+    play(resumed, history, 2)
+    assert server.rounds("run1") == [1, 2, 3, 4, 5]
 
 
-def test_a_resumed_run_sends_what_the_tracker_lacks(tmp_path: Path) -> None:
-    server, history, state = Fake(), History(), tmp_path / STATE
-    play(TrackedRun(server.open, HERE, state=state).follow(history), history, 5)  # killed in round 6
-    resumed = History.from_records(history.rounds[:3], history.clients[:6])  # its checkpoint is of round 3
-    with TrackedRun(server.open, HERE, state=state, resume=True).follow(resumed) as tracked:
-        tracked(resumed.rounds[-1])
-        play(tracked, resumed, 4)
-    assert server.rounds() == [1, 2, 3, 4, 5, 6, 7]
-    assert server.opened == [None, "run0"]
-    assert json.loads(state.read_text()) == HERE | {"run": "run0", "rounds": 7, "ended": True, "error": ""}
-    with TrackedRun(server.open, HERE, state=state, resume=True).follow(resumed):
-        pass
-    assert server.opened == [None, "run0"]  # nothing was left to send
-
-
-@pytest.mark.parametrize("change", ["no resume", "another place", "played again"])
-def test_another_run_is_another_run_of_the_tracker(change: str, tmp_path: Path) -> None:
-    server, history, state = Fake(), History(), tmp_path / STATE
-    with TrackedRun(server.open, HERE, state=state).follow(history) as tracked:
-        play(tracked, history, 2)
-    place = HERE | ({"address": "elsewhere"} if change == "another place" else {})
-    again = TrackedRun(server.open, place, state=state, resume=change != "no resume").follow(history)
-    if change == "played again":
-        again.restart()
-    again.close()
-    assert server.rounds("run1") == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{", "[]", '{"run": "../../etc", "rounds": 1}', '{"run": "a", "rounds": -1}', '{"run": 3, "rounds": 1}',
-        '{"run": "..", "rounds": 1}', '{"run": "a", "rounds": true}', '{"run": "a"}', "[" * 10_000,
-    ],
-)  # fmt: skip
-def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / STATE).write_text(text)
-    assert read_state(tmp_path / STATE) == {}
-    assert Tracking.of(Own, "smoke", 10).describe_missing(tmp_path) == ""
-
-
-def test_a_round_waits_for_its_evaluation() -> None:
+def test_a_server_that_stays_away_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "RETRY", 1e9)
     server, history = Fake(), History()
-    with TrackedRun(server.open, HERE).follow(history) as tracked:
+    server.away = True
+    with TrackedRun("fake", server.open).follow(history) as tracked:
+        play(tracked, history, 3)
+    assert server.tried == 1
+    assert server.ended == {}
+
+
+def test_a_round_that_is_evaluated_later_is_sent_again() -> None:
+    server, history = Fake(), History()
+    with TrackedRun("fake", server.open).follow(history) as tracked:
         tracked(add_round(history, NAN))
-        assert server.runs == {}
         tracked(add_round(history, NAN))
-        assert server.rounds() == [1]
         history.record_evaluation(2, loss=1.0, accuracy=0.75)
         tracked(history.rounds[-1])
-    assert [values.get("accuracy") for _, values in server.runs["run0"]] == [None, 0.75]
+    assert [(number, values.get("accuracy")) for number, values in server.runs["run0"]] == [
+        (1, None), (2, None), (2, 0.75),
+    ]  # fmt: skip
 
 
 def test_clients_have_figures_of_their_own() -> None:
     server, history = Fake(), History()
-    with TrackedRun(server.open, HERE, clients=("1", "8")).follow(history) as tracked:
+    with TrackedRun("fake", server.open, clients=("1", "8")).follow(history) as tracked:
         add_round(history)
         tracked(add_round(history))
     names = [f"client/1/{name}" for name in ("latency_s", "download_s", "compute_s", "upload_s", "train_loss")]
@@ -202,26 +154,22 @@ def test_clients_have_figures_of_their_own() -> None:
         assert own == dict(zip(names, (number + 0.1, 0.1, 0.2, 0.3, 1.5), strict=True)) | {"client/1/completed": 0.0}
 
 
-def test_requests_are_of_a_bounded_size() -> None:
-    rounds = [(number, dict.fromkeys(map(str, range(300)), 0.0)) for number in range(1, 8)]
-    rounds.append((8, dict.fromkeys(map(str, range(2000)), 0.0)))
-    assert [[number for number, _ in batch] for batch in batches(iter(rounds))] == [[1, 2, 3], [4, 5, 6], [7], [8]]
-
-
-def test_a_run_that_an_error_ends_has_failed(tmp_path: Path) -> None:
+def test_a_run_that_an_error_ends_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     server, history = Fake(), History()
-    tracked = TrackedRun(server.open, HERE, state=tmp_path / STATE).follow(history)
+    tracked = TrackedRun("fake", server.open).follow(history)
     play(tracked, history, 1)
     with pytest.raises(KeyboardInterrupt), tracked:
         raise KeyboardInterrupt
     assert server.ended == {"run0": True}
-    assert read_state(tmp_path / STATE)["ended"] is False
-    server.away, tried = True, len(server.opened)
-    away = TrackedRun(server.open, HERE).follow(history)
-    play(away, history, 1)
-    with pytest.raises(KeyboardInterrupt), away:
+    monkeypatch.setattr(trackers, "RETRY", 1e9)
+    again = TrackedRun("fake", server.open).follow(history)
+    play(again, history, 1)
+    server.away = True
+    play(again, history, 1)
+    server.away = False
+    with pytest.raises(KeyboardInterrupt), again:
         raise KeyboardInterrupt
-    assert len(server.opened) == tried + 1  # Ctrl-C does not wait for a server a second time
+    assert server.ended == {"run0": True}  # Ctrl-C does not wait for a server a second time
 
 
 # ---- the option ----------------------------------------------------------------------------------------------------
@@ -252,7 +200,7 @@ def test_a_class_of_ones_own_gets_what_it_takes(tmp_path: Path) -> None:
     assert mine.name == "bsfl-seed1"  # type: ignore[attr-defined]
     own = Tracking.of(Own, "smoke", 10, folder=tmp_path).open("bsfl-seed1", {"seed": 1})
     assert (own.name, own.params) == ("bsfl-seed1", {"comparison": tmp_path.name, "seed": 1})  # type: ignore[attr-defined]
-    greedy = Tracking.of(Greedy, "smoke", 10).open("a", {}, "run3")
+    greedy = Tracking.of(Greedy, "smoke", 10).open("a", {})
     assert greedy.given.keys() == {"name", "params", "run_id", "group", "folder"}  # type: ignore[attr-defined]
 
 
@@ -327,10 +275,11 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def test_mlflow_gets_bounded_requests_and_gives_up_soon(mlflow: dict[str, list[Any]], tmp_path: Path) -> None:
-    tracking = Tracking.of("mlflow", "smoke", 10, folder=tmp_path)
-    assert tracking.prepare() == ""
+    said: list[str] = []
+    tracking = Tracking.of("mlflow", "smoke", 10, folder=tmp_path).begin(None, said.append)
+    assert said == []
     recorder = tracking.open("bsfl-seed1", dict.fromkeys(map(str, range(150)), 0))
-    recorder.write_rounds([(number, dict.fromkeys(map(str, range(600)), 0.0)) for number in (1, 2)])
+    recorder.write(1, dict.fromkeys(map(str, range(1200)), 0.0))
     recorder.end(failed=False)
     sizes = [len(call[2].get("params", call[2].get("metrics"))) for call in mlflow["log_batch"]]
     assert sizes == [100, 51, 1000, 200]
@@ -345,8 +294,10 @@ def test_mlflow_as_the_user_has_set_it(
 ) -> None:
     for name, value in (("TRACKING_URI", "http://mine"), ("EXPERIMENT_NAME", "ours"), ("HTTP_REQUEST_TIMEOUT", "77")):
         monkeypatch.setenv(f"MLFLOW_{name}", value)
-    Tracking.of("mlflow", "smoke", 10).open("a", {}, "run7")
-    assert mlflow["update_run"] == [("http://mine", "run7", {"status": "RUNNING"}, "77")]
+    MLflow("ours", run_id="run7")
+    assert mlflow["update_run"] == [(None, "run7", {"status": "RUNNING"}, "77")]
+    Tracking.of("mlflow", "smoke", 10).open("a", {})
+    assert mlflow["create_experiment"].pop() == ("http://mine", "ours", {}, "77")
     Tracking.of("mlflow:http://yours", "smoke", 10, folder=tmp_path).open("a", {})
     assert mlflow["create_experiment"] == [("http://yours", "ours", {}, "77")]
     MLflow("other", tracking_uri="http://mine")
@@ -354,8 +305,10 @@ def test_mlflow_as_the_user_has_set_it(
 
 
 def test_mlflow_that_does_not_answer_is_a_warning(mlflow: dict[str, list[Any]]) -> None:
-    warning = Tracking.of("mlflow:http://away", "smoke", 10).prepare()
-    assert warning.startswith("mlflow does not answer, and the runs continue without it: ConnectionError: xxx")
+    said: list[str] = []
+    Tracking.of("mlflow:http://away", "smoke", 10).begin(None, said.append)
+    [warning] = said
+    assert warning.startswith("mlflow does not answer. The runs continue, and mlflow lacks their rounds until")
     assert len(warning) < 350
     with pytest.raises(ParameterError, match=r"track = 'mlflow' needs a place for its files\. Give folder="):
         Tracking.of("mlflow", "smoke", 10)
@@ -386,17 +339,13 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-def test_wandb_has_a_group_and_can_be_resumed(
-    wandb: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wandb_has_a_group(wandb: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tracking = Tracking.of("wandb", "smoke", 10, folder=tmp_path)
     assert tracking.open("bsfl-seed1", {"seed": 1}).run_id == "new"
-    assert tracking.open("bsfl-seed1", {"seed": 1}, "x1").run_id == "x1"
     monkeypatch.setenv("WANDB_PROJECT", "ours")
     tracking.open("a", {})
     Tracking.of("wandb:mine", "smoke", 10).open("a", {})
-    assert [run["project"] for run in wandb.runs] == ["fedsel", "fedsel", "ours", "mine"]
-    assert [run.get("resume") for run in wandb.runs] == [None, "allow", None, None]
+    assert [run["project"] for run in wandb.runs] == ["fedsel", "ours", "mine"]
     assert (wandb.runs[0]["name"], wandb.runs[0]["group"]) == ("bsfl-seed1", tmp_path.name)
     assert wandb.runs[0]["config"] == {"comparison": tmp_path.name, "seed": 1}
     assert wandb.runs[0]["settings"]["console"] == "off"
@@ -450,19 +399,16 @@ def test_tensorboard_has_a_folder_for_each_run(monkeypatch: pytest.MonkeyPatch, 
     tracking = Tracking.of("tensorboard", "smoke", 10, folder=tmp_path / "study")
     run = tracking.open("bsfl-seed1", {"alpha": [1]})
     run.write(3, {"accuracy": 0.5, "client/1/latency_s": 2.0})
-    again = tracking.open("bsfl-seed1", {})
-    tracking.open("bsfl-seed1", {}, again.run_id)
-    assert (run.run_id, again.run_id) == ("bsfl-seed1", "bsfl-seed1-2")
+    tracking.open("bsfl-seed1", {})
     assert written[:5] == [
         "study/tensorboard/bsfl-seed1", "{'comparison': 'study', 'alpha': '[1]'}", "fedsel/accuracy 0.5 3",
         "client/1/latency_s 2.0 3", "study/tensorboard/bsfl-seed1-2",
     ]  # fmt: skip
-    assert written[-1] == "study/tensorboard/bsfl-seed1-2"
     monkeypatch.chdir(tmp_path)
     shared = Tracking.of("tensorboard:logs", "smoke", 10, folder=tmp_path / "study")
     shared.open("bsfl-seed1", {})
     assert "logs/study/bsfl-seed1" in written
-    replace(shared.in_folder(tmp_path / "other")).open("bsfl-seed1", {})
+    shared.begin(tmp_path / "other").open("bsfl-seed1", {})
     assert "logs/other/bsfl-seed1" in written
     with pytest.raises(ParameterError, match="or an address as in 'tensorboard:logs'"):
         Tracking.of("tensorboard", "smoke", 10)

@@ -9,12 +9,9 @@ Modules, in the order in which a comparison uses them:
 ``plan_files``        ``plan.json``: writing, reading and comparing it; the lock of the folder
 ``flower_agreement``  the first rounds on Flower and Ray, to check that both engines choose the same clients
 ``parallel_runs``     several runs at a time in worker processes, and reports of their progress
-``runtime_environment``
-                      code, files and data sets that travel to the nodes of a Ray cluster, and versions there
-``cluster_tasks``     calls on the nodes of a Ray cluster, with retries and progress
+``cluster_tasks``     calls on the nodes of a Ray cluster, with retries and progress; what travels to the nodes
 ``cluster_runs``      runs on the nodes of a Ray cluster, which come back as files
 ``comparison``        the result: table, summary, verdict, pictures, folder
-``report_page``       the page ``report.html``, collected from the comparison
-``terminal``          the comparison on the terminal: table, remarks and verdict, or JSON
+``report_page``       the comparison on the terminal, as JSON, and as the page ``report.html``
 ====================  ===========================================================================================
 """

@@ -112,7 +112,7 @@ def run_on_cluster(
                 continue
             while number not in ended:
                 index, outcome = next(tasks)
-                ended[left[index]] = _receive(jobs[left[index]], outcome, track, resume=bool(options.get("resume")))
+                ended[left[index]] = _receive(jobs[left[index]], outcome, track)
             yield ended.pop(number)
 
 
@@ -169,7 +169,7 @@ def _play(job: Job, options: Mapping[str, Any], report: Report) -> str | FedSelE
         return RunError(f"{run}: {described(error)}")
 
 
-def _receive(job: Job, outcome: Outcome, track: Tracking | None, *, resume: bool) -> RunResult:
+def _receive(job: Job, outcome: Outcome, track: Tracking | None) -> RunResult:
     """Write a run to its folder, send it to the tracker, and return its result.
 
     Raises:
@@ -200,8 +200,8 @@ def _receive(job: Job, outcome: Outcome, track: Tracking | None, *, resume: bool
     if track is not None:
         label = str(job.place["label"])
         used = run_parameters(scenario, label, job.selector())
-        name, kept = run_name(label, scenario.seed), job.place["folder"]
-        track.run(name, used, folder=kept, resume=resume).follow(result.history).close()
+        with track.run(run_name(label, scenario.seed), used).follow(result.history) as tracked:
+            tracked(result.history.rounds[-1])
     return replace(result, diagnosis=outcome.diagnosis)
 
 

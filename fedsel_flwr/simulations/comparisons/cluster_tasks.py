@@ -1,28 +1,49 @@
-"""Tasks on a Ray cluster: a function called on the nodes, with retries, progress, and an end of all calls."""
+"""Tasks on a Ray cluster: a function called on the nodes, with retries, progress, and an end of all calls.
+
+The runtime environment holds the code, files and data sets that travel to the nodes. Ray sends a folder once to each
+node. It holds this package, the user's modules that are loaded here, and the files that scenarios name. The nodes need
+only the installed packages, such as torch, in the same versions.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import platform
+import shutil
+import site
+import sys
+import sysconfig
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any, Self
 
+import fedsel_flwr
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
+from fedsel_flwr.references import WORKING_DIR, is_reference
 from fedsel_flwr.report.progress import RunsProgress
-from fedsel_flwr.simulations.comparisons.runtime_environment import (
-    check_versions,
-    read_inputs,
-    restored,
-    runtime_environment,
-)
+from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.run_record import versions
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
+from fedsel_flwr.simulations.worlds.image_files import (
+    IMAGE_SETS,
+    SENT_FILES,
+    SENT_INPUTS,
+    find_data_folder,
+    find_file,
+    read_image_set,
+    sent_file,
+    without_gaps,
+)
+from fedsel_flwr.simulations.worlds.ingredients import WRITERS, OwnParts, find_writers, own_data_of
+from fedsel_flwr.simulations.worlds.own_data import OwnData
 
 RETRIES = 3
 """Number of times that a call is repeated after its node or its process died."""
@@ -283,3 +304,149 @@ def _unsendable(what: str, error: Exception) -> ParameterError:
         f"{what} cannot be sent to the cluster ({type(cause).__name__}: {' '.join(str(cause).split()):.300}). Leave "
         "ray_address out, or use a selector, model, data and objective that pickle supports"
     )
+
+
+LARGEST_MB = 100
+"""Largest size of a module's folder, in megabytes. Ray refuses more than 500 MB of code."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+"""Files of a module's folder that do not travel."""
+
+
+@contextlib.contextmanager
+def runtime_environment(scenarios: Sequence[Scenario], threads: int) -> Iterator[dict[str, Any]]:
+    """Yield Ray's runtime environment. Its folder is needed until Ray is connected.
+
+    Args:
+        scenarios: Scenarios of the runs.
+        threads: Number of threads of each run.
+
+    Raises:
+        ParameterError: A file of a scenario cannot be found, or a module is too large.
+        RunError: The folder cannot be written.
+    """
+    with TemporaryDirectory(prefix="fedsel-code-") as place:
+        try:
+            write_code(Path(place), scenarios)
+        except (OSError, shutil.Error) as error:
+            raise RunError(
+                f"the code of the runs cannot be copied to {place!r}: {error!s:.200}. Free disk space, or set "
+                "TMPDIR to another folder"
+            ) from error
+        variables = {name: str(threads) for name in THREADS} | {WORKING_DIR: str(Path.cwd())}
+        yield {"working_dir": place, "env_vars": variables}
+
+
+def write_code(place: Path, scenarios: Sequence[Scenario]) -> None:
+    """Write everything that travels as files: modules, the version of this package, and the files of scenarios.
+
+    Args:
+        place: An empty folder, which is in the search path for modules on the nodes.
+        scenarios: Scenarios of the runs.
+
+    Raises:
+        ParameterError: A module is too large.
+        OSError: A file cannot be read or written.
+    """
+    shutil.copytree(Path(fedsel_flwr.__file__).parent, place / "fedsel_flwr", ignore=LEFT_OUT)
+    # The record of a run states the version of the code that ran, not of a package that the node may have installed.
+    metadata = place / f"fedsel_flwr-{importlib.metadata.version('fedsel-flwr')}.dist-info"
+    metadata.mkdir()
+    text = f"Metadata-Version: 2.1\nName: fedsel-flwr\nVersion: {importlib.metadata.version('fedsel-flwr')}\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+    for name, source in own_modules().items():
+        if source.is_dir():
+            size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file()) / 1e6
+            if size > LARGEST_MB:
+                raise ParameterError(
+                    f"the module {name} in {str(source)!r} has {size:.0f} MB, too much to send it to the cluster. Move "
+                    "its data elsewhere, or install it as a package on every machine"
+                )
+            shutil.copytree(source, place / name, ignore=LEFT_OUT, ignore_dangling_symlinks=True)
+        else:
+            suffix = source.suffix if source.suffix == ".py" else "".join(source.suffixes)
+            shutil.copyfile(source, place / f"{name}{suffix}")
+    (place / SENT_FILES).mkdir()
+    for scenario in scenarios:
+        trace = scenario.availability.trace if scenario.availability.kind == "trace" else ""
+        for key, path in (("system.devices", scenario.system.devices), ("availability.trace", trace)):
+            target = place / SENT_FILES / sent_file(path).name
+            if path and not target.exists():
+                shutil.copyfile(find_file(path, key=key, data_dir=scenario.data.data_dir or None), target)
+
+
+def own_modules() -> dict[str, Path]:
+    """Return the user's modules that are loaded: name -> folder or file; without installed packages and submodules."""
+    installed = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed |= {*site.getsitepackages(), site.getusersitepackages()}
+    folders = tuple(Path(folder).resolve() for folder in installed if folder)
+    found = {}
+    for name, module in list(sys.modules.items()):
+        source = _source_of(module)
+        if name in ("__main__", "fedsel_flwr") or "." in name or source is None:
+            continue
+        if not any(source.is_relative_to(folder) for folder in folders):
+            found[name] = source
+    return found
+
+
+def _source_of(module: ModuleType) -> Path | None:
+    """Return the folder of a package, or the file of a module; None if it has neither."""
+    # Some modules of libraries raise errors on access to attributes.
+    attributes = getattr(module, "__dict__", {})
+    place = next(iter(attributes.get("__path__") or ()), None) or attributes.get("__file__")
+    source = Path(place).resolve() if isinstance(place, str) else None
+    return source if source is not None and source.exists() else None
+
+
+def read_inputs(scenarios: Sequence[Scenario], own: OwnParts) -> dict[str, Any]:
+    """Read the data sets of scenarios, each once, for :class:`~fedsel_flwr.simulations.worlds.image_files.SentInputs`.
+
+    Args:
+        scenarios: Scenarios of the runs.
+        own: The user's parts. Data from Python code replace the data sets of the scenarios.
+
+    Returns:
+        Name of an input -> its value. :func:`restored` turns a value from a node's object store back.
+
+    Raises:
+        ParameterError: The data cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for scenario in scenarios:
+        name = scenario.data.dataset
+        if own.data is None and name in IMAGE_SETS and name not in found:
+            halves = read_image_set(name, find_data_folder(scenario.data.data_dir or None))
+            found[name] = [(*without_gaps(pixels), labels) for pixels, labels in halves]
+        if own.data is None and is_reference(name) and name not in found:
+            # A function of the seed runs on the nodes, and travels as code.
+            given = own_data_of(scenario, own)
+            if isinstance(given, OwnData):
+                found[name] = given
+        if scenario.partition.kind == "writers" and WRITERS not in found:
+            found[WRITERS] = find_writers(scenario)
+    return found
+
+
+def restored(name: str, value: Any) -> Any:
+    """Return an input as the function returns it that reads it from files."""
+    if name not in IMAGE_SETS:
+        return value
+    return tuple((pixels.transpose(axes), labels) for pixels, axes, labels in value)
+
+
+def check_versions(expected: dict[str, str]) -> None:
+    """Refuse to run on a node with other versions of the packages on which a run depends.
+
+    Args:
+        expected: The versions on the machine that started the runs.
+
+    Raises:
+        RunError: A version differs. The error names it.
+    """
+    here = versions()
+    if different := [name for name, version in expected.items() if here.get(name) != version]:
+        listed = ", ".join(f"{name} {here.get(name)} instead of {expected[name]}" for name in different)
+        raise RunError(
+            f"the node {platform.node()} has {listed}, so its runs would differ by rounding. Install the same versions "
+            "on every machine"
+        )

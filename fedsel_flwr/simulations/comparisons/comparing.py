@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from fedsel_flwr.simulations.comparisons.plan_files import read_plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
-
-logger = logging.getLogger("fedsel_flwr")
 
 
 def compare(
@@ -107,7 +104,7 @@ def compare(
         checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
             0, there are no checkpoints.
         track: The tracker that receives every run, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
-            ``resume``, the tracker receives each round that it has not yet received.
+            ``resume``, it receives the runs that had not finished.
         track_clients: Clients whose own metrics are tracked, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
@@ -154,9 +151,7 @@ def compare(
         read_plan(target)
     if track is not None:
         tracking = Tracking.of(track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients)
-        if warning := tracking.prepare():
-            logger.warning("%s", warning)
-        options["track"] = tracking
+        options["track"] = tracking.begin()
     if quiet or start_run or update:
         return plan.run(target, start_run, update, resume=bool(resume), **options)
     with _PlanProgress(plan, resumes=bool(resume)) as progress:

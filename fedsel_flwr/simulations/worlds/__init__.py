@@ -3,8 +3,7 @@
 Modules, in the order in which a world is built:
 
 ====================  ================================================================================================
-``sent_inputs``       data sets and files that another process has sent to this node of a Ray cluster
-``image_files``       scikit-learn's digits; torchvision's image sets from a folder, an archive or the network
+``image_files``       digits; image sets from a folder, an archive, the network, or sent to this node of a Ray cluster
 ``data``              data sets by name, split into training, server-validation and test examples
 ``own_data``          your own data: arrays, torch data sets, or Hugging Face data sets through flwr-datasets
 ``given_partitions``  partitions by given numbers of examples or classes, by writers, or by sampling

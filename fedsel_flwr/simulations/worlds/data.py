@@ -19,12 +19,12 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_tables import Synthetic
 from fedsel_flwr.simulations.worlds.image_files import (
     IMAGE_SETS,
+    SENT_INPUTS,
     ImageSet,
     find_data_folder,
     read_digits,
     read_image_set,
 )
-from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,30 @@ import numpy as np
 import pytest
 
 from fedsel_flwr import cli
+from fedsel_flwr.callbacks import Recorder
+from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import WORKING_DIR
 from fedsel_flwr.simulations import Comparison, compare, load_scenario
+from fedsel_flwr.simulations.comparisons import cluster_runs
 from fedsel_flwr.simulations.comparisons import plan as plans
 from fedsel_flwr.simulations.comparisons.cluster_runs import Outcome, pack_run, play_on_node, unpack_run
-from fedsel_flwr.simulations.comparisons.cluster_tasks import _node_names
-from fedsel_flwr.simulations.comparisons.parallel_runs import Job
-from fedsel_flwr.simulations.comparisons.plan import Plan
-from fedsel_flwr.simulations.comparisons.runtime_environment import (
+from fedsel_flwr.simulations.comparisons.cluster_tasks import (
+    _node_names,
     check_versions,
     own_modules,
     read_inputs,
     restored,
     write_code,
 )
+from fedsel_flwr.simulations.comparisons.parallel_runs import Job
+from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
 from fedsel_flwr.simulations.run_record import versions
 from fedsel_flwr.simulations.worlds import data as data_sets
+from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.sent_inputs import SENT_INPUTS
 from tests.processes import environment
 from tests.simulations.cut_off_runs import Stop, content, cut_off, smoke
 
@@ -232,7 +236,7 @@ def test_a_data_set_is_read_once_and_needs_no_folder_on_the_node(
         reads.append((name, folder))
         return tuple(halves)
 
-    for module in ("comparisons.runtime_environment", "worlds.data"):
+    for module in ("comparisons.cluster_tasks", "worlds.data"):
         monkeypatch.setattr(f"fedsel_flwr.simulations.{module}.read_image_set", read)
     keys = {"data.dataset": "cifar-10", "data.data_dir": str(tmp_path), "model.name": "cnn"}
     scenarios = [load_scenario("smoke", keys | {"seed": seed}) for seed in (1, 2)]
@@ -292,6 +296,23 @@ def test_a_node_returns_the_files_of_the_run(tmp_path: Path) -> None:
     one = job(tmp_path / "here")
     plans.simulate(one.scenario, **one.place)
     assert content(tmp_path / "there") == content(tmp_path / "here")
+
+
+def test_a_tracker_gets_all_rounds_of_a_run_that_has_come_back(tmp_path: Path) -> None:
+    sent: list[int] = []
+    ended: list[bool] = []
+
+    class Numbers(Recorder):
+        def write(self, round: int, values: Mapping[str, float]) -> None:
+            sent.append(round)
+
+        def end(self, *, failed: bool) -> None:
+            ended.append(failed)
+
+    one = job(tmp_path / "study")
+    outcome = play_on_node((one, {}), OPTIONS, lambda number: None)
+    cluster_runs._receive(one, outcome, Tracking.of(Numbers, "smoke", 10))
+    assert (sent, ended) == ([1, 2, 3, 4, 5, 6], [False])
 
 
 def test_an_interrupted_run_goes_on_on_a_node(tmp_path: Path) -> None:
