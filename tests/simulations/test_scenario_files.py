@@ -53,7 +53,7 @@ def another(key: str, kind: Any, value: Any) -> Any:
     if isinstance(value, str):
         known = {
             "selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist",
-            "aggregation.averaging": "mean", "aggregation.cooldown": True,
+            "aggregation.averaging": "mean", "aggregation.cooldown": True, "aggregation.missing_columns": "random",
         }  # fmt: skip
         return known.get(key, "elsewhere")
     if isinstance(value, bool):
