@@ -82,7 +82,7 @@ SAYS = {
     "fastest.py": r"Fastest +3 (.|\n)*on the same 3 seeds and partitions(.|\n)*Fastest ",
     "pooled.py": r"(alpha 10 (.|\n)*){4}random (.|\n)*on the same 4 seeds(.|\n)*\n8 rounds, ",
     "patient.py": r"^\[\d \d\]$",
-    "watch.py": r'((\{"level": "INFO", .*\n)+\{"round": \d, "available": 10, "selected": 3, .*"failures": ""\}\n){3}Counter\(\)',
+    "watch.py": r'((\{"level": "INFO", .*\n)+\{"round": \d, "available": 10, .*"failures": ""\}\n){3}Counter\(\)',
     "lines.py": r"^$",
     "alone.py": r"^\[[\d \n]+\]$",
     "prices.py": r"on the same 3 seeds and one partition for all of them",

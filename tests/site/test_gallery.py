@@ -197,6 +197,7 @@ def test_columns_are_those_that_the_class_declares(name: str, pages: dict[str, s
 def _strategy(name: str, base: Any, weight: float | None = None) -> Any:
     """A selection strategy of the legacy API, with everything that a selector needs."""
     options = {"validation": world.validation(), "learning_rate": world.ETA, "max_latency": world.MAX_LATENCY}
+    options |= {"missing_columns": "random"}
     options |= {"filter": Filter()} if name.startswith("fedcm") else {}
     own = {} if weight is None else {"accuracy_weight": weight}
     return selection("legacy", create(name, **world.selector_params(name), **own), base, **options)
