@@ -268,7 +268,11 @@ def test_a_round_with_few_or_nobody_there_is_recorded_and_the_run_goes_on(run: A
     present = [[], list("012345"), [], [], ["1", "4"]]
     selector, told = selector_of(name), list[int]()
     strategy, trained = run(
-        selector, 5, availability=lambda c, r, s: c in present[r - 1], on_round=lambda record: told.append(record.round)
+        selector,
+        5,
+        availability=lambda c, r, s: c in present[r - 1],
+        missing_columns="random",
+        on_round=lambda record: told.append(record.round),
     )
     rounds = strategy.history.rounds
     assert [r.round for r in rounds] == told == [1, 2, 3, 4, 5]
