@@ -164,17 +164,23 @@ def test_the_selector_reads_what_the_clients_answered_and_it_is_charged(way: str
         expected = said | {"gradient": np.frombuffer(said["gradient"], dtype=np.float32)}
         for column in COLUMNS:
             np.testing.assert_allclose(first[column][row], expected[column], rtol=1e-5, atol=1e-7)
-    for record in history.clients:  # four passes, a third of training each; a gradient beside the update
+
+    def answering(k: int) -> float:
+        """Three passes over the training data, which training reads once, and one over the test data, relative to it."""
+        train, test = world.examples(k)
+        return (3 + test[1].size / train[1].size) / 3
+
+    for record in history.clients:  # a gradient beside the update
         delays = world.system.draw(int(record.client_id), record.round)
-        more, uploads = (4 / 3, 2) if kind is Reading else (0, 1)
+        more, uploads = (answering(int(record.client_id)), 2) if kind is Reading else (0, 1)
         assert record.compute_s == pytest.approx(delays.compute_s * (1 + more), rel=1e-12)
         assert record.upload_s == uploads * delays.upload_s
         assert (record.completed, record.problem) == (True, "")
-    for record in history.rounds:  # one channel: the two answer one after the other, each by four thirds
-        draws = [world.system.draw(k, record.round) for k in range(2 if kind is Asking else 0)]
-        seconds = sum(d.download_s + d.compute_s * 4 / 3 + d.upload_s for d in draws)
+    for record in history.rounds:  # one channel: the two answer one after the other
+        draws = [(world.system.draw(k, record.round), answering(k)) for k in range(2 if kind is Asking else 0)]
+        seconds = sum(d.download_s + d.compute_s * share + d.upload_s for d, share in draws)
         assert record.probe_s == pytest.approx(seconds, rel=1e-9)
-        joules = sum(world.system.energy_j(d, d.compute_s * 4 / 3) for d in draws)
+        joules = sum(world.system.energy_j(d, d.compute_s * share) for d, share in draws)
         assert record.probe_j == pytest.approx(joules, rel=1e-9)
 
 
