@@ -22,11 +22,13 @@ import numpy as np
 from when_fleet import Fleet, Times, draw_times, run
 from when_grid import GROUPS, RANDOM, variants
 
+from fedsel_flwr.clients.answering import forward_passes
 from fedsel_flwr.clients.device import mean_latencies, probe_delays
 from fedsel_flwr.report import jain_index
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import Scenario, compare, load_scenario
 from fedsel_flwr.simulations.reproductions.rows import Rows, fingerprint
+from fedsel_flwr.simulations.worlds.world import World
 
 HERE = Path(__file__).resolve().parent
 MEASURED_RUNS = HERE.parent / "docs" / "results" / "selectors-runs.csv"
@@ -98,11 +100,12 @@ def _trained(fleet: Fleet, rounds: int, name: str, params: Mapping[str, Any], se
         return create(name, clients_per_round=clients_per_round, seed=seed, **params)
 
     # Another label than the selector's name, so that the scenario's own parameters are not added.
-    found = compare(
-        trained_scenario(fleet, rounds), {f"{name} here": make}, seeds=[seed], rounds_on_flower=0, quiet=True
-    )
+    scenario = trained_scenario(fleet, rounds)
+    found = compare(scenario, {f"{name} here": make}, seeds=[seed], rounds_on_flower=0, quiet=True)
     (summary,) = found.summaries
-    course = run(draw_times(fleet, seed, rounds), name, params, seed)
+    shares = World(scenario.model_copy(update={"seed": seed})).shares(range(fleet.clients))
+    passes = np.array([forward_passes(["local_accuracy"], share) for share in shares])
+    course = run(draw_times(fleet, seed, rounds, passes), name, params, seed)
     jain = jain_index(np.bincount(course.cohorts.ravel(), minlength=fleet.clients))
     figures = {
         "training_s": summary.simulated_s / rounds, "choices_s": float(course.seconds.mean()),

@@ -134,8 +134,16 @@ class Times:
         return float(np.sqrt(max(0.0, between))), float(np.sqrt(within))
 
 
-def draw_times(fleet: Fleet, seed: int, rounds: int) -> Times:
-    """Draw the latencies of rounds 1 to ``rounds``, equal to those of :meth:`PhoneModel.draws` up to rounding."""
+def draw_times(fleet: Fleet, seed: int, rounds: int, passes: FloatArray | float = 1.0) -> Times:
+    """Draw the latencies of rounds 1 to ``rounds``, equal to those of :meth:`PhoneModel.draws` up to rounding.
+
+    Args:
+        fleet: The fleet.
+        seed: Seed of the latencies.
+        rounds: Number of rounds.
+        passes: Forward passes of a probe over the examples of a round, shape (clients,). By default, a client has as
+            many test examples as it trains on in a round.
+    """
     phones = fleet.phones(seed)
     own, now = normals(seed, fleet.clients, rounds)
     between = [phones.compute_log_sd, -phones.download_log_sd, -phones.upload_log_sd]
@@ -147,8 +155,9 @@ def draw_times(fleet: Fleet, seed: int, rounds: int) -> Times:
     ])  # fmt: skip
     parts = np.exp(now * within)
     parts *= medians * np.exp(own * between)
-    # A probe costs the download, a forward pass (a third of training) and the upload of a number.
-    probe = np.minimum(parts @ [1 / 3, 1.0, PROBE_BITS / PAYLOAD_BITS], DEADLINE_S).max(axis=1)
+    # A probe costs the download, forward passes (each a third of training) and the upload of a number.
+    asked = parts[..., 0] * (np.asarray(passes) / 3) + parts @ [0.0, 1.0, PROBE_BITS / PAYLOAD_BITS]
+    probe = np.minimum(asked, DEADLINE_S).max(axis=1)
     return Times(fleet, parts.sum(axis=2), probe, mean_latencies(phones))
 
 

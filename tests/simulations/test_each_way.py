@@ -166,7 +166,7 @@ def test_the_selector_reads_what_the_clients_answered_and_it_is_charged(way: str
             np.testing.assert_allclose(first[column][row], expected[column], rtol=1e-5, atol=1e-7)
 
     def answering(k: int) -> float:
-        """Three passes over the training data, which training reads once, and one over the test data, relative to it."""
+        """Three passes over the training data, and one over the test data; training reads its data once."""
         train, test = world.examples(k)
         return (3 + test[1].size / train[1].size) / 3
 
