@@ -176,7 +176,7 @@ def _replies(count: int, rng: np.random.Generator) -> list[Reply]:
         Reply(num_examples=120, metrics={
             "gradient": gradient,
             "latency_s": latency, "energy_j": 0.5, "energy_modelled": 1, "energy_score": score, "download_s": 0.1,
-            "compute_s": 0.1, "upload_s": 0.1, "train_loss": 1.0, "rms_loss": 1.0 + score,
+            "compute_s": 0.1, "upload_s": 0.1, "train_loss": 1.0, "loss": 1.0 + score, "rms_loss": 1.0 + score,
         })
         for latency, score in zip(rng.uniform(0.1, 4.0, count).tolist(), rng.random(count).tolist(), strict=True)
     ]  # fmt: skip

@@ -115,10 +115,11 @@ def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_pa
 
 
 def test_a_gradient_is_charged_as_one_more_upload() -> None:
-    """And as three forward passes, which are one more training: compute and upload twice, download once."""
+    """And as three forward passes over all training examples, as long as training on these: download once."""
     scenario = scenario_of("divfl", 3)
-    system = World(scenario).system
+    world = World(scenario)
     for row in simulate(scenario, engine="vectorized").history.clients:
-        delays = system.draw(int(row.client_id), row.round)
-        expected = delays.download_s + 2 * delays.compute_s + 2 * delays.upload_s
+        delays = world.system.draw(int(row.client_id), row.round)
+        (share,) = world.shares([int(row.client_id)])
+        expected = delays.download_s + (1 + share.train) * delays.compute_s + 2 * delays.upload_s
         assert row.latency_s == pytest.approx(min(expected, scenario.wireless.max_latency_s), rel=1e-12)
