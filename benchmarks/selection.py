@@ -85,8 +85,12 @@ class Clients:
         return {node: {"client_id": int(node), "num_examples": 120} for node in nodes}, []
 
     def probe(self, nodes: list[str], config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Their accuracy and loss, and where they are asked a gradient and a hash of their data."""
-        answers = {node: {"local_accuracy": int(node) % 97 / 97, "loss": int(node) % 89 / 89} for node in nodes}
+        """Their accuracy and losses, and where they are asked a gradient and a hash of their data."""
+        losses = {node: int(node) % 89 / 89 for node in nodes}
+        answers: dict[str, dict[str, Any]] = {
+            node: {"local_accuracy": int(node) % 97 / 97, "loss": loss, "batch_loss": loss, "rms_loss": loss}
+            for node, loss in losses.items()
+        }
         asked = set(str(config["probe"]).split(","))
         for node, answer in answers.items() if asked & VECTORS.keys() else ():
             rng = np.random.default_rng(int(node))
