@@ -244,7 +244,7 @@ class SelectionCore:
         return self._round.outcome
 
     def skip(self) -> None:
-        """End the round without clients, because the base strategy configures nobody; the choice counts as never made.
+        """End the round without clients, because the base configures no client; the choice counts as never made.
 
         Raises:
             RunError: :meth:`choose` was not called before.

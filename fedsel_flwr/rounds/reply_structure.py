@@ -1,8 +1,8 @@
 """Structure of replies: the names, types and shapes of their arrays, if the base aggregates more than models.
 
-Control variates, packed updates and personal layers have a structure of their own. Without a comparison with the global
-model (``compare_models``), all replies of a run must have one structure: that of the arrays that each client received,
-or another one that most replies of the first round have.
+Control variates, packed updates and personal layers have another structure than the model. Without a comparison with
+the global model (``compare_models``), all replies of a run must have one structure. This is that of the arrays that
+each client received, or another one that most replies of the first round have.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class ObservedRound:
         configs: Node id -> the train config it received.
         before: The global model before the round.
         after: The global model after the round.
-        base_configs: Node -> the train config that the base made for it, None if the base was not asked.
+        base_configs: Node -> the base's train config for it, None if the base was not asked.
         given: The updates that the base received, None if the base was not called.
         failures: Number of failures that the base received.
         base_model: The model that the base returned, None if it returned none.

@@ -88,7 +88,7 @@ def check_impostor(harness: StrategyHarness) -> None:
 def check_cohort_size(harness: StrategyHarness) -> None:
     """Check that the cohort size is the selector's ``expected_count`` for the available clients.
 
-    A round in which the base configures nobody has none.
+    A round in which the base configures no client has none.
     """
     run = harness.full_run
     for seen in run.rounds:
@@ -111,9 +111,9 @@ def check_cohort_size(harness: StrategyHarness) -> None:
 
 
 def check_train_configs(harness: StrategyHarness) -> None:
-    """Check that every client that is asked gets the train config that the base made for it.
+    """Check that every client that is asked gets its own train config of the base.
 
-    A client without a config of its own gets that of another one, which must then be the same for all.
+    A client without its own config gets that of another one, which must then be the same for all.
     """
     for seen in harness.full_run.rounds:
         made = seen.base_configs or {}

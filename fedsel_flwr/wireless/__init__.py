@@ -1,7 +1,7 @@
 """Wireless cell of Xia et al.: distances and fading, an OFDMA channel, and the time of a round. NumPy only.
 
 ===========  ==================================================================================================
-``channel``  an OFDMA channel; distances and fading, drawn; the time of a round, in waves if clients share channels
+``channel``  an OFDMA channel with drawn distances and fading; the time of a round, in waves if clients share channels
 ===========  ==================================================================================================
 """
 

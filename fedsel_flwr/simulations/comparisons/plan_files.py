@@ -186,7 +186,7 @@ def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str, given
         return
     named = ", ".join(f"{key} = {value[:MOST_SHOWN]!r}" for key, value in found.items())
     raise ParameterError(
-        f"the files in {str(folder)!r} refer to code that would run with your rights, or to files elsewhere: {named}. "
+        f"the files in {str(folder)!r} name code, which would run with your rights, or other files: {named}. "
         f"Read that code. If you trust it, enter: {command}"
     )
 

@@ -186,7 +186,7 @@ class SelectionStrategy(MessageRun):
 
     @property
     def _sent(self) -> dict[str, RecordDict]:
-        """What the clients have received; empty if replies are held against the global model."""
+        """The content that the clients have received; empty if replies are held against the global model."""
         sent = self._dispatched if self.core.settings.checks_structure else {}
         return {node: message.content for node, message in sent.items()}
 

@@ -1,8 +1,8 @@
 """Adapter between a Flower API and the steps of a round.
 
 :class:`Adapter` has the options and attributes of the strategies in both APIs, and aggregates a round. It reads the
-replies, checks and measures them, lets the base aggregate the usable ones, reports the round to the selector, and keeps
-the new model. Each API translates between these steps and its own types (:class:`Translation`).
+replies, checks and measures them, and lets the base aggregate the usable ones. Then it reports the round to the
+selector, and keeps the new model. Each API translates between these steps and its own types (:class:`Translation`).
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class Adapter(RoundEnd, Translation):
         }  # fmt: skip
 
     def _begin_round(self, model: Any) -> bool:
-        """Take the global model of a new round; return False if the run is over, so that the round chooses nobody."""
+        """Take the global model of a new round; return False if the run is over, which then chooses no client."""
         self._model, self._dispatched = model, {}
         # Before anything can fail, so that an error of this round can name the place of the model.
         self._keep(self.core.round, model)

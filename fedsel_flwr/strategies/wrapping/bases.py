@@ -219,7 +219,7 @@ def check_accepts_selector(base: object) -> None:
 
 
 def check_trains(base: object) -> None:
-    """Refuse a base of the Message API whose fraction_train of 0 configures nobody in any round."""
+    """Refuse a base of the Message API whose fraction_train of 0 configures no client in any round."""
     for layer in layers(base):
         own = getattr(type(layer), "configure_train", None)
         if getattr(layer, "fraction_train", None) == 0 and getattr(own, "__module__", "").startswith("flwr."):

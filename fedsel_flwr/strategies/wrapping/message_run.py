@@ -1,8 +1,8 @@
 """A run of the Message API: its rounds in Flower's loop, or in that of a base's own ``start``.
 
-A strategy may have a ``start`` that does more around ``super().start``, or that is a loop of its own over
+A strategy may have a ``start`` that does more around ``super().start``, or that has its own loop over
 ``self.configure_train``, ``grid.send_and_receive`` and ``self.aggregate_train``. :func:`with_own_start` runs this
-``start`` on an object that is like the base, but whose rounds are the wrapper's, and whose ``super().start`` is the
+``start`` on an object like the base. The rounds of this object are the wrapper's. Its ``super().start`` is the
 wrapper's loop (:class:`MessageRun`).
 """
 
@@ -193,15 +193,15 @@ class MessageRun(Adapter, Strategy):
         ``should_stop`` works with every version of flwr, although ``start`` does not have it up to 1.42. The strategy's
         own option applies too, with absolute rounds.
 
-        A base's own ``start`` is called with the same arguments, and may call this one by ``super().start``. If it is a
-        loop of its own, the run cannot be resumed.
+        A base's own ``start`` is called with the same arguments, and may call this one by ``super().start``. If it
+        has its own loop, the run cannot be resumed.
 
         A resumed run starts from the checkpoint's arrays instead of ``initial_arrays``. It runs ``num_rounds`` minus
         the finished rounds. The rounds in its result are absolute, and the result has no metrics of earlier rounds.
 
         Raises:
             RunError: There are checkpoints, but none can be used. Or a checkpoint cannot be written. Or the run
-                should be resumed, but the base has a loop of its own.
+                should be resumed, but the base has its own loop.
         """
         check_should_stop(should_stop)
         if self._loops is None:
@@ -254,7 +254,7 @@ class MessageRun(Adapter, Strategy):
         """Run a base's own ``start``.
 
         Args:
-            start: Calls it with other arguments in place of some of its own, by the ids of these.
+            start: Calls it with replacements of some arguments, by the ids of these.
             given: Its arguments that Flower knows.
             should_stop: The stop signal, if its own ``start`` does not take one.
         """
@@ -301,7 +301,7 @@ class MessageRun(Adapter, Strategy):
         base = type(self.base).__name__
         if self.core.settings.resume:
             raise RunError(
-                f"start of {base} is a loop of its own, which begins at round 1, so that the run cannot be resumed. "
+                f"start of {base} has its own loop, which begins at round 1, so that the run cannot be resumed. "
                 "Leave resume out, or let its start call super().start"
             )
         if self._dispatched:

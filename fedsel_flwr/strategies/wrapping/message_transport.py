@@ -147,7 +147,7 @@ def configured(
         chosen: The nodes.
 
     Returns:
-        Node -> message, in the order of ``chosen``; empty if the base configures nobody in this round.
+        Node -> message, in the order of ``chosen``; empty if the base configures no client in this round.
 
     Raises:
         RunError: The base sends messages to other nodes, several to one node, or different ones to a part of the nodes.
