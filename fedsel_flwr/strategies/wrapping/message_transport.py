@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from inspect import isdatadescriptor
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -181,18 +182,21 @@ def taking_all(base: object, limits: Mapping[str, float]) -> Iterator[None]:
     changed = []
     for layer in bases.layers(base):
         for name, most in limits.items():
-            old = getattr(layer, name, None)
+            old, described = getattr(layer, name, None), isdatadescriptor(getattr(type(layer), name, None))
+            # Some classes declare the number, and their objects have no such attribute.
+            before = old if described or name in vars(layer) else None
             if isinstance(old, int | float) and old and (old > most or name.startswith("fraction")):
-                changed.append((layer, name, most, vars(layer).get(name)))
-                setattr(layer, name, most)
+                # A property without a setter stays as it is.
+                with suppress(AttributeError):
+                    setattr(layer, name, most)
+                    changed.append((layer, name, described, most, before))
     try:
         yield
     finally:
-        for layer, name, most, old in changed:
-            if getattr(layer, name) is not most:
-                continue
-            # Some classes declare the number, and have no attribute of their own.
-            delattr(layer, name) if old is None else setattr(layer, name, old)
+        for layer, name, described, most, before in changed:
+            now = getattr(layer, name)
+            if now == most if described else now is most:
+                delattr(layer, name) if before is None else setattr(layer, name, before)
 
 
 def query(node: str, message_type: str, records: dict[str, Any]) -> Message:

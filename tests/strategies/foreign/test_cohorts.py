@@ -81,6 +81,30 @@ def test_a_base_may_change_its_own_fraction(layer: str, tmp_path: Path) -> None:
     assert (inner.fraction_train, inner.min_train_nodes) == (0.5**ROUNDS, 3)
 
 
+class Computed(FedAvg):
+    """A fraction that a property keeps elsewhere."""
+
+    def __init__(self) -> None:
+        self.kept = 0.4
+        super().__init__(fraction_train=0.4, fraction_evaluate=0.0)
+
+    @property
+    def fraction_train(self) -> float:
+        return float(self.kept * 1)
+
+    @fraction_train.setter
+    def fraction_train(self, value: float) -> None:
+        self.kept = float(value)
+
+
+def test_a_computed_fraction_is_restored(tmp_path: Path) -> None:
+    base = Computed()
+    played = _play(base, tmp_path, cohort=1)
+    assert [len(one) for one in played.cohorts] == [1] * ROUNDS
+    assert base.fraction_train == base.kept == 0.4
+    assert "fraction_train" not in vars(base)
+
+
 def test_a_fault_in_the_base_restores_its_fractions(tmp_path: Path) -> None:
     class Broken(FedAvg):
         def configure_train(self, *args: Any, **kwargs: Any) -> Any:
