@@ -37,15 +37,15 @@ lint: .venv/installed
 
 # make flower-matrix   the tests of the strategies, and programs of both APIs, with the oldest, pinned, newest and nightly Flower
 flower-matrix: .venv/installed
-	$(BIN)/python tests/flower_matrix.py
+	$(BIN)/python tools/flower_matrix.py
 
 # make house   files, lines, floors and import arrows of each folder; AGAINST=COMMIT compares
 house: .venv/installed
-	$(BIN)/python tests/house.py $(if $(AGAINST),--against $(AGAINST))
+	$(BIN)/python tools/house.py $(if $(AGAINST),--against $(AGAINST))
 
 # make prose   listed words and sentences past 25 words, in pages, docstrings and messages; AGAINST=COMMIT compares
 prose: .venv/installed
-	$(BIN)/python tests/prose.py $(if $(AGAINST),--against $(AGAINST))
+	$(BIN)/python tools/prose.py $(if $(AGAINST),--against $(AGAINST))
 
 # make docs   the documentation site, in docs/_build/html; a warning is an error
 docs: .venv/installed
@@ -61,11 +61,11 @@ architecture: .venv/installed
 
 # make package   build and check the archives, then install the wheel, and each extra, outside the repository
 package: .venv/installed
-	$(BIN)/python -m tests.installation
+	$(BIN)/python -m tools.installation
 
 # make resolve   the Python versions and platforms on which each extra can be installed
 resolve: .venv/installed
-	$(BIN)/python -m tests.resolving
+	$(BIN)/python -m tools.resolving
 
 # make clean  remove .venv and the tools' caches; runs/ stays
 clean:

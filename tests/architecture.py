@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from tests.house import LAYERS, PACKAGE, ROOT, House
+from tools.house import LAYERS, PACKAGE, ROOT, House
 
 PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
 BEGIN, END = "<!-- {}: written by `make architecture` -->", "<!-- end of {} -->"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from fedsel_flwr import flower
-from tests.house import LAYERS, PACKAGE, ROOT, House, Room
+from tools.house import LAYERS, LONGEST, PACKAGE, ROOT, House, Room
 
 HOUSE = House.here()
 LEVEL = {part: height for height, layer in enumerate(reversed(LAYERS)) for part in layer}
@@ -75,13 +75,18 @@ def test_imports_point_one_way() -> None:
     wrong = []
     for room in HOUSE.rooms:
         own = part_of(room.module)
-        assert own in LEVEL or not own, f"{room.path}: name the new part {own!r} in LAYERS of tests/house.py"
+        assert own in LEVEL or not own, f"{room.path}: name the new part {own!r} in LAYERS of tools/house.py"
         lower = {part for part, level in LEVEL.items() if own and level < LEVEL[own]}
         for one in imports(room.tree):
             ours = one.module.startswith(".") or one.module.split(".")[0] == PACKAGE
             if ours and part_of(target_of(one)) not in lower | EVERYONE | {own}:
                 wrong.append(f"{room.path}:{one.line} imports {target_of(one)}")
     assert wrong == []
+
+
+def test_no_room_is_too_long_and_no_name_occurs_twice() -> None:
+    assert [room.path.as_posix() for room in HOUSE.rooms if sum(room.lines.values()) > LONGEST] == []
+    assert HOUSE.doubled() == {}
 
 
 def test_every_room_can_be_imported_first() -> None:

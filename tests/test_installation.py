@@ -1,11 +1,7 @@
-"""Installation as the pages print it: commands, extras, Python versions, the workflow that publishes, the citation.
-
-``make package`` runs the commands; CI runs it too.
-"""
+"""The apps in examples/ install, and only the job that publishes gets a token; ``make package`` tries the archives."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
@@ -17,14 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import resolving
-from tests.installation import PROJECT, STEPS, VERSION, WHEEL
-from tests.pages import ROOT, blocks
+from tests.pages import ROOT
 
-PAGE = ROOT / "docs" / "installing.md"
-TEXT = PAGE.read_text("utf-8")
-COMMANDS = [line for block in blocks(PAGE) for line in block.text.splitlines()]
-EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra not in ("dev", "docs")]
 APPS = sorted(path.parent for path in (ROOT / "examples").rglob("pyproject.toml"))
 WORKFLOWS = ROOT / ".github" / "workflows"
 
@@ -32,39 +22,6 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 def workflow(name: str) -> dict[str, Any]:
     """A workflow's text as YAML reads it; "on" is true in YAML 1.1."""
     return {str(key): value for key, value in yaml.safe_load((WORKFLOWS / name).read_text("utf-8")).items()}
-
-
-# ---- docs/installing.md and make package ---------------------------------------------------------------------------
-
-
-def test_every_extra_is_installed_and_on_the_page() -> None:
-    assert set(EXTRAS) <= {step.name for step in STEPS}
-    for extra in PROJECT["optional-dependencies"]:
-        assert f"[{extra}]" in TEXT or f"extra `{extra}`" in TEXT, extra
-
-
-def test_what_is_installed_is_what_the_page_prints() -> None:
-    assert f"pip install dist/{WHEEL}" in COMMANDS
-    assert 'pip install "fedsel-flwr[sim]"' in COMMANDS
-    assert f"pip download --dest wheels dist/{WHEEL}" in COMMANDS
-    assert "pip install --no-index --find-links wheels fedsel-flwr" in COMMANDS
-    assert set(re.findall(r"fedsel_flwr-([\d.]+)-py3", TEXT)) == {VERSION}
-
-
-def test_the_table_of_versions_has_every_extra_platform_and_python() -> None:
-    found = resolving.BLOCK.search(TEXT)
-    assert found
-    head, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines() if line.startswith("|")
-    ]
-    assert head == ["extra", "platform", *(f"Python {python}" for python in resolving.PYTHONS)]
-    assert [row[:2] for row in rows] == [
-        [f"`{extra}`" if extra else "(none)", platform]
-        for extra in resolving.EXTRAS
-        for platform in resolving.PLATFORMS
-    ]
-    assert [row for row in rows if row[1] == "Linux x86_64" and any(cell.startswith("no") for cell in row)] == []
-    assert set(resolving.EXTRAS) == {"", *EXTRAS}
 
 
 # ---- the apps in examples/ -----------------------------------------------------------------------------------------
@@ -128,15 +85,3 @@ def test_what_is_published_has_passed_ci_and_the_checks_of_the_archives() -> Non
         "fedsel_flwr-${TAG#v}-py3-none-any.whl",
     ):
         assert one in commands
-
-
-def test_the_citation_says_what_the_project_says() -> None:
-    said = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert {"cff-version", "message", "title", "authors", "type", "abstract", "version", "license", "keywords"} <= set(
-        said
-    )
-    assert (said["cff-version"], said["type"], said["version"]) == ("1.2.0", "software", VERSION)
-    assert said["license"] == PROJECT["license"]
-    assert said["authors"] == PROJECT["authors"]
-    assert said.get("repository-code") == PROJECT.get("urls", {}).get("Homepage")
-    assert "preferred-citation" not in said

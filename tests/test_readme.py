@@ -23,7 +23,7 @@ from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OTHER = ("diff", "text", "toml", "yaml")
-ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py", "docs/tutorial.md": "tests/site/test_tutorial.py"}
+ELSEWHERE = {"docs/smoke-tests.md": "tests/test_smoke_tests.py", "docs/tutorial.md": "tests/site/test_tutorial.py"}
 PAPERS = "docs/papers/"
 CARDS = """
 import numpy as np

@@ -17,9 +17,9 @@ from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
 from tests.pages import ROOT
-from tests.prose import Block
 from tests.selectors.test_conformance import PARAMETERS
 from tests.site.scenario_reference import DIMENSIONLESS, LARGE, PAGE, TABLES, Key, tables, text
+from tools.prose import Block
 
 KEYS = {one.name: one for keys in tables().values() for one in keys}
 BOUNDED = [one for one in KEYS.values() if re.search(r"\d", one.range) and not one.range.startswith('`"')]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.simulations.reproductions import rows as rows_module
-from tests.benchmarks.scripts import rows_of
 
 COLUMNS = ("selector", "seed", "fingerprint", "seconds", "curve")
 KEY = ("selector", "seed")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def row(selector: str, seed: int, fingerprint: str = "a", seconds: float = 1.0) -> dict[str, object]:

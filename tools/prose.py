@@ -1,8 +1,8 @@
 """Plain English, counted: ``make prose``.
 
-    python tests/prose.py                   listed words, and sentences past 25 words, of each kind of text
-    python tests/prose.py PATH...           each finding in these files or folders
-    python tests/prose.py --against COMMIT  the counts before and after
+    python tools/prose.py                   listed words, and sentences past 25 words, of each kind of text
+    python tools/prose.py PATH...           each finding in these files or folders
+    python tools/prose.py --against COMMIT  the counts before and after
 
 Kinds: the README, the other pages, the first lines of docstrings, the rest of the docstrings, and messages. A message
 is any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence,

@@ -1,6 +1,6 @@
 """Runs strategies of both APIs on Flower's simulation, for a look at another version of flwr than the pinned one.
 
-``python tests/oldest_flower.py`` needs flwr[simulation], NumPy and safetensors only; ``tests/flower_matrix.py`` runs it
+``python tools/oldest_flower.py`` needs flwr[simulation], NumPy and safetensors only; ``tools/flower_matrix.py`` runs it
 with several versions. It prints each strategy's choices, which must be the same with every version and in both APIs
 (BSFL is on the server's clock, whose times differ from run to run: of it the cohorts), and ends with an error where
 an update was lost.

@@ -1,7 +1,7 @@
 """The house in numbers and in a picture: ``make house``.
 
-    python tests/house.py                    files, lines, floors and import arrows of each folder
-    python tests/house.py --against COMMIT   the same before and after
+    python tools/house.py                    files, lines, floors and import arrows of each folder
+    python tools/house.py --against COMMIT   the same before and after
 
 A room is a file other than ``__init__.py``. An arrow is a pair of rooms of which one imports the other, in a function
 too; imports for type checkers alone do not count. The floors of a folder are the rooms on its longest path of arrows. A

@@ -1,6 +1,6 @@
 """Folders with random faults, read by ``fedsel report``, ``fedsel advise`` and ``fedsel compare --resume``.
 
-    python -m tests.mutated_folders NUMBER SEED [FIRST]
+    python -m tools.mutated_folders NUMBER SEED [FIRST]
 
 A folder must give a result, or one line and the exit status 2. Each folder is read by a process of its own, with a
 limit of 20 seconds of processor time, and of 1 GB more memory than at its start. The script prints each kind of fault.

@@ -1,7 +1,7 @@
 """Builds the archives, and installs the wheel in an empty environment outside the repository: ``make package``.
 
-    python -m tests.installation                every step
-    python -m tests.installation --steps core   the archives, and the steps up to this one
+    python -m tools.installation                every step
+    python -m tools.installation --steps core   the archives, and the steps up to this one
 
 The archives: sdist and wheel, ``twine check --strict``, ``check-wheel-contents``, and the same wheel from the sdist as
 from the repository. Then one environment gets one thing after the other: NumPy and the wheel alone, the core, a package

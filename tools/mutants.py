@@ -1,9 +1,9 @@
 """Mutation checks: small faults put into the code, and which of them a suite of tests notices.
 
-    python tests/mutants.py draw --seed 27 --count 40 > mutants.json
-    python tests/mutants.py cover coverage.json      runs the tests once, with a record of the lines that each reaches
-    python tests/mutants.py run mutants.json coverage.json --jobs 2 > results.json
-    python tests/mutants.py table old.json new.json
+    python tools/mutants.py draw --seed 27 --count 40 > mutants.json
+    python tools/mutants.py cover coverage.json      runs the tests once, with a record of the lines that each reaches
+    python tools/mutants.py run mutants.json coverage.json --jobs 2 > results.json
+    python tools/mutants.py table old.json new.json
 
 ``cover`` needs pytest-cov and pytest-xdist. ``run`` gives each mutant the tests that reach its line, quickest first,
 and stops at the first failure. A mutant is "killed" if a test fails, "survived" if all pass, "timeout" if the tests did

@@ -2,7 +2,7 @@
 
 Each version is installed with its dependencies into an environment of its own, in front of the packages of the one
 that runs this; where they cannot be had together (a requirement that no package index here has), without them. Then
-``tests/oldest_flower.py``, the tests of the strategies and ``fedsel run smoke`` are run with it. The tests are made for
+``tools/oldest_flower.py``, the tests of the strategies and ``fedsel run smoke`` are run with it. The tests are made for
 the pinned Flower: of another one those files count that it can import at all, and how many it cannot is said.
 
 Every step has a bound in time, and whatever it started is ended with it. A version has one line: what passed, or why
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OLDEST, NEWEST, NIGHTLY = "1.22.0", "newest", "nightly"
 TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "--continue-on-collection-errors")
 CHECKS = {
-    "both APIs": ("tests/oldest_flower.py",),
+    "both APIs": ("tools/oldest_flower.py",),
     "tests/strategies": (*TESTS, "tests/strategies"),
     "fedsel run smoke": ("-m", "fedsel_flwr.cli", "run", "smoke", "--rounds", "3", "--runs-dir", "RUNS"),
 }

@@ -1,7 +1,7 @@
 """Which extras can be installed on which Python and platform, from wheels alone: ``make resolve``.
 
-    python -m tests.resolving           print the table
-    python -m tests.resolving --write   write it into docs/installing.md
+    python -m tools.resolving           print the table
+    python -m tools.resolving --write   write it into docs/installing.md
 
 uv, which Flower brings, resolves the requirements of the wheel and of each extra for every Python that the classifiers
 name. Nothing is installed, and no other Python is needed. A cell has the versions that uv found of an extra's main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,17 @@ import psutil
 import pytest
 from flwr.proto import fleet_pb2
 
-from tests.benchmarks.scripts import FOLDER, load
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def load(name: str) -> Any:
+    """The module of ``benchmarks/NAME.py``."""
+    spec = importlib.util.spec_from_file_location(f"{name}_script", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -150,28 +161,3 @@ def _environment(process: psutil.Process) -> str:
         return "".join(f"{key}={value}\n" for key, value in process.environ().items())
     except psutil.Error:
         return ""
-
-
-def test_the_table_in_the_documentation_has_the_numbers_of_the_csv_file(script: Any) -> None:
-    measured = {
-        (row["nodes"], row["cohort"], row["arrays"]): row for row in script.read_rows(FOLDER / "superlink_load.csv")
-    }
-    text = (FOLDER.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
-    section = text.partition("## A SuperLink under load")[2].partition("\n## ")[0]
-    lines = [
-        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ") and line[2].isdigit()
-    ]
-    told = {tuple(int(cell.replace(",", "")) for cell in line[:3]): line[3:] for line in lines}
-    assert told.keys() == measured.keys()
-    for case, (rounds, *cells) in told.items():
-        row = measured[case]
-        finished, planned = row["finished"], row["rounds"]
-        assert rounds == (f"{finished}" if finished == planned else f"{finished} of {planned}")
-        if not finished:
-            assert cells == ["-"] * 9
-            continue
-        seconds = [f"{row[name]:.1f}" for name in ("round_s", "beyond_s", "beyond_95_s", "superlink_cpu_s")]
-        memory = [f"{row[name]:.0f}" for name in ("superlink_mb", "server_app_mb")]
-        assert cells == [
-            *seconds, f"{row['server_app_cpu_s']:.2f}", *memory, str(row["timeouts"]), str(row["lost"] + row["wrong"])
-        ]  # fmt: skip

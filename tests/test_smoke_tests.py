@@ -1,0 +1,51 @@
+"""docs/smoke-tests.md: its pytest file and its workflow do what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, blocks
+from tests.processes import environment
+
+SMOKE = ROOT / "docs" / "smoke-tests.md"
+
+
+def smoke(language: str) -> str:
+    (found,) = [block.text for block in blocks(SMOKE) if block.language == language]
+    return found
+
+
+def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run the last command of the workflow's one job on the pytest file, with this Python."""
+    yaml = pytest.importorskip("yaml", reason="comes with Flower")
+    workflow = yaml.safe_load(smoke("yaml"))
+    assert workflow[True] == ["push", "pull_request"]  # YAML 1.1 reads "on" so
+    (job,) = workflow["jobs"].values()
+    assert job["runs-on"] == "ubuntu-latest"
+    uses = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+    assert uses == ["actions/checkout", "actions/setup-python"]
+    install, test = [step["run"] for step in job["steps"] if "run" in step]
+    assert install.startswith("python -m pip install pytest ")
+    (folder / "test_selection.py").write_text(program, encoding="utf-8")
+    env = {**environment(), "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+    return subprocess.run(test, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+def test_the_workflow_runs_the_tests(tmp_path: Path) -> None:
+    done = run_in(tmp_path, smoke("python"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"^3 passed", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_strategy_without_its_promises_fails_there(tmp_path: Path) -> None:
+    good = "        self._total[report.clients] += report.latency\n"
+    program = smoke("python").partition("def test_ten_simulated")[0]
+    assert good in program
+    done = run_in(tmp_path, program.replace(good, f"{good}        raise RuntimeError('not today')\n"))
+    assert done.returncode == 1
+    assert "broken promise: no client breaks a round; in round 1" in done.stdout, done.stdout[-3000:]
+    assert re.search(r"^2 failed", done.stdout, re.MULTILINE), done.stdout
