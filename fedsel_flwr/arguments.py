@@ -237,7 +237,7 @@ def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     reproduce.add_argument(
         "--out", default="reproductions", metavar="DIR",
-        help="write rows, pages and pictures to DIR, and take finished rows from it (default: ./reproductions)",
+        help="write rows, checks and pictures to DIR, and take finished rows from it (default: ./reproductions)",
     )  # fmt: skip
     reproduce.add_argument(
         "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"

@@ -4,13 +4,12 @@ The rooms, in the order in which a reproduction uses them:
 
 ====================  ==============================================================================================
 ``paper_figure``      the file of a figure: what to run, and what the paper claims
-``rows``              the finished runs in a CSV file, with their fingerprints
+``rows``              the runs of a figure, and the finished ones in a CSV file, with their fingerprints
 ``choice_runs``       runs of choices: drawn latencies, a selector, its regret
 ``training_runs``     runs of training by the vectorized engine
 ``solver_runs``       runs of solvers: ALSA, simulated annealing and the exact solver of BSFL
-``reproducing``       the missing runs, smoke tests, the list of figures
 ``claims``            the verdict on a figure
 ``figure_pictures``   the pictures
-``result_pages``      the pages of the papers, and the page that counts the verdicts
+``reproducing``       the missing runs, the table of checks, smoke tests, the list of figures
 ====================  ==============================================================================================
 """

@@ -24,13 +24,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.report.paired import holm, student_interval, student_p
 from fedsel_flwr.simulations.reproductions.paper_figure import EVERY, ArmName, Comparison, PaperFigure
+from fedsel_flwr.simulations.reproductions.rows import Results
 
 Word = Literal[
     "not run", "setting not given", "reproduced", "direction only", "not seen", "not settled", "illustration"
@@ -46,6 +47,12 @@ TOLERANCE = 0.2
 """Largest relative distance between our estimate and the paper's number."""
 MAX_SEEDS = 1000
 """Largest number of seeds that is suggested."""
+CHECK_COLUMNS = (
+    "figure", "verdict", "claim", "reading", "check", "outcome", "left", "relation", "right", "compared_as",
+    "left_mean", "right_mean", "estimate", "low", "high", "paper", "p", "seeds", "word", "seeds_needed",
+    "within_margin",
+)  # fmt: skip
+"""Columns of the table of checks. The interval is ``low`` to ``high``, and ``p`` is after Holm's correction."""
 Lookup = Callable[[str, str, str], Mapping[int, float]]
 """Function of outcome, arm and cell -> the value of each seed."""
 
@@ -88,6 +95,20 @@ class Finding:
         relation = self.comparison.check.relation
         return self.estimate >= null if relation == "below" else relation == "above" and self.estimate <= null
 
+    def facts(self) -> dict[str, Any]:
+        """Return the finding's columns of :data:`CHECK_COLUMNS`. Unknown numbers are empty."""
+        check, one = self.comparison.check, self.comparison
+        numbers = {
+            "left_mean": self.left, "right_mean": self.right, "estimate": self.estimate, "low": self.low,
+            "high": self.high, "paper": one.paper, "p": self.p, "seeds_needed": self.seeds_needed,
+        }  # fmt: skip
+        return {
+            "reading": check.reading, "check": check.says, "outcome": check.outcome, "left": one.left,
+            "relation": check.relation, "right": one.right, "compared_as": "ratio" if one.is_ratio else "difference",
+            "seeds": self.seeds, "word": self.word, "within_margin": self.is_small,
+            **{name: "" if value is None or math.isnan(value) else f"{value:.4g}" for name, value in numbers.items()},
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class FigureVerdict:
@@ -105,6 +126,15 @@ class FigureVerdict:
     findings: tuple[Finding, ...] = ()
     readings: Mapping[str, Word] | None = None
     seeds_needed: float = math.nan
+
+
+def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:
+    """Return the verdict on a figure: "not run" if a run is missing."""
+    if figure.illustration:
+        return FigureVerdict(word="illustration")
+    if figure.left_out or results.missing:
+        return FigureVerdict(word="not run")
+    return judge(figure, results.values)
 
 
 def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedsel_flwr.simulations.reproductions.reproducing import Results
+    from fedsel_flwr.simulations.reproductions.rows import Results
 
 MOST_COLUMNS = 4
 """Largest number of panels side by side."""

@@ -1,221 +1,34 @@
-"""Reproduction of figures: simulate the missing runs, judge the claims, write the pages.
+"""Reproduction of figures: simulate the missing runs, judge the claims, draw the pictures.
 
-Every run is a row of a CSV file, ``<paper>-<runner>.csv`` in the output folder. The row has a fingerprint of everything
-that the run depends on. Figures that need the same run share its row, and a repeated command simulates only the missing
-runs.
+The output folder has a CSV file of runs (:mod:`fedsel_flwr.simulations.reproductions.rows`), a table of the checks,
+``<paper>-checks.csv``, and the pictures. A repeated command simulates only the missing runs.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from fedsel_flwr.checks import FloatArray, whole
+from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, refusing_faults
+from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import check_entries
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
-from fedsel_flwr.simulations.reproductions.claims import FigureVerdict, judge
-from fedsel_flwr.simulations.reproductions.paper_figure import (
-    REGRET,
-    ROUNDS_TO,
-    PaperFigure,
-    Runner,
-    figure_names,
-    load_figure,
-)
-from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Rows, fingerprint
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.reproductions.claims import CHECK_COLUMNS, FigureVerdict, verdict_of
+from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.rows import Cell, cells_of, open_rows, results_of, simulate_run
 from fedsel_flwr.simulations.scenario_files import replace_keys
 
-REVISIONS: Mapping[Runner, int] = {"choices": 1, "training": 1, "solvers": 1}
-"""Runner -> revision. Raise it when a change of the code changes its results."""
-KEY = ("run", "selector", "seed", FINGERPRINT)
-"""Columns that order the file. The fingerprint is one of them, because two figures may define another regret."""
-COLUMNS = (FINGERPRINT, "run", "selector", "seed", "cpu_s", "outcomes", "curves")
-"""Columns of a file. ``outcomes`` and ``curves`` are JSON."""
-DIGITS = 5
-"""Significant digits of outcomes and curves."""
 SMOKE_ROUNDS = 6
 """Largest number of rounds in a smoke test."""
 Announce = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Run of a figure: an arm in a cell on a seed.
-
-    Attributes:
-        figure: The figure.
-        cell: Name of the cell.
-        arm: Name of the arm.
-        scenario: Scenario of the run.
-    """
-
-    figure: PaperFigure
-    cell: str
-    arm: str
-    scenario: Scenario
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that the run depends on, without the data folder and values that equal the defaults."""
-        own = self.scenario.model_dump(mode="json", exclude={"data": {"data_dir"}}, exclude_defaults=True)
-        for key in ("description", "engine", "name"):
-            own.pop(key, None)
-        tables = self.scenario.selectors
-        own["selectors"] = {name: table for name, table in tables.items() if name == self.scenario.selector}
-        found: dict[str, Any] = {"scenario": own, "revision": REVISIONS[self.figure.runner]}
-        if self.figure.runner == "choices":
-            # Data and model have no effect on choices. Training sets the times of phones only.
-            unused = ("data", "model", "target_accuracy", "target_rounds")
-            for key in unused if self.scenario.system.kind == "phones" else (*unused, "training"):
-                own.pop(key, None)
-            found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json")
-        if self.figure.runner == "solvers":
-            used = ("seed", "num_clients", "clients_per_round", "selectors")
-            found["scenario"] = {key: own[key] for key in used if key in own}
-            found["search"] = self.figure.search_in(self.arm, self.cell).model_dump(mode="json")
-        return found
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of :attr:`settings`."""
-        return fingerprint(runner=self.figure.runner, **self.settings)
-
-    @property
-    def run(self) -> str:
-        """Description of the run for readers of the file: scenario and changed keys, those of the regret included."""
-        keys = dict(self.figure.set) | self.figure.cells[self.cell] | self.figure.arms[self.arm].set
-        if self.figure.runner == "choices":
-            regret = self.figure.regret_in(self.arm, self.cell).model_dump(exclude_defaults=True)
-            keys |= {REGRET + key: value for key, value in regret.items()}
-        return " ".join([self.figure.scenario, *(f"{key}={_short(value)}" for key, value in sorted(keys.items()))])
-
-    def simulate(self) -> dict[str, Any]:
-        """Simulate the run and return its row."""
-        start = time.process_time()
-        outcomes, curves = simulate_run(self)
-        return {
-            FINGERPRINT: self.fingerprint,
-            "run": self.run,
-            "selector": _selector_text(self.scenario),
-            "seed": self.scenario.seed,
-            "cpu_s": round(time.process_time() - start, 2),
-            "outcomes": _encode({key: value for key, value in outcomes.items() if not math.isnan(value)}),
-            "curves": _encode(curves),
-        }
-
-
-def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:
-    """Simulate a run; return its outcomes and curves."""
-    figure = cell.figure
-    if figure.runner == "choices":
-        from fedsel_flwr.simulations.reproductions.choice_runs import run_choices
-
-        return run_choices(cell.scenario, figure.regret_in(cell.arm, cell.cell))
-    if figure.runner == "solvers":
-        from fedsel_flwr.simulations.reproductions.solver_runs import run_solvers
-
-        return run_solvers(cell.scenario, figure.search_in(cell.arm, cell.cell))
-    from fedsel_flwr.simulations.reproductions.training_runs import run_training
-
-    return run_training(cell.scenario)
-
-
-def cells_of(figure: PaperFigure, seeds: int | None = None, data_dir: str = "") -> list[Cell]:
-    """Return all runs of a figure, seed by seed."""
-    # The scenario of an arm in a cell is read once, because seeds differ in nothing else.
-    first: dict[tuple[str, str], Scenario] = {}
-    found = []
-    for cell, arm, seed in figure.runs(seeds):
-        if (arm, cell) not in first:
-            first[arm, cell] = figure.scenario_of(arm, cell, seed, data_dir)
-        found.append(Cell(figure, cell, arm, first[arm, cell].model_copy(update={"seed": seed})))
-    return found
-
-
-def open_rows(folder: Path, figure: PaperFigure) -> Rows:
-    """Open the file with the runs of a figure."""
-    path = folder / f"{figure.paper}-{figure.runner}.csv"
-    with refusing_faults(f"{str(path)!r} cannot be used. Delete it, or restore it from a copy"):
-        return Rows(path, COLUMNS, KEY)
-
-
-class Results:
-    """Outcomes of the finished runs of a figure.
-
-    Args:
-        cells: The runs of the figure.
-        rows: The file.
-
-    Attributes:
-        missing: The runs without a row.
-        seconds: Fingerprint of each finished run -> its processor seconds.
-        seed_s: Seed -> processor seconds of its finished runs.
-        cpu_s: Their sum.
-    """
-
-    def __init__(self, cells: Sequence[Cell], rows: Rows) -> None:
-        by_fingerprint = {row[FINGERPRINT]: row for row in rows}
-        self._found: dict[tuple[str, str], dict[int, tuple[dict[str, float], dict[str, list[float]]]]] = {}
-        self.missing: list[Cell] = []
-        self.seconds: dict[str, float] = {}
-        self.seed_s: dict[int, float] = {}
-        for cell in cells:
-            row = by_fingerprint.get(cell.fingerprint)
-            if row is None:
-                self.missing.append(cell)
-                continue
-            seed, seconds = cell.scenario.seed, float(row["cpu_s"])
-            if cell.fingerprint not in self.seconds:
-                self.seed_s[seed] = self.seed_s.get(seed, 0.0) + seconds
-            self.seconds[cell.fingerprint] = seconds
-            own = self._found.setdefault((cell.arm, cell.cell), {})
-            own[seed] = _decode(row["outcomes"]), _decode(row["curves"])
-        self.cpu_s = sum(self.seconds.values())
-
-    def values(self, outcome: str, arm: str, cell: str) -> dict[int, float]:
-        """Return an outcome of an arm in a cell: seed -> value; NaN if the run has no such outcome."""
-        if outcome.startswith(ROUNDS_TO):
-            targets = self.values("accuracy_last10", outcome.removeprefix(ROUNDS_TO), cell)
-            own = self._found.get((arm, cell), {})
-            return {seed: _rounds_to(targets.get(seed, math.nan), one[1]) for seed, one in own.items()}
-        return {seed: one[0].get(outcome, math.nan) for seed, one in self._found.get((arm, cell), {}).items()}
-
-    def curves(self, name: str, arm: str, cell: str, over: str = "at") -> list[tuple[FloatArray, FloatArray]]:
-        """Return a curve of an arm in a cell for each seed: x and y."""
-        found = [one[1] for one in self._found.get((arm, cell), {}).values()]
-        return [(np.array(one[over]), np.array(one[name])) for one in found if name in one and over in one]
-
-
-def _rounds_to(target: float, curves: Mapping[str, Sequence[float]]) -> float:
-    """Return the first round with this accuracy; the number of rounds if there is none, NaN without a target.
-
-    >>> _rounds_to(0.5, {"at": [1, 50, 100], "record_at": [1, 7, 30], "record": [0.1, 0.6, 0.7]})
-    7
-    """
-    if math.isnan(target) or "record" not in curves:
-        return math.nan
-    reached = (at for at, value in zip(curves["record_at"], curves["record"], strict=True) if value >= target)
-    return next(reached, curves["at"][-1])
-
-
-def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:
-    """Return the verdict on a figure: "not run" if a run is missing."""
-    if figure.illustration:
-        return FigureVerdict(word="illustration")
-    if figure.left_out or results.missing:
-        return FigureVerdict(word="not run")
-    return judge(figure, results.values)
 
 
 def reproduce(
@@ -228,11 +41,11 @@ def reproduce(
     ray_address: str | None = None,
     announce: Announce = print,
 ) -> dict[str, FigureVerdict]:
-    """Simulate the missing runs of figures, and write the pages of their papers.
+    """Simulate the missing runs of figures; draw the figures and write the checks of their papers.
 
     Args:
         names: Names of figures.
-        folder: Folder of the CSV files, pages and pictures; created if needed.
+        folder: Folder of the CSV files and pictures; created if needed.
         jobs: Number of processes. If None, 1, or on a cluster as many runs as it has room for.
         seeds: Number of seeds. If None, the number of each figure.
         data_dir: Folder of the data sets. If empty, $FEDSEL_DATA.
@@ -247,7 +60,7 @@ def reproduce(
         ParameterError: A figure does not exist, its data are missing, or an argument cannot be used.
         RunError: No Ray cluster replies at the address.
     """
-    from fedsel_flwr.simulations.reproductions.result_pages import write_pages
+    from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 
     where = cluster_for_runs(ray_address)
     if jobs is not None:
@@ -259,18 +72,40 @@ def reproduce(
             _play_missing(figure, target, jobs, seeds, data_dir, announce, where)
     found = {}
     with refusing_faults(f"the files in {str(target)!r} cannot be used. Delete them, or restore them from a copy"):
-        write_pages(target, {figure.paper for figure in figures.values()})
         for name, figure in figures.items():
-            found[name] = verdict_of(figure, results_of(figure, target, seeds))
+            results = results_of(figure, target, seeds)
+            draw(figure, results, target)
+            found[name] = verdict_of(figure, results)
             announce(f"{name}: {found[name].word}")
+        for paper in dict.fromkeys(figure.paper for figure in figures.values()):
+            write_checks(target, paper, found)
     return found
 
 
-def results_of(figure: PaperFigure, folder: Path, seeds: int | None = None) -> Results:
-    """Return the outcomes of the finished runs of a figure."""
-    if not figure.has_runs:
-        return Results([], open_rows(folder, figure))
-    return Results(cells_of(figure, seeds), open_rows(folder, figure))
+def write_checks(folder: Path, paper: str, found: Mapping[str, FigureVerdict] = MappingProxyType({})) -> Path:
+    """Write the checks of a paper's figures, those without all of their runs too, to ``<paper>-checks.csv``.
+
+    Args:
+        folder: Folder of the CSV files with the runs.
+        paper: A key of :data:`~fedsel_flwr.simulations.reproductions.paper_figure.PAPERS`.
+        found: Name -> verdict, for figures that have been judged already.
+
+    Returns:
+        The file. It has a line for each check, and one for a figure without checks or runs.
+    """
+    lines: list[dict[str, Any]] = []
+    for name in (name for name in figure_names() if name.startswith(f"{paper}-")):
+        figure = load_figure(name)
+        verdict = found[name] if name in found else verdict_of(figure, results_of(figure, folder))
+        own = {"figure": name, "verdict": verdict.word, "claim": figure.claim}
+        lines += [own | finding.facts() for finding in verdict.findings] or [own]
+    path = folder / f"{paper}-checks.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CHECK_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
 
 
 def _play_missing(
@@ -423,30 +258,3 @@ def list_figures() -> Iterator[str]:
         if figure.illustration:
             word = "illustration"
         yield f"{name:<{width}}  {word:<17}  {minutes:>5g} min  {figure.claim}"
-
-
-def _selector_text(scenario: Scenario) -> str:
-    """Return the selector and its parameters, for readers of the file."""
-    own = scenario.selectors.get(scenario.selector, {})
-    return " ".join([scenario.selector, *(f"{key}={_short(value)}" for key, value in sorted(own.items()))])
-
-
-def _short(value: Any) -> str:
-    text = str(value).replace("\n", " ").replace(" ", "")
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _encode(values: Mapping[str, Any]) -> str:
-    """Return numbers as JSON with a few digits."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return [rounded(float(one)) for one in value]
-        value = float(f"{value:.{DIGITS}g}")
-        return int(value) if value.is_integer() and abs(value) < 1e15 else value
-
-    return json.dumps({key: rounded(value) for key, value in values.items()}, separators=(",", ":"))
-
-
-def _decode(text: str) -> Any:
-    return json.loads(text)

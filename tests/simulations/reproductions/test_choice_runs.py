@@ -10,11 +10,24 @@ import pytest
 from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario
-from fedsel_flwr.simulations.reproductions.choice_runs import _bonus, _explained, _growth, draw_rounds, run_choices
+from fedsel_flwr.simulations.reproductions.choice_runs import (
+    _bonus,
+    _explained,
+    _fairness,
+    _growth,
+    draw_rounds,
+    run_choices,
+)
 from fedsel_flwr.simulations.reproductions.paper_figure import Regret
-from fedsel_flwr.theory import xia_genie
+from fedsel_flwr.theory import fair_optimum, xia_genie
 
 XIA = {"rounds": 320, "seed": 3}
+KEYS = {
+    "num_clients": 3, "clients_per_round": 2, "rounds": 300, "selector": "cs-ucb-q", "seed": 5,
+    "partition.kind": "sizes", "partition.sizes": [1500, 1000, 500],
+    "selectors.cs-ucb-q.fairness": [0.6, 0.5, 0.4], "selectors.cs-ucb-q.queue_weight": 0.01,
+}  # fmt: skip  # fmt: skip
+FAIR = (0.6, 0.5, 0.4)
 
 
 def test_the_draws_are_those_of_the_system_model() -> None:
@@ -103,3 +116,65 @@ def test_the_bonus_falls_below_a_tenth() -> None:
     first = next(t for t in range(2, 3000) if math.sqrt(2 * math.log(t) / t) < 0.1)
     assert _bonus(plays, 1)["rounds_to_bonus_01"] == first
     assert _bonus(plays[:10], 1)["rounds_to_bonus_01"] == math.inf
+
+
+def test_the_fairness_is_met_after_the_last_shortfall() -> None:
+    """Client 1 has c_1 = 0.5 and is selected in rounds 2, 4 and 5: its shares are 0, 1/2, 1/3, 2/4, 3/5.
+
+    Its differences are -0.5, 0, -0.167, 0 and 0.1, so that the last shortfall is in round 3. Client 2 has c_2 = 0.1 and
+    is selected in every round.
+    """
+    margins = np.array([[-0.5, 0.9], [0.0, 0.9], [1 / 3 - 0.5, 0.9], [0.0, 0.9], [0.1, 0.9]])
+    found = _fairness(margins)
+    assert found["rounds_to_fair"] == 4
+    assert (found["margin_1"], found["margin_2"], found["lowest_margin"]) == (0.1, 0.9, 0.1)
+    assert (found["violated_1"], found["violated_2"]) == (0.0, 0.0)
+    cut_off = _fairness(margins[:3])
+    assert (cut_off["rounds_to_fair"], cut_off["violated_1"], cut_off["violated_2"]) == (3, 1.0, 0.0)
+
+
+def test_a_shortfall_below_a_hundredth_counts_as_met() -> None:
+    found = _fairness(np.array([[-0.011], [-0.009]]))
+    assert (found["rounds_to_fair"], found["violated_1"], found["margin_1"]) == (2, 0.0, -0.009)
+
+
+def test_the_bound_is_that_of_the_selectors_beta() -> None:
+    """(29) by hand: Omega = 0.6² + 0.5² + 0.6² = 0.97, beta = 0.01, T = 300."""
+    outcomes, curves = run_choices(load_scenario("xia-ideal", KEYS), Regret(kind="fair", fairness=FAIR))
+    learning = (math.pi**2 / 3 + 1) * 3 + 4 * math.sqrt(2 * 3 * 2 * 300 * math.log(300))
+    assert outcomes["bound"] == pytest.approx(0.01 * 0.97 * 300 / 2 + 0.99 * learning)
+    assert curves["bound"].shape == curves["regret"].shape
+    other, _ = run_choices(
+        load_scenario("xia-ideal", KEYS | {"selector": "cs-ucb"}), Regret(kind="fair", fairness=FAIR)
+    )
+    assert "bound" not in other
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_round_without_clients_has_no_reward() -> None:
+    """By brute force: every selector takes all of at most two available clients, so the loop needs no selector."""
+    keys = {"availability.kind": "bernoulli", "availability.probability": 0.3}
+    scenario = load_scenario("xia-ideal", KEYS | keys)
+    latency, available = draw_rounds(scenario, scenario.system_model())
+    assert (available.sum(axis=1) == 0).sum() > 50
+    few = available.sum(axis=1) <= 2
+    fair = (0.1, 0.1, 0.1)
+    outcomes, _ = run_choices(scenario, Regret(kind="fair", fairness=fair, availability=0.3))
+    mean = 1 - mean_latencies(scenario.system_model()) / 5.0
+    best, _ = fair_optimum(mean, 0.3, list(fair), 2)
+    seen = [(1 - np.minimum(latency[t, available[t]], 5.0) / 5.0).min() if available[t].any() else 0.0
+            for t in np.flatnonzero(few)]  # fmt: skip
+    rest = [1 - np.minimum(latency[t], 5.0) / 5.0 for t in np.flatnonzero(~few)]
+    # With three available clients, the smaller of two rewards is the smallest or the middle one of the three.
+    lowest, highest = (sum(np.sort(own)[place] for own in rest) for place in (0, 1))
+    regret = 300 * best - sum(seen)
+    assert regret - highest - 1e-6 <= outcomes["regret_realized"] <= regret - lowest + 1e-6
+
+
+def test_the_late_regret_is_that_of_the_last_half() -> None:
+    """Round robin with K / m = 4 loses the same in each cycle, so half of the regret belongs to the last half."""
+    scenario = load_scenario("xia-ideal", {"rounds": 320, "selector": "round-robin"})
+    outcomes, curves = run_choices(scenario, Regret(kind="xia"))
+    assert outcomes["regret_late"] == pytest.approx(outcomes["regret"] / 2)
+    assert 0 < outcomes["realized_late"] < outcomes["regret_realized"]
+    np.testing.assert_allclose(curves["average"] * curves["at"], curves["regret"])

@@ -192,5 +192,35 @@ def test_a_missing_outcome_is_not_settled() -> None:
     assert verdict(figure(check()), new=[math.nan] * 5, old=ONE).word == "not settled"
 
 
+# Mean 0.02, standard error 0.0045, Student's 2.776: the interval of the logs is 0.0076 to 0.0324, and p is 0.011.
+ABOVE = [0.01, 0.01, 0.02, 0.03, 0.03]
+# Mean 0, standard error 0.0071: the interval of the logs is -0.0196 to 0.0196.
+NONE = [-0.02, -0.01, 0.0, 0.01, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("logs", "others", "keys", "expected"),
+    [
+        (ABOVE, 0, {}, "reproduced"),
+        # Holm's factor is 6, and 6 x 0.011 is above 0.05. But the interval does not exclude the claim.
+        (ABOVE, 5, {}, "not settled"),
+        # The interval holds the claim, however narrow it is. The paper's ratio does not matter for this.
+        (NONE, 0, {}, "not settled"),
+        (NONE, 0, {"paper": "1.01"}, "not settled"),
+        (NONE, 0, {"paper": "1.1"}, "not settled"),
+        ([-log for log in ABOVE], 0, {"paper": "1.01"}, "not seen"),
+    ],
+)
+def test_an_effect_below_the_margin_of_equality(
+    logs: list[float], others: int, keys: dict[str, str], expected: str
+) -> None:
+    """The word of a check, among other checks without any effect."""
+    more = others * check(left='"third"', relation='"above"')
+    new = [math.exp(log) for log in logs]
+    third = [math.exp(log) for log in (-0.1, 0.1, 0.0, 0.02, -0.02)]
+    found = verdict(figure(check(relation='"above"', **keys) + more), new=new, old=ONE, third=third)
+    assert found.findings[0].word == expected
+
+
 def test_words_are_counted_in_a_fixed_order() -> None:
     assert describe_words(["not run", "reproduced", "not run"]) == "1 reproduced, 2 not run"

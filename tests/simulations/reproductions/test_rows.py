@@ -1,22 +1,27 @@
-"""Rows of finished runs: found by fingerprint, added as whole lines, sorted by their key."""
+"""Rows of finished runs: found by fingerprint, added as whole lines, sorted; shared runs; outcomes of rows."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.reproductions import rows as rows_module
+from fedsel_flwr.simulations.reproductions.claims import judge
+from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, figure_names, load_figure, read_figure
+from fedsel_flwr.simulations.reproductions.rows import FINGERPRINT, Results, _selector_text, cells_of
 
 COLUMNS = ("selector", "seed", "fingerprint", "seconds", "curve")
 KEY = ("selector", "seed")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -103,3 +108,117 @@ def test_no_line_is_lost_when_several_add(tmp_path: Path) -> None:
     found = rows_of(path)
     assert {one["fingerprint"] for one in found} == {f"{worker}-{seed}" for worker in range(4) for seed in range(50)}
     assert len(found) == 200
+
+
+# ---- the runs of figures ---------------------------------------------------------------------------------------------
+
+
+def fingerprints(name: str, seeds: int | None = None) -> set[str]:
+    return {cell.fingerprint for cell in cells_of(load_figure(name), seeds)}
+
+
+def test_fingerprints_depend_on_arm_cell_and_seed() -> None:
+    assert len(fingerprints("xia-fig-1a", 2)) == len(cells_of(load_figure("xia-fig-1a"), 2))
+
+
+def test_figures_share_their_runs() -> None:
+    # The table has three more runs, for a question.
+    assert len(fingerprints("gpfl-table-2") - fingerprints("gpfl-fig-3")) == 3
+    assert fingerprints("gpfl-fig-3") < fingerprints("gpfl-table-2")
+    for name in ("gpfl-fig-4", "gpfl-fig-5", "gpfl-fig-6a"):
+        assert fingerprints(name) < fingerprints("gpfl-table-2")
+    # Only rho = 1 on three seeds is a run of the table.
+    assert len(fingerprints("gpfl-fig-7b") & fingerprints("gpfl-table-2")) == 3
+
+
+def test_runs_with_different_fingerprints_have_different_descriptions() -> None:
+    """The file of rows holds one row for each description, selector and seed."""
+    described: dict[tuple[str, str, str, str], str] = {}
+    for figure in map(load_figure, figure_names()):
+        if figure.left_out or figure.illustration:
+            continue
+        for cell in cells_of(figure, 1):
+            key = figure.paper, figure.runner, cell.run, _selector_text(cell.scenario)
+            assert described.setdefault(key, cell.fingerprint) == cell.fingerprint, (figure.name, key)
+
+
+def test_another_regret_is_another_run_and_another_name_is_not() -> None:
+    figure = load_figure("xia-fig-1a")
+    plain = figure.model_copy(update={"regret": figure.regret.model_copy(update={"kind": "none"})})
+    named = figure.model_copy(update={"name": "xia-fig-99", "claim": "Another."})
+    first, other, same = (cells_of(one, 1)[0].fingerprint for one in (figure, plain, named))
+    assert first == same != other
+
+
+# ---- outcomes --------------------------------------------------------------------------------------------------------
+
+FIGURE = """
+paper = "kim"
+figure = "Table 5"
+claim = "FedCM reaches FedAvg's accuracy in a quarter of the rounds."
+scenario = "digits"
+seeds = 2
+
+[arms.fedavg]
+selector = "random"
+[arms.fedcm]
+selector = "fedcm-ts"
+
+[[checks]]
+says = "rounds"
+outcome = "rounds_to.{other}"
+left = "fedcm"
+right = 100.0
+relation = "below"
+"""
+
+
+def _figure(other: str = "fedavg") -> PaperFigure:
+    return read_figure(FIGURE.format(other=other), "kim-table-5")
+
+
+def _results(figure: PaperFigure, final: dict[int, float], records: dict[int, dict[str, list[float]]]) -> Results:
+    """Return results in which FedAvg has these final accuracies, and FedCM these records, by seed."""
+    rows = []
+    for cell in cells_of(figure):
+        seed = cell.scenario.seed
+        own = ({"accuracy_last10": final[seed]}, {}) if cell.arm == "fedavg" else ({}, {"at": [1, 100]} | records[seed])
+        outcomes, curves = map(json.dumps, own)
+        rows.append({FINGERPRINT: cell.fingerprint, "cpu_s": "1", "outcomes": outcomes, "curves": curves})
+    return Results(cells_of(figure), rows)  # type: ignore[arg-type]
+
+
+def test_the_first_round_with_the_other_arms_final_accuracy_on_the_same_seed() -> None:
+    figure = _figure()
+    # Seed 1: the target 0.6 is reached exactly, in round 20. Seed 2: 0.8 is reached in round 31 by 0.85.
+    records = {
+        1: {"record_at": [1, 4, 20, 60], "record": [0.2, 0.59, 0.6, 0.9]},
+        2: {"record_at": [2, 31], "record": [0.3, 0.85]},
+    }
+    results = _results(figure, {1: 0.6, 2: 0.8}, records)
+    assert results.values("rounds_to.fedavg", "fedcm", "") == {1: 20, 2: 31}
+    (finding,) = judge(figure, results.values).findings
+    assert finding.estimate == pytest.approx(math.sqrt(0.20 * 0.31))
+
+
+def test_an_arm_that_never_has_the_accuracy_counts_with_its_rounds() -> None:
+    figure = _figure()
+    records = {seed: {"record_at": [1, 9], "record": [0.2, 0.7]} for seed in (1, 2)}
+    results = _results(figure, {1: 0.7001, 2: math.nan}, records)
+    found = results.values("rounds_to.fedavg", "fedcm", "")
+    assert found[1] == 100
+    assert math.isnan(found[2])
+
+
+def test_an_unknown_arm_is_refused() -> None:
+    with pytest.raises(ParameterError, match="there is no arm 'fedavgm'"):
+        _figure("fedavgm")
+
+
+def test_a_run_counts_once_in_the_processor_time() -> None:
+    """Two arms with the same selector are the same runs: one for each seed."""
+    figure = read_figure(FIGURE.format(other="fedavg").replace("fedcm-ts", "random"), "kim-table-5")
+    cells = cells_of(figure)
+    row = {"cpu_s": "1800", "outcomes": '{"accuracy_last10":0.5}', "curves": "{}"}
+    results = Results(cells, [row | {FINGERPRINT: cell.fingerprint} for cell in cells])  # type: ignore[arg-type]
+    assert (len(cells), sum(results.seconds.values())) == (4, 3600)

@@ -1,19 +1,22 @@
-"""Pages of reproduced figures: one page for each paper, and a page that counts the verdicts.
+"""Pages of reproduced figures, and the verdicts in the package: ``python tools/result_pages.py [FOLDER]``.
 
-Every number on these pages comes from the CSV files of the runs, and every word of a verdict from
-:mod:`fedsel_flwr.simulations.reproductions.claims`.
+FOLDER is ``docs/results`` by default. The command draws the figures, and writes a page and a table of checks for each
+paper, the counts on the page ``README.md``, and ``verdicts.json`` of the package. It simulates nothing. Every number
+comes from the CSV files of the runs, and every verdict from :mod:`fedsel_flwr.simulations.reproductions.claims`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import fedsel_flwr.simulations.reproductions as reproductions
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import read_file
 from fedsel_flwr.simulations.reproductions.claims import (
@@ -23,11 +26,15 @@ from fedsel_flwr.simulations.reproductions.claims import (
     Finding,
     Word,
     describe_words,
+    verdict_of,
 )
 from fedsel_flwr.simulations.reproductions.figure_pictures import draw
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
-from fedsel_flwr.simulations.reproductions.reproducing import Results, results_of, verdict_of
+from fedsel_flwr.simulations.reproductions.reproducing import write_checks
+from fedsel_flwr.simulations.reproductions.rows import Results, results_of
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RECORDED = Path(reproductions.__file__).parent / "verdicts.json"
 COUNTS = "README.md"
 """Name of the page that counts the verdicts."""
 CIFAR = "cifar-10"
@@ -51,6 +58,7 @@ def write_pages(folder: Path, papers: Collection[str]) -> None:
         for one in figures:
             draw(one, found[one.name], folder)
         _write(folder / f"{paper}.md", paper_page(paper, figures, found, folder))
+        write_checks(folder, paper)
     _write_counts(folder)
 
 
@@ -70,7 +78,8 @@ def record_verdicts(folder: Path, path: Path) -> None:
 
 def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
     """Return what the package records about a figure: verdict, number of seeds, and minutes of one core."""
-    minutes = figure.minutes if results.missing or not results.cpu_s else results.cpu_s / 60
+    seconds = sum(results.seconds.values())
+    minutes = figure.minutes if results.missing or not seconds else seconds / 60
     if not figure.arms and not figure.left_out:
         minutes = 0.0
     return {
@@ -242,11 +251,11 @@ def _missing(results: Results) -> str:
 
 
 def _missing_seeds(figure: PaperFigure, results: Results) -> str:
-    """Name the planned seeds without runs, and their minutes if they take as long as the last seed."""
+    """Name the planned seeds without runs, and their minutes if they take as long as the others."""
     first, last = figure.seeds + 1, figure.planned_seeds
     several, joined = last > first, "and" if last == first + 1 else "to"
     which = f"seeds {first} {joined} {last}" if several else f"seed {last}"
-    minutes = results.seed_s.get(figure.seeds, 0.0) * (last - figure.seeds) / 60
+    minutes = sum(results.seconds.values()) / figure.seeds * (last - figure.seeds) / 60
     return (
         f"The {which} of the {last} planned seeds {'are' if several else 'is'} missing. "
         f"{'They' if several else 'It'} would take about {max(minutes, 0.1):.1f} minutes of one core."
@@ -327,3 +336,14 @@ def _number(value: float) -> str:
 def _write(path: Path, text: str) -> None:
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Write everything."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    record_verdicts(folder, RECORDED)
+    write_pages(folder, PAPERS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Pictures of reproduced figures: a panel for each curve and outcome, PCZFL's balls, and figures that lack runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.simulations.reproductions import figure_pictures
+from fedsel_flwr.simulations.reproductions.claims import verdict_of
+from fedsel_flwr.simulations.reproductions.paper_figure import Picture, load_figure, read_figure
+from fedsel_flwr.simulations.reproductions.rows import cells_of, open_rows, results_of
+from tests.simulations.reproductions.test_training_runs import BALLS
+
+TEXT = """
+paper = "xia"
+figure = "Fig. 9"
+claim = "A claim."
+scenario = "xia-ideal"
+runner = "choices"
+seeds = 2
+[set]
+rounds = 40
+num_clients = 3
+clients_per_round = 2
+"selectors.cs-ucb-q.fairness" = [0.6, 0.5, 0.4]
+[arms.cs-ucb-q]
+[arms.random]
+[regret]
+kind = "fair"
+fairness = [0.6, 0.5, 0.4]
+[[checks]]
+says = "regret"
+outcome = "regret"
+left = "cs-ucb-q"
+right = "random"
+relation = "below"
+[picture]
+curves = ["regret", "margin_1"]
+bound = "bound"
+scale = "symlog"
+"""
+
+
+def test_a_picture_has_a_panel_for_each_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = read_figure(TEXT, "xia-fig-9")
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        rows.add(cell.simulate())
+    drawn: list[Any] = []
+    new = figure_pictures._new_figure
+    monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
+    assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) == tmp_path / "xia-fig-9.png"
+    regret, margin = drawn[0].axes
+    assert (regret.get_ylabel(), margin.get_ylabel()) == ("regret of means", "share of client 1 minus c_1")
+    labels = regret.get_legend_handles_labels()[1]
+    assert labels == ["cs-ucb-q", "bound of cs-ucb-q", "random"]
+    assert regret.get_yscale() == "symlog"
+
+
+def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the shares 0 and 1 of two seeds, Student's interval is -5.9 to 6.9, and the bar ends at 0 and 1."""
+    figure = read_figure(TEXT, "xia-fig-9")
+    picture = Picture(outcomes=("best_above", "regret"), levels={"chance": 0.5})
+    figure = figure.model_copy(update={"picture": picture, "seeds": 2})
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
+                  "cpu_s": 1.0, "outcomes": json.dumps({"regret": 1.0, "best_above": cell.scenario.seed - 1}),
+                  "curves": "{}"})  # fmt: skip
+    drawn: list[Any] = []
+    new = figure_pictures._new_figure
+    monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
+    figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path)
+    share, regret = drawn[0].axes
+    assert (share.get_ylabel(), regret.get_ylabel()) == (
+        "share of instances\nbest state, equal steps",
+        "regret of means",
+    )
+    assert share.get_legend_handles_labels()[1] == ["chance", "cs-ucb-q", "random"]
+    (bar,) = share.collections[0].get_segments()
+    assert [y for _, y in bar] == [0.0, 1.0]
+
+
+def test_an_illustration_with_arms_has_runs_and_a_picture(tmp_path: Path) -> None:
+    figure = read_figure(BALLS, "pczfl-fig-0")
+    assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) is None
+    open_rows(tmp_path, figure).add(cells_of(figure)[0].simulate())
+    results = results_of(figure, tmp_path)
+    assert len(results.missing) == 1
+    assert verdict_of(figure, results).word == "illustration"
+    path = figure_pictures.draw(figure, results, tmp_path)
+    assert path is not None
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_picture_that_needs_runs_of_another_arm_waits_for_them(tmp_path: Path) -> None:
+    """The rounds to FedAvg's accuracy are unknown without FedAvg."""
+    figure = load_figure("kim-table-5")
+    cell = next(one for one in cells_of(figure, 1) if one.arm == "fedpdp")
+    row = dict.fromkeys(("run", "selector"), "x") | {"seed": 1, "cpu_s": 1.0, "fingerprint": cell.fingerprint}
+    outcomes, curves = {"accuracy_last10": 0.5}, {"at": [1, 2], "record_at": [1, 2], "record": [0.4, 0.6]}
+    open_rows(tmp_path, figure).add(row | {"outcomes": json.dumps(outcomes), "curves": json.dumps(curves)})
+    assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) is None
+    assert list(tmp_path.glob("*.png")) == []
