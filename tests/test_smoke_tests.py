@@ -11,6 +11,7 @@ import pytest
 from tests.pages import ROOT, blocks
 from tests.processes import environment
 
+pytestmark = pytest.mark.pages
 SMOKE = ROOT / "docs" / "smoke-tests.md"
 
 
