@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow e2e flower-matrix lint house prose docs linkcheck architecture package resolve clean
+.PHONY: help demo test slow e2e flower-matrix lint house prose docs linkcheck package resolve clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -25,7 +25,7 @@ test: .venv/installed
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-# make e2e    the fault table of docs/reliability.md on real SuperLinks and SuperNodes; about an hour
+# make e2e    the fault table of docs/operating.md on real SuperLinks and SuperNodes; about an hour
 e2e: .venv/installed
 	$(BIN)/python -m pytest -m e2e
 
@@ -54,10 +54,6 @@ docs: .venv/installed
 # make linkcheck   the links of the site to other sites; needs the internet
 linkcheck: .venv/installed
 	$(BIN)/python -m sphinx --builder linkcheck docs docs/_build/linkcheck
-
-# make architecture   write the walks, the rooms and the picture of docs/architecture.md from the code
-architecture: .venv/installed
-	$(BIN)/python -m tests.architecture
 
 # make package   build and check the archives, then install the wheel, and each extra, outside the repository
 package: .venv/installed

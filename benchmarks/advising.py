@@ -6,7 +6,7 @@ real mean seconds per round, without the time of probes, and the predicted savin
 groups" has the ceiling: its real value comes from the latencies of the scenario's system model, drawn for every client
 in 400 rounds. FedCS is not compared, because its runs select more clients than the prediction.
 
-The CSV file is benchmarks/advising.csv. The page docs/advising.md shows its means over the seeds (``--table``).
+The CSV file is benchmarks/advising.csv. ``--table`` prints its means over the seeds; docs/comparing.md sums them up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often the intervals of a comparison hold the truth, and how often a comparison settles a difference.
 
-    python benchmarks/intervals.py                     # both tables of docs/statistics.md, 20,000 experiments a cell
+    python benchmarks/intervals.py                     # the tables of docs/comparing.md, 20,000 experiments a cell
 
 An experiment draws the logs of the paired time ratios of several selectors to one reference, on several seeds. They are
 normal; the selectors share the reference's part, as in a comparison. The first table has the share of the experiments

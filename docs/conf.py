@@ -32,6 +32,8 @@ extensions = [
     "accessibility",
     "gallery",
     "scenario_reference",
+    "generated",
+    "redirects",
 ]
 root_doc = "index"
 exclude_patterns = ["_build", "README.md"]

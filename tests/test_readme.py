@@ -50,7 +50,6 @@ SAYS = {
     "oort_loop.py": r"^rounds of a fast client: 20\.5, of a slow client: 5\.5$",
     "traces.py": r"^devices\.csv: 60 rows\navailability\.csv: 780 rows$",
     "plan.py": r"^Wait.+ 855 s\n(.|\n)*^Percent.+ \[4, .+ 419 s\n(.|\n)*^Cut.+ \[3, .+ 360 s$",
-    "priority.py": r"^1 \[0, 1, 2, 4, 8\]\n2 \[0, 1, 2, 6, 8\]\n3 \[0, 1, 2, 3, 5\]$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""

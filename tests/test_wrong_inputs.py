@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.cli import main
-from tests import errors_page
 
 OWN_CODE = """
 import numpy as np
@@ -257,11 +256,6 @@ def _lacking(said: str, words: list[str]) -> list[str]:
     return [part for part in words if part not in said]
 
 
-def _check_page(argv: list[str], said: str, folder: Path) -> None:
-    given = " ".join(["fedsel", *(word or "''" for word in argv)])
-    errors_page.check("command line", f"`{given}`", said, folder)
-
-
 @pytest.mark.parametrize(("argv", "words"), USAGE, ids=[" ".join(argv) or "nothing" for argv, _ in USAGE])
 def test_a_line_that_cannot_be_read(
     argv: list[str], words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -272,7 +266,6 @@ def test_a_line_that_cannot_be_read(
     assert (ended.value.code, out) == (2, "")
     assert err.startswith("usage: fedsel")
     assert _lacking(err.splitlines()[-1], words) == []
-    _check_page(argv, err.splitlines()[-1], own_folder)
 
 
 @pytest.mark.parametrize(("argv", "words"), FAULTS, ids=[" ".join(argv) for argv, _ in FAULTS])
@@ -285,7 +278,6 @@ def test_a_wrong_input_is_refused_in_one_line(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("fedsel: error: ")
     assert _lacking(err, words) == []
-    _check_page(argv, err, own_folder)
     assert {*own_folder.iterdir()} - before - {own_folder / "__pycache__"} == set()
 
 
@@ -304,6 +296,5 @@ def test_a_selector_that_fails_in_a_round(
     _, err = capsys.readouterr()
     assert err.count("\n") == 1
     assert _lacking(err, words) == []
-    _check_page(argv, err, own_folder)
     (log,) = own_folder.glob("runs/*/flower.log")
     assert ("Traceback" in log.read_text()) == (selector == "Fragile")

@@ -54,8 +54,8 @@ Machine: {machine}.
 - **FedCM also filters.** With `fedcm-ts` and `fedcm-ucb`, the strategy tests the models of each round on the server's
   examples. It leaves out models that make the average worse. `random` and the other selectors have no filter. In world
   (a), the row `random-filtered` has the filter without the selection ("Rows that separate two causes").
-- The verdict is about the time only. [statistics.md](../statistics.md) explains the words and Holm's correction. The
-  family of the correction is all selectors of the world. The controls are another family. The p-values of references
+- The verdict is about the time only. [comparing.md](../comparing.md#statistics) explains words and Holm's correction.
+  The family of the correction is all selectors of the world. The controls are another family. P-values of references
   are not corrected.
 - **Compare like with like.** A selector that asks more clients a round needs fewer rounds and more joules. The first
   rows of each table ask as many clients as `random`, within 10 %. The rows after them ask other numbers of clients.

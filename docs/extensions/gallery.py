@@ -21,19 +21,21 @@ import small_world
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors.registry import citations, selector_class
+from fedsel_flwr.selectors.registry import citations, section, selector_class
 
 HERE = Path(__file__).parent
 FOLDER = "gallery"
 PUBLIC = "fedsel_flwr.selectors"
 """The module from which users import selectors; the API reference shows them there."""
 FAILURES = "When clients fail"
-"""Heading of the section that a page has only if the docstring says something about failures."""
+CITATION = "Citation"
+DEVIATIONS = "Deviations from the paper"
+OPTIONAL = (FAILURES, DEVIATIONS, CITATION)
+"""Headings of sections that a page has only if the class says something about them."""
 SECTIONS = (
     "Choices over time",
     "Options",
@@ -43,14 +45,14 @@ SECTIONS = (
     "Data protection",
     "Cost of a choice",
     "When not to use it",
-    "Deviations from the paper",
+    DEVIATIONS,
     "Results",
-    "Citation",
+    CITATION,
 )
 """Headings of a page, in order."""
-TABLES = ("selectors", "papers/README", "secure-aggregation", "results/selectors", "results/joules")
+TABLES = ("selectors", "papers/README", "security", "results/selectors", "results/joules")
 """Pages with tables of selectors."""
-WORDS = "`Differential privacy <../secure-aggregation.html#differential-privacy>`__ explains the words."
+WORDS = "`Differential privacy <../security.html#differential-privacy>`__ explains the words."
 """Links to sections of the documentation, which are no labels of Sphinx."""
 DEADLINES = "`two deadlines <../simulations.html#two-deadlines>`__"
 NORM = re.compile(r"\|\|(.+?)\|\|")
@@ -77,7 +79,7 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
     """Let the selectors' names in the tables of :data:`TABLES` lead to the pages of the gallery."""
     if app.env.docname not in TABLES:
         return
-    names = facts.ours()
+    names = {name for name in facts.ours() if (Path(app.srcdir) / FOLDER / f"{name}.rst").is_file()}
     for entry in doctree.findall(nodes.entry):
         for literal in list(entry.findall(nodes.literal)):
             if (name := literal.astext()) in names and not isinstance(literal.parent, nodes.reference | pending_xref):
@@ -91,8 +93,7 @@ def link_names(app: Sphinx, doctree: nodes.document) -> None:
 def write_pages(app: Sphinx) -> None:
     """Play the small world with every selector, and write the pages that changed.
 
-    Raises:
-        ExtensionError: A fact is missing, or a selector cannot play.
+    A selector that cannot play, or whose docstring lacks a section, is a warning that names it. All others have pages.
     """
     folder, cache = Path(app.srcdir) / FOLDER, Path(app.outdir).parent / "small-world"
     names = facts.ours()
@@ -103,7 +104,10 @@ def write_pages(app: Sphinx) -> None:
             runs[name] = small_world.played(name, cache)
             pages[name] = page(name, runs[name])
         except (docstrings.MissingFact, FedSelError) as error:
-            raise ExtensionError(f"gallery: no page for the selector {name!r}: {error}") from error
+            logger.warning("gallery: no page for the selector %r: %s", name, error)
+            runs.pop(name, None)
+    for fault in facts.equations()[1]:
+        logger.warning("gallery: %s", fault)
     pages["index"] = first_page(runs)
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.rst"):
@@ -113,7 +117,7 @@ def write_pages(app: Sphinx) -> None:
         file = folder / f"{name}.rst"
         if not file.exists() or file.read_text("utf-8") != text:
             file.write_text(text, "utf-8")
-    logger.info("gallery: %d selectors", len(names))
+    logger.info("gallery: %d selectors", len(runs))
 
 
 def page(name: str, run: small_world.Played) -> str:
@@ -132,7 +136,7 @@ def page(name: str, run: small_world.Played) -> str:
         _privacy(name),
         _cost(name),
         _when_not(cls),
-        _sentence_case(docstring_text(docstrings.required_section(cls, "Deviations"))),
+        _sentence_case(docstring_text(section(cls, "Deviations"))),
         _results(name),
         _citation(name),
     )
@@ -145,7 +149,7 @@ def page(name: str, run: small_world.Played) -> str:
         _summary(name),
     ]
     for heading, body in zip(SECTIONS, bodies, strict=True):
-        if not body.strip() and heading == FAILURES:
+        if not body.strip() and heading in OPTIONAL:
             continue
         if not body.strip():
             raise docstrings.MissingFact(f'the section "{heading}" is empty')
@@ -179,8 +183,8 @@ def first_page(runs: dict[str, small_world.Played]) -> str:
         f"({DEADLINES}).",
         _raw(f'<ul class="gallery-grid">{grid}</ul>'),
         _heading("Compare the selectors", "-"),
-        '"Reads" lists the columns from which a selector learns. :doc:`/secure-aggregation` explains the words on '
-        "secure aggregation and differential privacy. The cost is the server's time for one choice among a million "
+        '"Reads" lists the columns from which a selector learns. :doc:`/security` explains the words on secure '
+        "aggregation and differential privacy. The cost is the server's time for one choice among a million "
         f"clients, with {facts.COHORT} clients a round. Some selectors refuse so many clients. An empty cell means "
         "that this was not measured.",
         _table(["selector", "reads", "secure aggregation", "differential privacy", "cost, ms"], rows, "16 40 16 16 12"),
@@ -202,7 +206,7 @@ def _summary(name: str) -> str:
     cls, reads = selector_class(name), facts.Reads.of(selector_class(name))
     rows = [
         ["class", f":py:class:`{PUBLIC}.{cls.__name__}`"],
-        ["paper", docstring_text(docstrings.required_section(cls, "References"))],
+        ["paper", docstring_text(section(cls, "References") or "none")],
         ["secure aggregation", facts.secure_aggregation(reads)[0]],
         ["differential privacy", facts.differential_privacy(reads)[0]],
     ]
@@ -269,7 +273,7 @@ def _equations(name: str) -> str:
     words = "\n\n".join(before).split()
     idea = docstrings.idea(cls).split()
     parts = [" ".join(words[len(idea) :])] if len(words) > len(idea) else []
-    if equations := facts.equations()[name]:
+    if equations := facts.equations()[0][name]:
         parts += [f".. math::\n\n{_indented(tex)}" for tex in equations]
         parts.append(
             "There are K clients, m of them train in a round, and t is the number of the round. A letter in the table "
@@ -324,7 +328,7 @@ def _privacy(name: str) -> str:
     secure, private = facts.secure_aggregation(reads), facts.differential_privacy(reads)
     parts = [
         f"**Secure aggregation: {secure[0]}.** {secure[1]} Flower has secure aggregation in its legacy API only. "
-        ":doc:`/secure-aggregation` lists every selector.",
+        ":doc:`/security` lists every selector.",
         f"**Differential privacy: {private[0]}.** {private[1]} {WORDS}",
     ]
     for option, other in facts.option_reads(name).items():
@@ -386,6 +390,8 @@ def _results(name: str) -> str:
 
 
 def _citation(name: str) -> str:
+    if not selector_class(name).citations:
+        return ""
     return "\n\n".join([_code(f"fedsel cite {name}", "sh"), _code("\n\n".join(citations(name)), "bibtex")])
 
 

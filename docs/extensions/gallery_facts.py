@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selector_docstrings import MissingFact
+from scenario_keys import Key, of_parameter
 
 from fedsel_flwr.selectors import Selector, create, names
 from fedsel_flwr.selectors.columns import COLUMNS, ON_VALIDATION, PER_UPDATE, Column
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.scenario_files import own_parameters
-from tests.site.scenario_reference import Key, of_parameter
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = ROOT / "benchmarks" / "selection.csv"
 COSTS_PAGE = ROOT / "benchmarks" / "selection.md"
-CARDS = ROOT / "docs" / "papers" / "README.md"
+CARDS = ROOT / "docs" / "papers"
 RESULTS = ROOT / "docs" / "results" / "selectors.md"
+OF = re.compile(r"^<!-- card of ([\w, -]+) -->$", re.MULTILINE)
 MARKER = "<!-- equations of "
 MARKED = re.compile(rf"^{MARKER}([\w, -]+) -->\n\$\$\n(.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
 """An equation of a card that pages of the gallery show, with the selectors of these pages."""
@@ -221,32 +221,39 @@ def newer_costs(name: str) -> list[list[str]]:
 
 
 def card(name: str) -> str:
-    """Name of the paper's card that lists a selector; empty if there is none."""
-    for cells in _markdown_rows(CARDS.read_text("utf-8")):
-        link = re.match(r"\[[\w-]+\]\(([\w-]+)\.md\)", cells[0])
-        if link and len(cells) > 2 and f"`{name}`" in cells[2]:
-            return link[1]
-    return ""
+    """Name of the paper's card that explains a selector; empty if there is none."""
+    return next((card for card, names in cards().items() if name in names), "")
 
 
-def equations() -> dict[str, list[str]]:
+def cards() -> dict[str, list[str]]:
+    """The cards of ``docs/papers``, each with the selectors that its line ``<!-- card of NAME, NAME -->`` lists."""
+    found = {}
+    for file in sorted(CARDS.glob("*.md")):
+        if match := OF.search(file.read_text("utf-8")):
+            found[file.stem] = match[1].split(", ")
+    return found
+
+
+def equations() -> tuple[dict[str, list[str]], list[str]]:
     """The equations that the cards mark, in LaTeX, by selector.
 
-    Raises:
-        MissingFact: A mark names an unknown selector, or no equation follows it.
+    Returns:
+        Selector -> its equations; and the faults of marks that name an unknown selector, or that no equation follows.
     """
     found: dict[str, list[str]] = {name: [] for name in names()}
-    for file in sorted(CARDS.parent.glob("*.md")):
+    faults = []
+    for file in sorted(CARDS.glob("*.md")):
         text = file.read_text("utf-8")
         marked = MARKED.findall(text)
         if len(marked) != text.count(MARKER):
-            raise MissingFact(f"{file.name} has a line {MARKER!r}... without an equation. Write a $$ block below it")
+            faults.append(f"{file.name} has a line {MARKER!r}... without an equation. Write a $$ block below it")
         for selectors, tex in marked:
             for name in selectors.split(", "):
-                if name not in found:
-                    raise MissingFact(f"{file.name} has equations of {name!r}, which is no selector. Write its name")
-                found[name].append(tex)
-    return found
+                if name in found:
+                    found[name].append(tex)
+                else:
+                    faults.append(f"{file.name} has equations of {name!r}, which is no selector. Write its name")
+    return found, faults
 
 
 def results(name: str) -> tuple[str, list[tuple[str, str]]]:

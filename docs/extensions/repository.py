@@ -44,7 +44,7 @@ HOME = ("README.md", "docs/README.md")
 BELOW = {
     "papers/README": "papers/*",
     "results/README": "results/*",
-    "performance": "benchmarks/*",
+    "scaling": "benchmarks/*",
     "examples": "examples/*",
 }
 """Page with a list of links -> the pages that the navigation shows below it."""

@@ -1,7 +1,6 @@
 """Keys of a scenario are objects of the site: search leads to a key, and a link to a key is checked.
 
-The tables of ``docs/scenario-reference.md`` have an anchor for each key. ``python -m tests.site.scenario_reference``
-writes them.
+The tables that :mod:`scenario_keys` writes have an anchor for each key.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Prometheus is a monitoring server. It fetches (*scrapes*) the metrics of programs at regular intervals. The exporter
 reads the history after each round, in the thread of the run. Other threads answer the scrapes.
-``docs/observing.md`` has the table of the metrics.
+``docs/operating.md`` has the table of the metrics.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ d_n be the logs of the ratios to the reference, one per seed. The ratio and its 
 This is Student's interval, which assumes normal d. Accuracies, Jain's index and numbers of clients are compared as
 differences, with the same formula without logs. The spread of a selector uses only this selector's differences. A
 spread that is moderated towards the other selectors, as in limma, gives narrower intervals. However, such intervals
-cover the truth too rarely if a selector varies more than the others. The table is in docs/statistics.md.
+cover the truth too rarely if a selector varies more than the others. See docs/comparing.md.
 
 A run that never reached the target has an infinite time and no ratio. If its pair were left out, the selector that
 failed would benefit. In this case the exact sign test compares the pairs. A run that did not reach the target loses

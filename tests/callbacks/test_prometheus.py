@@ -7,7 +7,6 @@ import gc
 import logging
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -460,24 +459,3 @@ def test_connections_leave_descriptors_for_a_checkpoint(limit: int, used: int, t
             one.close()
     assert said[:1] == ["written"]
     assert int(said[1]) <= used + 50
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_has_every_metric_and_every_reason(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "observing.md").read_text("utf-8")
-    section = page.partition("\n## Prometheus\n")[2].partition("\n## ")[0]
-    exporter = Exporter("0", Checkpoints(tmp_path))
-    exporter.begin(History())
-    parts = re.compile(r"_(bucket|count|sum|created)$")
-    served = {name for name, _ in scrape(exporter.url) if not name.endswith("_created")}
-    exporter.close()
-    served = {parts.sub("", name) for name in served}
-    assert set(re.findall(r"^\| `(fedsel_\w+)` \|", section, re.MULTILINE)) == served
-    # The rules use no other metric either.
-    assert {parts.sub("", name) for name in re.findall(r"\bfedsel_\w+", section)} - {"fedsel_flwr"} == served
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section.partition("| `reason` |")[2], re.MULTILINE))
-    assert rows.keys() == {*REASONS, "other"}
-    for reason, kinds in REASONS.items():
-        assert [kind for kind in kinds if kind not in rows[reason]] == []

@@ -1,4 +1,4 @@
-"""What CI runs: a deployment with TLS and SuperNode keys, both APIs, and four rows of docs/reliability.md.
+"""What CI runs: a deployment with TLS and SuperNode keys, both APIs, and four rows of docs/operating.md.
 
 The runs of both APIs are submitted at the same time, to the same SuperNodes.
 """

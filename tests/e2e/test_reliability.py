@@ -1,4 +1,4 @@
-"""What docs/reliability.md says of clients, SuperNodes, impostors and servers, on real deployments."""
+"""What docs/operating.md says of clients, SuperNodes, impostors and servers, on real deployments."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_a_privacy_budget_that_is_spent_ends_the_run_in_flowers_error() -> None:
     assert server.strategy.last_model.round == 2
 
 
-# ---- docs/secure-aggregation.md: the number of sampled clients -------------------------------------------------------
+# ---- docs/security.md: the number of sampled clients -------------------------------------------------------
 
 
 @accounted

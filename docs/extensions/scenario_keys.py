@@ -1,6 +1,7 @@
-"""The tables of docs/scenario-reference.md, from the schema: ``python -m tests.site.scenario_reference`` writes them.
+"""The keys of a scenario with their units, defaults, ranges and meanings, from the schema.
 
-``tests/site/test_scenario_reference.py`` compares the page with the schema.
+:mod:`generated` puts the tables into the scenario reference. ``tests/site/test_scenario_reference.py`` tries
+the ranges.
 """
 
 from __future__ import annotations
@@ -25,22 +26,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
 from fedsel_flwr.simulations.scenario_tables import Table
 from fedsel_flwr.simulations.scenario_text import meaning_of, text_of, unit_of
-from tests.pages import ROOT
 
-PAGE = ROOT / "docs" / "scenario-reference.md"
-TABLES = re.compile(r"(?<=<!-- tables -->\n).*(?=<!-- end -->)", re.DOTALL)
-DIMENSIONLESS = frozenset({
-    "data.synthetic_noise", "partition.alpha", "training.learning_rate", "training.weight_decay",
-    "training.proximal_mu", "system.compute_log_sd", "system.compute_round_cv", "system.download_log_sd",
-    "system.upload_log_sd", "system.network_round_cv", "aggregation.server_learning_rate",
-    "aggregation.over_selection", "aggregation.max_update_norm",
-    "selectors.active-fl.temperature", "selectors.bsfl.alpha", "selectors.bsfl.data_weights",
-    "selectors.bsfl.exploration", "selectors.cs-ucb.exploration", "selectors.cs-ucb-q.exploration",
-    "selectors.fedcor.learning_rate", "selectors.gpfl.rho", "selectors.gpfl.exploration", "selectors.lsh.exploration",
-    "selectors.nccb.exploration", "selectors.oort.penalty", "selectors.oort.pacer_delta",
-    "selectors.oort.first_percentile", "selectors.pczfl.uncertainty",
-})  # fmt: skip
-"""Numbers without a unit. Counts, and shares between 0 and 1, need no line here."""
 DEFAULTS = {"name": "the file's name"}
 """Defaults that are no value."""
 RANGES = {"selector": "a name of `fedsel list`, or a reference"}
@@ -74,6 +60,7 @@ class Key:
 
     @property
     def row(self) -> str:
+        """Its row of a table."""
         cells = (
             f'<a id="{self.name}"></a>`{self.name}`',
             self.unit or "none",
@@ -294,13 +281,3 @@ The table `selectors.NAME` holds the parameters of the selector NAME. The paper 
 ([papers](papers/README.md)). The scenario sets `clients_per_round`, `seed`, `total_rounds` and `channels` for all
 selectors. It also sets `max_latency` for {AUTO}, whose tables accept only `max_latency = "auto"`. The default "none"
 means that the key is left out."""
-
-
-def main() -> None:
-    """Write the page."""
-    page = PAGE.read_text("utf-8")
-    PAGE.write_text(TABLES.sub(lambda _: text(), page), "utf-8")
-
-
-if __name__ == "__main__":
-    main()
