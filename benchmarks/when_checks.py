@@ -25,9 +25,10 @@ from when_grid import GROUPS, RANDOM, variants
 from fedsel_flwr.clients.answering import forward_passes
 from fedsel_flwr.clients.device import mean_latencies, probe_delays
 from fedsel_flwr.report import jain_index
+from fedsel_flwr.rounds.fingerprints import fingerprint
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import Scenario, compare, load_scenario
-from fedsel_flwr.simulations.reproductions.rows import Rows, fingerprint
+from fedsel_flwr.simulations.reproductions.rows import Rows
 from fedsel_flwr.simulations.worlds.world import World
 
 HERE = Path(__file__).resolve().parent

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from when_fleet import DEADLINE_S, EXAMPLES, PAYLOAD_BITS, Fleet, Times, draw_times, run
 
-from fedsel_flwr.simulations.reproductions.rows import Rows, fingerprint
+from fedsel_flwr.rounds.fingerprints import fingerprint
+from fedsel_flwr.simulations.reproductions.rows import Rows
 
 KEY = ("clients", "per_round", "spread", "noise", "selector", "seed")
 SPREADS, NOISES, COHORTS = (0.0, 0.2, 0.4, 0.78, 1.2), (0.1, 0.4, 1.0), ((100, 5), (500, 25))

@@ -38,7 +38,7 @@ from fedsel_flwr.report import advice
 from fedsel_flwr.report.page import charts, document
 from fedsel_flwr.simulations import Scenario, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons.comparison import Comparison
-from fedsel_flwr.simulations.run_record import write_record
+from fedsel_flwr.simulations.run_identity import write_record
 from tests.simulations.cut_off_runs import cut_off
 
 CPU_S, WALL_S, GROWTH_MB = 20, 240, 1000

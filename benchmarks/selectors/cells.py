@@ -17,10 +17,10 @@ from references import CHANCE, GENIE, GROUPS, references
 from runs import RunRow, run_row
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.fingerprints import fingerprint
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations import Scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import common_params, make_strategy
-from fedsel_flwr.simulations.reproductions.rows import fingerprint
 from fedsel_flwr.simulations.worlds.world import world_of
 
 REVISIONS: dict[str, int] = {}

@@ -18,7 +18,7 @@ import fedsel_flwr
 from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.fingerprints import scenario_fingerprint
+from fedsel_flwr.simulations.run_identity import scenario_fingerprint
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 

@@ -25,6 +25,7 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``records``          the history's rows, and a round as a line of JSON
 ``journal``          the file of finished rounds; recent rounds are in memory too
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
+``fingerprints``     texts by which two runs are known to be the same
 ``resumption``       decides whether a run begins, resumes, is replayed, returns its result, or is refused
 ``checkpoints``      writes, reads and deletes checkpoints, one file each
 ``storage``          atomic writes, and folders locked by one process

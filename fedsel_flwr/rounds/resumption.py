@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, StateError
+from fedsel_flwr.rounds.fingerprints import differences
 
 Resume = Literal[False, True, "must"]
 Result = TypeVar("Result")
@@ -136,12 +137,8 @@ def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> Non
     Raises:
         StateError: The fingerprints differ; the message lists the differences.
     """
-    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
-    if differing:
-        listed = "; ".join(
-            f"{key} is {theirs.get(key, 'not set')} there and {mine.get(key, 'not set')} here" for key in differing
-        )
-        raise StateError(f"it is from another run: {listed}")
+    if found := differences(theirs, mine):
+        raise StateError(f"it is from another run: {'; '.join(found.values())}")
 
 
 def check_model(model: Mapping[str, Any], initial: Mapping[str, Any]) -> None:

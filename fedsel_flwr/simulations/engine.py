@@ -32,7 +32,6 @@ from fedsel_flwr.simulations.existing_runs import (
     discard_progress,
     read_fitting_run,
 )
-from fedsel_flwr.simulations.fingerprints import Fingerprints, code_fingerprints, fingerprints
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_strategy
@@ -40,7 +39,7 @@ from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import RunFolder, RunResult, client_accuracies, derived_tables, describe_runs
-from fedsel_flwr.simulations.run_record import run_parameters
+from fedsel_flwr.simulations.run_identity import Identity, code_identity, identity, run_parameters
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
@@ -78,7 +77,7 @@ def simulate(
     replay: bool = False,
     track: TrackerLike | Tracking | None = None,
     track_clients: int | Sequence[int] = TRACKED_CLIENTS,
-    code: Fingerprints | None = None,
+    code: Identity | None = None,
 ) -> RunResult:
     """Run a scenario to its end, or resume an interrupted run. A resumed run gives the same result.
 
@@ -143,7 +142,7 @@ def simulate(
             continues without it. A resumed run is a new run of the tracker. If None, there is no tracker.
         track_clients: Clients whose own metrics are tracked: a list of ids, or a number. With a number, the clients are
             picked evenly from all ids.
-        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`). Pass them if
+        code: Identity of the code (:func:`~fedsel_flwr.simulations.run_identity.code_identity`). Pass them if
             only another process has the source of the code. If None, this process computes them.
 
     Returns:
@@ -189,10 +188,10 @@ def simulate(
         raise ParameterError(
             "replay = True repeats a run of a folder. Set resume = True and folder, and leave checkpoint_dir out"
         )
-    code = code_fingerprints(scenario, selector, brought) if code is None else code
+    code = code_identity(scenario, selector, brought) if code is None else code
     # Built in this thread, so that faults in data and parameters are reported before Ray starts.
     world = world_of(scenario, brought)
-    prints = fingerprints(world, brought, code)
+    prints = identity(world, brought, code)
     world = world.on(device)
     finished, restart = None, False
     if resume and folder is not None:
@@ -269,7 +268,7 @@ def simulate(
     return result
 
 
-def _complete(result: RunResult, world: World, prints: Fingerprints) -> RunResult:
+def _complete(result: RunResult, world: World, prints: Identity) -> RunResult:
     """Add the fingerprints and the clients' accuracies to a run's result."""
     return replace(result, fingerprints=prints, client_accuracies=client_accuracies(world, result.arrays))
 

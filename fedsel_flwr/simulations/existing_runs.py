@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.fingerprints import differences
 from fedsel_flwr.rounds.resumption import Resume, check_length, check_resume
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.fingerprints import Fingerprints, changed_parts
 from fedsel_flwr.simulations.results import RunResult, read_label, read_run
-from fedsel_flwr.simulations.run_record import RUN, has_digests, read_fingerprints, read_record
-from fedsel_flwr.simulations.scenario import Scenario, abbreviate, course_settings
+from fedsel_flwr.simulations.run_identity import PARTS, RUN, Identity, has_digests, read_identity, read_record
+from fedsel_flwr.simulations.scenario import Scenario, course_settings
 from fedsel_flwr.simulations.worlds.world import World
 
 CHECKPOINTS = "checkpoints"
@@ -52,7 +51,7 @@ def has_finished(folder: Path) -> bool:
 
 
 def read_fitting_run(
-    folder: str | Path, scenario: Scenario, label: str | None, prints: Fingerprints, *, explain: bool
+    folder: str | Path, scenario: Scenario, label: str | None, prints: Identity, *, explain: bool
 ) -> RunResult | None:
     """Read the result of a finished run, if the run fits the scenario.
 
@@ -60,7 +59,7 @@ def read_fitting_run(
         folder: Folder of the run.
         scenario: Scenario that is to be run there.
         label: The selector's label. If None, the scenario's.
-        prints: Fingerprints of the code and data of this process.
+        prints: Identity of the code and data of this process.
         explain: Whether to compare the fingerprints of an interrupted run too. If not, its checkpoint is compared
             later, and that error names the differences.
 
@@ -102,18 +101,19 @@ def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunRes
     return result
 
 
-def _check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
+def _check_fingerprints(folder: Path, label: str, here: Identity) -> None:
     """Refuse to resume a run without fingerprints, or whose code, data or scenario has changed."""
-    there = read_fingerprints(folder)
+    there = read_identity(folder)
     if not there:
         raise RunError(
             f"the run in {str(folder)!r} was written by an older version without fingerprints, so changes of "
             f"selector, model or data would go unnoticed. {REPLAY_CURE}"
         )
-    if names := changed_parts(there, here):
+    if names := [name for name in PARTS if there.get(name) != here.get(name)]:
         changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
         raise RunError(
-            f"the run in {str(folder)!r} was made with other code or data. Changed since then: {changed}. {REPLAY_CURE}"
+            f"the run in {str(folder)!r} was made with other code or data. Changed since then: {changed}. "
+            f"{REPLAY_CURE}. Notebook cells that your code uses, and values in closures, are not compared"
         )
 
 
@@ -133,12 +133,8 @@ def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None
     # known only after the selector's code has run.
     if theirs.selector != mine.selector and is_reference(theirs.selector):
         raise _different_run(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
-    here, there = course_settings(mine), course_settings(theirs)
-    different = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-    if different:
-        listed = ", ".join(f"{key} is {there.get(key, 'not set')} there and {here.get(key, 'not set')} here"
-                           for key in different)  # fmt: skip
-        raise _different_run(folder, listed)
+    if found := differences(course_settings(theirs), course_settings(mine)):
+        raise _different_run(folder, ", ".join(found.values()))
 
 
 def _different_run(folder: Path, differences: str) -> RunError:
@@ -217,13 +213,13 @@ class CheckpointPlan:
             "resume": self.resume, "total_rounds": total,
         }  # fmt: skip
 
-    def attach(self, strategy: Any, world: World, fingerprints: Mapping[str, str]) -> None:
-        """Give a strategy the fingerprint of its run, and let it read its checkpoint, if there is one.
+    def attach(self, strategy: Any, world: World, prints: Identity) -> None:
+        """Give a strategy the identity of its run, and let it read its checkpoint, if there is one.
 
         Args:
             strategy: Strategy made with :meth:`options`.
             world: The scenario's world.
-            fingerprints: Fingerprints of code and data. Those in the checkpoint must be equal.
+            prints: Identity of the run. Those in the checkpoint must be equal.
 
         Raises:
             RunError: No checkpoint can be used, or the checkpoint has more rounds than the scenario.
@@ -231,8 +227,12 @@ class CheckpointPlan:
         if self.folder is None:
             return
         # Set before `resumed` is read, because reading the checkpoint compares it with these values.
-        strategy.fingerprint.update(run_fingerprint(world, strategy.selector))
-        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
+        settings = course_settings(world.scenario)
+        # A selector that plans for a number of rounds makes other choices for another number, from the first round on.
+        if "total_rounds" in inspect.signature(type(strategy.selector)).parameters:
+            settings["rounds"] = str(world.scenario.rounds)
+        strategy.fingerprint.update({f"scenario.{key}": text for key, text in settings.items()})
+        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in prints.items()})
         resumed: Checkpoint | None = strategy.resumed
         if resumed is not None:
             check_length(self.folder, resumed.round, world.scenario.rounds)
@@ -263,22 +263,3 @@ class CheckpointPace:
         if self._share < 1.0:
             # Waiting cost / share from now keeps the cost below its share, even if the disk is slow.
             self._next = ended + (ended - began) / self._share
-
-
-def run_fingerprint(world: World, selector: Selector) -> dict[str, str]:
-    """Return the values that a checkpoint must match before a run resumes from it: name -> value as text.
-
-    Args:
-        world: The scenario's world.
-        selector: Selector of the run.
-    """
-    scenario = world.scenario
-    found = {f"scenario.{key}": value for key, value in course_settings(scenario).items()}
-    # A selector that plans for a number of rounds makes other choices for another number, from the first round on.
-    if "total_rounds" in inspect.signature(type(selector)).parameters:
-        found["scenario.rounds"] = str(scenario.rounds)
-    examples = hashlib.sha256(world.sizes.tobytes())
-    examples.update(np.asarray(world.dataset.train.labels).tobytes())
-    found["data"] = f"{len(world.dataset.train)} examples, SHA-256 {examples.hexdigest()[:16]}"
-    shapes = [tuple(array.shape) for array in world.initial_arrays()]
-    return {**found, "model": abbreviate(f"arrays of the shapes {shapes}")}

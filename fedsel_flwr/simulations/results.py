@@ -26,14 +26,14 @@ from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.storage import RUN_IN_USE, check_links, lock_folder, read_file
 from fedsel_flwr.rounds.untrusted import shown
-from fedsel_flwr.simulations.fingerprints import Fingerprints
-from fedsel_flwr.simulations.run_record import (
+from fedsel_flwr.simulations.run_identity import (
     FILES,
-    FINGERPRINTS,
+    IDENTITY,
+    Identity,
     check_digests,
     digest_of,
     digest_of_file,
-    read_fingerprints,
+    read_identity,
     read_record,
     read_versions,
     versions,
@@ -63,7 +63,7 @@ class RunResult:
         arrays: The final global model.
         diagnosis: One sentence if the run diverged, or if no update could be used. Otherwise empty, as it is for a run
             that was read from its folder.
-        fingerprints: Fingerprints of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if unknown.
+        fingerprints: Identity of code and data (:mod:`fedsel_flwr.simulations.run_identity`); empty if unknown.
         client_accuracies: Accuracy of the final model on each client's test examples, shape (num_clients,). NaN for a
             client without test examples. Empty if it was not measured.
         timing: Milliseconds of wall time of each round and of the server's steps in it
@@ -74,7 +74,7 @@ class RunResult:
     history: History
     arrays: Arrays
     diagnosis: str = ""
-    fingerprints: Fingerprints = field(default_factory=dict)
+    fingerprints: Identity = field(default_factory=dict)
     client_accuracies: FloatArray = field(default_factory=lambda: np.empty(0))
     timing: Columns = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=versions)
@@ -87,7 +87,7 @@ class RunFolder:
         folder: Path of the folder; created if needed.
         scenario: Scenario that is run.
         label: The selector's label. If None, the scenario's.
-        fingerprints: Fingerprints of code and data.
+        fingerprints: Identity of code and data.
 
     Raises:
         ParameterError: The folder contains a link.
@@ -99,7 +99,7 @@ class RunFolder:
         folder: str | Path,
         scenario: Scenario,
         label: str | None = None,
-        fingerprints: Fingerprints | None = None,
+        fingerprints: Identity | None = None,
     ) -> None:
         # Loaded now although it is needed only at the end, so that a missing package does not cost the run.
         load_optional("pyarrow.parquet")
@@ -122,7 +122,7 @@ class RunFolder:
             "scenario": scenario.name,
             "selector": self._label,
             "versions": versions(),
-            FINGERPRINTS: self._fingerprints,
+            IDENTITY: self._fingerprints,
         }
         with self._disk_errors("written"):
             # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
@@ -325,7 +325,7 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
         accuracies = np.asarray(run_folder.read_table(table, "accuracy")["accuracy"], dtype=np.float64)
     # Runs of older versions have no times.
     timing = run_folder.read_table(times) if finished and (times := folder / run_folder.TIMING).exists() else {}
-    history, prints = run_folder.read_history(folder), read_fingerprints(folder)
+    history, prints = run_folder.read_history(folder), read_identity(folder)
     result = RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies, timing=timing,
                        versions=read_versions(folder))  # fmt: skip
     return label, scenario, result

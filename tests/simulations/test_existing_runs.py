@@ -143,7 +143,7 @@ def test_what_the_caller_brings_is_given_again(tmp_path: Path) -> None:
     cut_off(smoke(model__name="mlp"), selector=own(), data=data(), folder=tmp_path)
     other = CSUCB(clients_per_round=3, seed=5, max_latency=5.0)
     for given, said in (
-        ({"selector": own(), "data": data(1 - Y)}, r"data is 90 examples, SHA-256 \w+ there and 90 examples"),
+        ({"selector": own(), "data": data(1 - Y)}, r"fingerprint of data is \w+ drawn for seed 1 there and \w+ drawn"),
         ({"selector": own()}, "data.dataset is 'python own' there and 'digits' here"),
         ({"data": data()}, "selector is called 'random' there, and 'cs-ucb' here"),
         ({"selector": other, "data": data(), "label": "random"}, "selector is random there and cs-ucb here"),

@@ -28,7 +28,7 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons import comparison
 from fedsel_flwr.simulations.results import describe_runs, read_run
-from fedsel_flwr.simulations.run_record import read_record, write_record
+from fedsel_flwr.simulations.run_identity import read_record, write_record
 from fedsel_flwr.simulations.worlds.world import World
 from tests.e2e.fleet import wait_until
 from tests.processes import Command

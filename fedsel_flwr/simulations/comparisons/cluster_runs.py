@@ -28,7 +28,7 @@ from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, discard_progress,
 from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import RunResult, describe_runs, read_run
-from fedsel_flwr.simulations.run_record import RUN, run_parameters
+from fedsel_flwr.simulations.run_identity import RUN, run_parameters
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
 RUN_FILES = (RUN, run_folder.SCENARIO, run_folder.JOURNAL, "*.parquet", "*.safetensors", f"{CHECKPOINTS}/**/*")

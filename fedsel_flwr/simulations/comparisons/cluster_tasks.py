@@ -30,7 +30,7 @@ from fedsel_flwr.report.progress import RunsProgress
 from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.run_record import versions
+from fedsel_flwr.simulations.run_identity import versions
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import (
     IMAGE_SETS,

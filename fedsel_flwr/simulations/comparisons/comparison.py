@@ -25,8 +25,8 @@ from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.comparisons.report_page import write_report_page
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
-from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
+from fedsel_flwr.simulations.run_identity import check_poolable, describe_shared
 from fedsel_flwr.simulations.scenario import Scenario
 
 if TYPE_CHECKING:

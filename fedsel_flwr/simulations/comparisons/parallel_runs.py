@@ -19,9 +19,9 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.fingerprints import code_fingerprints
 from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.run_identity import code_identity
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
@@ -55,7 +55,7 @@ class Job:
 
     def code(self, own: OwnParts) -> dict[str, str]:
         """Return the fingerprints of the run's code, including the caller's parts."""
-        return code_fingerprints(self.scenario, self.selector(), own)
+        return code_identity(self.scenario, self.selector(), own)
 
 
 def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:

@@ -52,11 +52,11 @@ from fedsel_flwr.simulations.comparisons.plan_files import (
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.existing_runs import has_finished
-from fedsel_flwr.simulations.fingerprints import plan_fingerprints
 from fedsel_flwr.simulations.on_flower.building import check_selectors, first_rounds, make_availability, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.run_identity import plan_identity
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
 from fedsel_flwr.simulations.untrusted_folders import describe_faults
@@ -250,7 +250,7 @@ class Plan:
         if folder:
             # Done before anything is written, because a callable may fail to make a selector.
             codes = {job.contender.label: job.code(brought) for job in of_first_seed}
-            found = plan_fingerprints(codes, world_of(brought.named_in(runs[0].scenario), brought), brought)
+            found = plan_identity(codes, world_of(brought.named_in(runs[0].scenario), brought), brought)
             lock = lock_comparison(folder)
             if resume and not replay:
                 check_plan(folder, found)

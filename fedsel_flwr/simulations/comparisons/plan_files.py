@@ -27,11 +27,10 @@ from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder, read_file
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
-from fedsel_flwr.simulations.fingerprints import changed_plan_parts
 from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
-from fedsel_flwr.simulations.run_record import RUN
+from fedsel_flwr.simulations.run_identity import RUN, changed_plan_parts
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS, load_scenario
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
@@ -113,8 +112,8 @@ class PlanForm(Table):
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs. If None, as many as the Ray cluster has room for.
         checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
-        fingerprints: Fingerprints of code and data when the plan was written
-            (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
+        fingerprints: Identity of code and data when the plan was written
+            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
     """
 
     scenario: Scenario
@@ -280,7 +279,7 @@ def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
     Args:
         folder: Folder of the comparison.
         here: The fingerprints of the code and data of this process
-            (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
+            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
 
     Raises:
         RunError: A part has changed. The error names it.

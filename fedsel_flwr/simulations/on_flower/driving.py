@@ -16,11 +16,11 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.divergence import diagnose
 from fedsel_flwr.simulations.existing_runs import CheckpointPlan
-from fedsel_flwr.simulations.fingerprints import code_fingerprints, fingerprints
 from fedsel_flwr.simulations.logs import log_simulated_faults
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.run_identity import code_identity, identity
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
@@ -62,7 +62,7 @@ def drive(
     wait_for_nodes(grid, scenario)
     world = world_of(scenario)
     strategy = make_strategy(world, on_round, checkpointing=keeping.options(scenario))
-    prints = fingerprints(world, OwnParts(), code_fingerprints(scenario, None, OwnParts()))
+    prints = identity(world, OwnParts(), code_identity(scenario, None, OwnParts()))
     keeping.attach(strategy, world, prints)
     try:
         return replace(run_rounds(grid, world, strategy), fingerprints=prints)

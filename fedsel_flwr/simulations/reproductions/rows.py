@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import fcntl
-import hashlib
 import io
 import json
 import math
@@ -26,6 +25,7 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import refusing_faults
 from fedsel_flwr.rounds.csv_files import parse_csv
+from fedsel_flwr.rounds.fingerprints import fingerprint
 from fedsel_flwr.rounds.storage import MOST_BYTES, open_file
 from fedsel_flwr.simulations.reproductions.paper_figure import REGRET, ROUNDS_TO, PaperFigure, Runner
 from fedsel_flwr.simulations.scenario import Scenario
@@ -40,19 +40,6 @@ KEY = ("run", "selector", "seed", FINGERPRINT)
 """Columns that order the file. The fingerprint is one of them, because two figures may define another regret."""
 COLUMNS = (FINGERPRINT, "run", "selector", "seed", "cpu_s", "outcomes", "curves")
 """Columns of a file. ``outcomes`` and ``curves`` are JSON."""
-
-
-def fingerprint(**parts: object) -> str:
-    """Return a short digest of everything that a run depends on.
-
-    Args:
-        **parts: Values that JSON can hold. The order of the keys does not matter.
-
-    >>> fingerprint(seed=1, selector="random")
-    'bac931638a5e'
-    """
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Rows:

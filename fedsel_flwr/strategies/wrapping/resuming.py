@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import copy
 import functools
-import hashlib
 import inspect
 import logging
 import textwrap
@@ -33,17 +32,14 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import resumption
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.fingerprints import text_of
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.roster import ClientValues
 from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping.bases import layers
 
 logger = logging.getLogger("fedsel_flwr")
-MAX_SHOWN = 60
-"""Number of characters of the longest value that a fingerprint shows. For a longer value it has the type and a
-digest."""
 ATTRIBUTES: Final = ("m_t", "v_t", "current_weights", "momentum_vector", "clipping_norm", "clip_norm", "global_model")
 """Attributes of Flower's strategies that outlive a round: of FedOpt's family, FedAvgM, adaptive clipping, trees."""
 OF_FEDAVGM: Final = ("initial_parameters", "current_arrays")
@@ -226,10 +222,10 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
     for name in inspect.signature(type(selector)).parameters:
         # A resumed run may have another seed, because the generator's state comes from the checkpoint.
         if name != "seed" and hasattr(selector, name):
-            fingerprint[f"selector.{name}"] = _as_text(getattr(selector, name))
+            fingerprint[f"selector.{name}"] = text_of(getattr(selector, name))
     for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
-        fingerprint[name] = _as_text(getattr(settings, name))
-    fingerprint["filter"] = _as_text(settings.filter and settings.filter.score)
+        fingerprint[name] = text_of(getattr(settings, name))
+    fingerprint["filter"] = text_of(settings.filter and settings.filter.score)
     # A user's subclass is in the user's module, so the nearest Flower class decides which API it is.
     flowers = (cls.__module__ for cls in type(base).__mro__ if cls.__module__.startswith("flwr."))
     # flwr.server of the legacy API, or flwr.serverapp of the Message API: their classes have the same names.
@@ -247,23 +243,6 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     if given is not None and own is not None and own != given:
         raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Set it only once")
     return own if given is None and checkpointing else given
-
-
-def _as_text(value: object) -> str:
-    """Return a parameter's value as text that is the same in every process."""
-    if isinstance(value, ClientValues):
-        value = value.given
-    if isinstance(value, np.ndarray):
-        return f"array of {value.size}, {_digest(value.tobytes())}"
-    # The default ``repr`` of an object contains its address, which differs between processes.
-    if value is not None and not isinstance(value, bool | int | float | str | tuple | list | Mapping):
-        return type(value).__qualname__
-    text = repr(dict(value) if isinstance(value, Mapping) else value)
-    return text if len(text) <= MAX_SHOWN else f"{type(value).__name__}, {_digest(text.encode())}"
-
-
-def _digest(content: bytes) -> str:
-    return f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def check_base(base: object) -> None:

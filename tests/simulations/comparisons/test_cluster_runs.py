@@ -35,7 +35,7 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
-from fedsel_flwr.simulations.run_record import versions
+from fedsel_flwr.simulations.run_identity import versions
 from fedsel_flwr.simulations.worlds import data as data_sets
 from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts

@@ -17,7 +17,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.run_record import run_parameters
+from fedsel_flwr.simulations.run_identity import run_parameters
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.simulations.cut_off_runs import Stop, parts, smoke
 

@@ -10,7 +10,7 @@ import pytest
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.fingerprints import fingerprints
+from fedsel_flwr.simulations.run_identity import identity
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.devices import devices_of
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -68,7 +68,7 @@ def test_a_changed_file_is_another_scenario(tmp_path: Path) -> None:
     prints = []
     for seconds in ("0.1", "0.1", "0.2"):
         world = World(scenario(tmp_path / "d.csv", f"{HEADER}\n{seconds},1e6,1e6\n"))
-        prints.append(fingerprints(world, OwnParts(), {})["scenario"])
+        prints.append(identity(world, OwnParts(), {})["scenario"])
     assert prints[0] == prints[1] != prints[2]
 
 

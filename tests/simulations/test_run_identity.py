@@ -1,4 +1,4 @@
-"""Results of old code are not taken for those of new code: selector, model, data, partition and scenario count."""
+"""Results of old code are not taken for those of new code, and a flipped bit in any file of a run is found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,14 +22,15 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.references import OWN_FILES
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import BSFL, Random
-from fedsel_flwr.simulations import Comparison, OwnData, compare, fingerprints, simulate
-from fedsel_flwr.simulations.fingerprints import fingerprint
-from fedsel_flwr.simulations.run_record import read_record, write_record
+from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, run_identity, simulate
+from fedsel_flwr.simulations.results import read_run
+from fedsel_flwr.simulations.run_identity import fingerprint_of, read_record, write_record
 from tests.processes import ROOT
 from tests.simulations.cut_off_runs import FASTEST, cut_off, smoke
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SMOKE = smoke(4)
+SHORT = load_scenario("smoke", {"rounds": 3, "engine": "vectorized"})
 
 
 def rewritten(path: Path, text: str) -> None:
@@ -180,7 +182,7 @@ def test_a_run_of_an_older_version_is_refused_by_name_and_read_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulate(SMOKE, folder=tmp_path)
-    write_record(tmp_path, {key: one for key, one in read_record(tmp_path).items() if key != "fingerprints"})
+    write_record(tmp_path, {key: one for key, one in read_record(tmp_path).items() if key != "identity"})
     with pytest.raises(RunError, match=r"by an older version without fingerprints, so changes of selector, model"):
         simulate(SMOKE, folder=tmp_path, resume=True)
     with caplog.at_level(logging.WARNING, "fedsel_flwr"):
@@ -212,7 +214,7 @@ def test_replay_needs_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 PROGRAM = """
 import functools
 from fedsel_flwr.selectors import BSFL, Random
-from fedsel_flwr.simulations.fingerprints import fingerprint
+from fedsel_flwr.simulations.run_identity import fingerprint_of
 from mine import Fastest
 
 def help(x):
@@ -225,8 +227,8 @@ class Own(Random):
         help(available)
         return super()._select(available)
 
-print(fingerprint(BSFL), fingerprint(Fastest), fingerprint(Own), fingerprint(functools.partial(Fastest, patience=2)),
-      fingerprint(lambda **keys: Own(first=3, **keys)))
+made = (BSFL, Fastest, Own, functools.partial(Fastest, patience=2), lambda **keys: Own(first=3, **keys))
+print(*map(fingerprint_of, made))
 """
 
 
@@ -248,26 +250,18 @@ def test_fingerprints_are_equal_in_every_process_and_place(
     del sys.modules["mine"]
     assert (told := capsys.readouterr().out.split()) == done.stdout.split()
     assert len(set(told)) == 5
-    assert told[0] == fingerprint(BSFL)
+    assert told[0] == fingerprint_of(BSFL)
 
 
-def typed(text: str) -> dict[str, Any]:
-    """What a notebook's cell defines, which has no file."""
+def test_code_without_source_text_counts_by_name() -> None:
     names: dict[str, Any] = {"__name__": "typed"}
-    exec(text, names)
-    return names
-
-
-def test_functions_without_a_file_count_with_those_that_they_use() -> None:
-    cell = "def one(x): return 2 * x\ndef two(x): return one(x)\nclass Net:\n def go(self): return two(1)\n"
-    names, same, other = typed(cell), typed("\n\n" + cell), typed(cell.replace("2 * x", "3 * x"))
-    for name in ("one", "two", "Net"):
-        assert fingerprint(names[name]) == fingerprint(same[name]) != fingerprint(other[name])
+    exec("def one(x): return 2 * x\nclass Net: pass\n", names)
+    assert len({fingerprint_of(names["one"]), fingerprint_of(names["Net"])}) == 2
 
 
 def test_values_count_by_content_and_else_by_kind() -> None:
     def held(**parts: Any) -> str:
-        return fingerprint({"lock": threading.Lock(), "random": np.random.default_rng(), **parts})
+        return fingerprint_of({"lock": threading.Lock(), "random": np.random.default_rng(), **parts})
 
     assert held(a=np.arange(3), b={"x": 1, 2: {"y", "z"}}) == held(b={2: {"z", "y"}, "x": 1}, a=np.arange(3))
     assert held(a=np.arange(3)) != held(a=np.arange(3.0))
@@ -275,10 +269,90 @@ def test_values_count_by_content_and_else_by_kind() -> None:
 
 
 def test_the_fingerprint_of_ours_is_its_source_and_that_of_its_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint(BSFL)
-    read = fingerprints.module_source
+    before = fingerprint_of(BSFL)
+    read = run_identity.module_source
     for module in ("fedsel_flwr.selectors.bsfl", "fedsel_flwr.selectors.base"):
         with monkeypatch.context() as patch:
-            patch.setattr(fingerprints, "module_source", lambda name, m=module: (read(name) or "") + "#" * (name == m))
-            assert fingerprint(BSFL) != before, module
-    assert fingerprint(BSFL) == before
+            patch.setattr(run_identity, "module_source", lambda name, m=module: read(name) + "#" * (name == m))
+            assert fingerprint_of(BSFL) != before, module
+    assert fingerprint_of(BSFL) == before
+
+
+# ---- digests of the files --------------------------------------------------------------------------------------------
+
+FILES = (
+    "client-accuracy.parquet", "clients.parquet", "model.safetensors", "regret.parquet", "rounds.parquet", "run.json",
+    "scenario.toml",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digests") / "run"
+    simulate(SHORT, folder=folder)
+    # The wall times have no digest, because equal runs have equal records.
+    assert {path.name for path in folder.iterdir()} == {*FILES, "timing.parquet"}
+    return folder
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def flip(file: Path, content: bytes, place: int) -> None:
+    """Write the content with one bit flipped."""
+    changed = bytearray(content)
+    changed[place // 8] ^= 1 << place % 8
+    file.write_bytes(changed)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_refused(name: str, copied: Path) -> None:
+    content = (copied / name).read_bytes()
+    for place in np.random.default_rng(7).choice(8 * len(content), size=20, replace=False).tolist():
+        flip(copied / name, content, place)
+        with pytest.raises(ParameterError):
+            Comparison.load(copied)
+    (copied / name).write_bytes(content)
+    assert len(Comparison.load(copied).runs) == 1
+
+
+def test_the_file_is_named_with_the_cure(copied: Path) -> None:
+    model = (copied / "model.safetensors").read_bytes()
+    flip(copied / "model.safetensors", model, 8 * len(model) - 20)
+    said = r"model.safetensors' is damaged: its content does not match the digest in run.json. .*--replay"
+    with pytest.raises(ParameterError, match=said):
+        Comparison.load(copied)
+    with pytest.raises(FedSelError, match=said):
+        simulate(SHORT, folder=copied, resume=True)
+
+
+def test_a_file_that_is_gone_is_named(copied: Path) -> None:
+    (copied / "regret.parquet").unlink()
+    with pytest.raises(ParameterError, match=r"regret.parquet' cannot be compared with its digest: No such file"):
+        Comparison.load(copied)
+
+
+def test_a_name_in_the_record_leads_nowhere_else(copied: Path) -> None:
+    record = record_of(copied)
+    record["files"]["../run/model.safetensors"] = record["files"]["model.safetensors"]
+    write_record(copied, record)
+    with pytest.raises(ParameterError, match=r"'\.\./run/model.safetensors' is not a file of a run"):
+        read_run(copied)
+
+
+def test_a_run_of_an_older_version_is_read_with_a_warning(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record = record_of(copied)
+    old = json.dumps({key: record[key] for key in ("scenario", "selector", "versions")})
+    (copied / "run.json").write_text(old)
+    with caplog.at_level(logging.WARNING, "fedsel_flwr"):
+        assert len(Comparison.load(copied).runs) == 1
+    assert f"{copied} holds a run of an older version without file digests" in caplog.text
+    with pytest.raises(RunError, match=r"the run in '.*run' was written by an older version without file digests"):
+        simulate(SHORT, folder=copied, resume=True)
