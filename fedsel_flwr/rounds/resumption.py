@@ -3,7 +3,7 @@
 All these decisions are made here. Other rooms report the content of a folder and whether it fits, and carry out the
 decision.
 
-The rules for the folder of a simulated run, with ``resume`` (:func:`decide_run`):
+The rules for the folder of a simulated run, with ``resume`` (``simulations.engine.simulate``):
 
 1. The run there has other settings, code or data, or is damaged: refuse. With ``replay``, play it again.
 2. The run has finished: return its result.
@@ -31,11 +31,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError, StateError
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.fingerprints import differences
 
 Resume = Literal[False, True, "must"]
-Result = TypeVar("Result")
 Loaded = TypeVar("Loaded")
 MAX_SHAPES = 200
 """Largest number of characters of a list of shapes in an error."""
@@ -46,32 +45,6 @@ def check_resume(resume: object) -> None:
     """Refuse any value of ``resume`` except the three allowed ones."""
     if not (isinstance(resume, bool) or resume == "must"):
         raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
-
-
-def decide_run(read: Callable[[], Result | None], *, replay: bool) -> tuple[Result | None, bool]:
-    """Decide whether the run in a folder counts as finished, or is played again.
-
-    Args:
-        read: Returns the result of a finished run, else None, or raises the reason why the run does not fit.
-        replay: Play a run again if it does not fit, instead of refusing it.
-
-    Returns:
-        The result of a finished run, and whether the run in the folder is to be played again.
-
-    Raises:
-        FedSelError: The run does not fit, and ``replay`` is False.
-    """
-    try:
-        return read(), False
-    except FedSelError as reason:
-        replay_or_refuse(reason, replay=replay)
-        return None, True
-
-
-def replay_or_refuse(reason: FedSelError, *, replay: bool) -> None:
-    """Raise the reason why a run does not fit, unless the run is to be played again."""
-    if not replay:
-        raise reason
 
 
 def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Path) -> None:

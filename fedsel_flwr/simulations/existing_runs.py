@@ -51,14 +51,14 @@ def has_finished(folder: Path) -> bool:
 
 
 def read_fitting_run(
-    folder: str | Path, scenario: Scenario, label: str | None, prints: Identity, *, explain: bool
+    folder: str | Path, scenario: Scenario, label: str, prints: Identity, *, explain: bool
 ) -> RunResult | None:
     """Read the result of a finished run, if the run fits the scenario.
 
     Args:
         folder: Folder of the run.
         scenario: Scenario that is to be run there.
-        label: The selector's label. If None, the scenario's.
+        label: The selector's label.
         prints: Identity of the code and data of this process.
         explain: Whether to compare the fingerprints of an interrupted run too. If not, its checkpoint is compared
             later, and that error names the differences.
@@ -70,7 +70,7 @@ def read_fitting_run(
         RunError: The folder holds another run. The error names the differences.
         ParameterError: A file is damaged.
     """
-    place, label = Path(folder), label or scenario.selector
+    place = Path(folder)
     if not has_begun(place):
         return None
     named, other = read_label(place)
