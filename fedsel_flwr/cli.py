@@ -286,11 +286,10 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
     from fedsel_flwr.callbacks.tracking import Tracking
-    from fedsel_flwr.report.progress import Progress
+    from fedsel_flwr.report.progress import Progress, errors_in_one_line, logging_to
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
     from fedsel_flwr.simulations.comparisons.report_page import show_comparison
-    from fedsel_flwr.simulations.logs import errors_in_one_line, logging_to
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of

@@ -3,7 +3,7 @@
 Modules, in the order in which a run uses them:
 
 ==============  =====================================================================================================
-``progress``    progress display on the terminal; notices while Ray starts (needs rich)
+``progress``    progress display on the terminal; logs during a run go to a file (needs rich)
 ``run_folder``  the folder of a run: scenario, journal or Parquet files, model (pyarrow, safetensors on first use)
 ``summary``     the figures of a run (accuracy, time and energy to the target, Jain index); their spread over seeds
 ``paired``      ratios and differences to a reference on the same seeds, intervals, tests, Holm's correction (SciPy)

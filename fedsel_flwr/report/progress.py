@@ -1,16 +1,19 @@
-"""Progress of runs: a live display on a terminal, or plain lines in a pipe.
+"""Progress of runs: a live display on a terminal, or plain lines in a pipe; meanwhile the logs go to a file.
 
 A reader of standard output may end before the program does, as with ``| head``. The run then continues without output.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,12 +22,11 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeRema
 from rich.progress import Progress as LiveProgress
 from rich.table import Column
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import FedSelError, RunError, described
 from fedsel_flwr.report.summary import decimals_of
 
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import RoundRecord
-
 
 LINES_PER_RUN = 10
 """Approximate number of lines that a run prints outside a terminal. The same number for all runs on a cluster."""
@@ -249,3 +251,85 @@ class PipeSafeConsole(Console):
         self.quiet = True
         if not self.stderr:
             discard_stdout()
+
+
+LOGGERS = ("flwr", "fedsel_flwr")
+"""Names of the loggers of Flower and of this package."""
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Send all records of :data:`LOGGERS` to a file, because the terminal shows the progress display.
+
+    Raises:
+        RunError: The file cannot be opened.
+    """
+    try:
+        handler = _LogFile(path, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{str(path)!r} cannot be opened: {error.strerror or error}. Choose a folder that can be written to"
+        ) from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    try:
+        with _only_handler(handler):
+            yield
+    finally:
+        # Closing writes the rest of the buffer, and the disk may have no room for it.
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+@contextlib.contextmanager
+def errors_in_one_line(log: Path) -> Iterator[None]:
+    """Report errors of the user's code during a run in one line; the traceback goes to the log.
+
+    Raises:
+        RunError: The user's code raised another error than ours.
+    """
+    try:
+        yield
+    except (FedSelError, BrokenPipeError):
+        # Our errors already name their cure. A broken pipe means that the reader of the output is gone.
+        raise
+    except Exception as error:
+        logging.getLogger("fedsel_flwr").exception("the run failed")
+        raise RunError(f"the run failed: {described(error)}. The traceback is in {log}") from error
+
+
+class _LogFile(logging.FileHandler):
+    """File of log records. It drops records that it cannot write, because a full disk must not end the run here."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the record. The disk is full, and the files of the run report this error."""
+
+
+@contextlib.contextmanager
+def _only_handler(handler: logging.Handler) -> Iterator[None]:
+    """Send the records of :data:`LOGGERS` to this handler only."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    # A copy of each list, because the assignment below replaces the content of the list itself.
+    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers[:], logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+
+
+def log_file() -> Path | None:
+    """Return the file that receives the records; None if there is no such file."""
+    handlers = (handler for name in LOGGERS for handler in logging.getLogger(name).handlers)
+    return next((Path(each.baseFilename) for each in handlers if isinstance(each, logging.FileHandler)), None)
+
+
+@contextlib.contextmanager
+def silent(quiet: bool) -> Iterator[None]:
+    """Drop the records of :data:`LOGGERS` if ``quiet``, unless a file receives them."""
+    if not quiet or log_file():
+        yield
+        return
+    with _only_handler(logging.NullHandler()):
+        yield

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsel_flwr.clients.objectives import OBJECTIVES
 from fedsel_flwr.rounds.history import LATE, History
+from fedsel_flwr.rounds.untrusted import SIMULATED_FAULTS
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -125,3 +126,19 @@ def _no_better_than_guessing(world: World, history: History) -> str:
         f"the run diverged or has learned nothing: in its last {WINDOW} measured rounds the model is no better than "
         f"guessing (at most {best:.3g}). {CURE}, or give it more rounds"
     )
+
+
+def log_simulated_faults(history: History, spares: bool = False) -> None:
+    """Log one warning after a simulation, with the number of stragglers and lost replies.
+
+    Args:
+        history: The run's history.
+        spares: Whether rounds asked more clients than they waited for. The history counts the other clients as late.
+    """
+    counts = history.problem_counts()
+    told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
+    if told:
+        asked = sum(record.num_selected for record in history.rounds)
+        more = ", including replies that no round waited for" if spares else ""
+        logger.warning("%s of %s expected replies in %s rounds%s. The history lists the clients", ", ".join(told),
+                       f"{asked:,}", f"{len(history.rounds):,}", more)  # fmt: skip

@@ -14,9 +14,10 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr import flower
 from fedsel_flwr.callbacks.trackers import TrackedRun, together
-from fedsel_flwr.checks import one_of
+from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.report.progress import silent
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
@@ -28,7 +29,6 @@ from fedsel_flwr.simulations.existing_runs import (
     discard_progress,
     read_fitting_run,
 )
-from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.building import resolve_strategy
 from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
@@ -342,3 +342,30 @@ def check_engine(
             "GPU with client_gpus"
         )
     where.check()
+
+
+def check_jobs(scenario: Scenario, jobs: int | None, device: str, *, on_cluster: bool = False) -> int | None:
+    """Return the checked number of parallel runs.
+
+    Args:
+        scenario: Scenario of the runs.
+        jobs: The number. If None, 1, or on a cluster as many as it has room for.
+        device: Device on which the vectorized engine trains.
+        on_cluster: Whether the runs are tasks on a Ray cluster, each with its own cores and GPUs.
+
+    Returns:
+        The number; None if the cluster decides.
+
+    Raises:
+        ParameterError: The number is below 1, or it is above 1 although the runs share Ray or a device.
+    """
+    if on_cluster:
+        return None if jobs is None else whole("jobs", jobs, 1)
+    number = 1 if jobs is None else whole("jobs", jobs, 1)
+    if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
+        shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
+        raise ParameterError(
+            f"jobs = {number} runs at a time would share {shared}. Leave jobs out, or use the engine 'vectorized' on "
+            "the CPU"
+        )
+    return number

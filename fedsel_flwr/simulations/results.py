@@ -40,7 +40,7 @@ from fedsel_flwr.simulations.run_identity import (
     write_record,
 )
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults
+from fedsel_flwr.simulations.scenario_files import check_label, check_tree, describe_faults
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.theory import fair_regret, xia_genie
 

@@ -46,9 +46,9 @@ from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.scenario import Scenario, course_settings, flat_settings
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.data import Dataset
-from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
+from fedsel_flwr.simulations.worlds.partitions import SampledPartition
 from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")

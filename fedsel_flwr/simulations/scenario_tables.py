@@ -236,7 +236,7 @@ class System(Table):
     """Kind of system: the radio cell of Xia's paper, or phones on Wi-Fi."""
     devices: str = ""
     """CSV file with your own devices. The medians and the ``..._log_sd`` keys are then unused. The format is in
-    :mod:`fedsel_flwr.simulations.worlds.devices`."""
+    :mod:`fedsel_flwr.simulations.worlds.availability`."""
     payload_bytes: NotNegative = 0.0
     """Size of the model and of an update when they are sent. With 0, it is the size of the trained model."""
     seconds_per_example: Positive = PhoneModel.seconds_per_example

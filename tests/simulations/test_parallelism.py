@@ -14,9 +14,8 @@ from fedsel_flwr.clients.batched.backends import Backend, Choice, choose_backend
 from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.parallelism import run_size, threads_for
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.world import World
+from fedsel_flwr.simulations.worlds.world import World, run_size, threads_for
 from tests.simulations.cut_off_runs import parts, smoke
 
 NUMBA = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")

@@ -17,6 +17,7 @@ from typing import Any
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import FedSelError, RunError, described, write_cure
 from fedsel_flwr.report import run_folder
+from fedsel_flwr.report.progress import log_file, logging_to
 from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, run_name
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, read_file, write_atomically
@@ -25,7 +26,6 @@ from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, Repo
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, discard_progress, has_begun, has_finished
-from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import RunResult, describe_runs, read_run
 from fedsel_flwr.simulations.run_identity import RUN, run_parameters

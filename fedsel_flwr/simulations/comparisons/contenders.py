@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     selector_params,
 )
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_label
+from fedsel_flwr.simulations.scenario_files import check_label
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.references import OWN_FILES
+from fedsel_flwr.report.progress import log_file, logging_to
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.run_identity import code_identity
 from fedsel_flwr.simulations.scenario import Scenario

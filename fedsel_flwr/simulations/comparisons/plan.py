@@ -50,16 +50,14 @@ from fedsel_flwr.simulations.comparisons.plan_files import (
     read_plan,
     write_plan,
 )
-from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
+from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs, simulate
 from fedsel_flwr.simulations.existing_runs import has_finished
 from fedsel_flwr.simulations.on_flower.building import check_selectors, first_rounds, make_availability, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.run_identity import plan_identity
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
-from fedsel_flwr.simulations.untrusted_folders import describe_faults
+from fedsel_flwr.simulations.scenario_files import check_selector_tables, describe_faults, replace_keys
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 

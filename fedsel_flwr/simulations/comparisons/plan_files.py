@@ -32,9 +32,14 @@ from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_identity import RUN, changed_plan_parts
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS, load_scenario
+from fedsel_flwr.simulations.scenario_files import (
+    REFERENCE_KEYS,
+    check_label,
+    check_tree,
+    describe_faults,
+    load_scenario,
+)
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_tree, describe_faults
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"

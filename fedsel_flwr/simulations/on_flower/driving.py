@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.simulations.divergence import diagnose
+from fedsel_flwr.simulations.divergence import diagnose, log_simulated_faults
 from fedsel_flwr.simulations.existing_runs import CheckpointPlan
-from fedsel_flwr.simulations.logs import log_simulated_faults
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.results import RunResult

@@ -8,6 +8,7 @@ to the code of this package. A run on a node therefore needs no data folder.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import logging
 import os
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fedsel_flwr
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 
 Read = TypeVar("Read")
@@ -378,3 +380,41 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+def read_writers(folder: Path) -> tuple[IntArray, IntArray]:
+    """Read the digit and the writer of each training image of MNIST from the extended labels of QMNIST.
+
+    Args:
+        folder: The folder of the image sets, which contains ``QMNIST/raw``.
+
+    Returns:
+        Digits and writer ids, int64 of shape (60000,), in the order of MNIST's files.
+
+    Raises:
+        ParameterError: The file with the extended labels is missing or damaged.
+
+    References:
+        C. Yadav and L. Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019.
+    """
+    from torchvision.datasets import QMNIST
+
+    url = QMNIST.resources["train"][1][0]
+    packed = folder / "QMNIST" / "raw" / url.rpartition("/")[2]
+    paths = [path for path in (packed, packed.with_suffix("")) if path.is_file()]
+    if not paths:
+        raise ParameterError(
+            f"the writers of MNIST's images are in the file {packed}, which does not exist. Copy {url} to this path, "
+            f"or name the folder that contains QMNIST/raw with --data-dir or {DATA_DIR_VARIABLE}."
+        )
+    try:
+        content = gzip.decompress(paths[0].read_bytes()) if paths[0] == packed else paths[0].read_bytes()
+        table = np.frombuffer(content, ">i4", offset=12).reshape(-1, 8)
+        # The header: 32-bit integers in two dimensions, and the two sizes.
+        if np.frombuffer(content, ">i4", count=3).tolist() != [0xC02, *table.shape]:
+            raise ValueError("the header does not fit the content")
+    except Exception as problem:
+        raise ParameterError(
+            f"{paths[0]} is damaged ({type(problem).__name__}: {problem}). Copy {url} again."
+        ) from problem
+    return table[:, 0].astype(np.int64), table[:, 2].astype(np.int64)

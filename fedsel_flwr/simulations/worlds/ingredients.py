@@ -23,8 +23,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, torch_seeded
 from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
-from fedsel_flwr.simulations.worlds.given_partitions import read_writers
-from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS, find_data_folder
+from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS, find_data_folder, read_writers
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 

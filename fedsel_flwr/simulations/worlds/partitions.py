@@ -1,28 +1,22 @@
 """Partitions of the examples among the clients: i.i.d., by Dirichlet distributions, by shards, by numbers, by writers.
 
-flwr-datasets draws Flower's kinds "iid", "dirichlet" and "shards". Two more kinds give each client a mixture of classes
-from a Dirichlet distribution. Partitions by given numbers and by writers are in
-:mod:`fedsel_flwr.simulations.worlds.given_partitions`.
+flwr-datasets draws Flower's kinds "iid", "dirichlet" and "shards". It has partitioners for some of the other kinds too,
+but they draw otherwise. With them, every seed would have another partition, and stored results would not be repeatable.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import stream, streams
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.given_partitions import (
-    SampledPartition,
-    by_classes,
-    by_sizes,
-    by_writers,
-)
 
 WEIGHT = 1e4
 """Weight of the equations, relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
@@ -48,18 +42,15 @@ def partition_indices(
     * "iid": a random share of the examples.
     * "dirichlet": the clients' shares of each class are Dirichlet distributed.
     * "shards": the examples are sorted by class and cut into equal shards. Each client gets some shards at random.
-    * "dirichlet-classes": the mixture of classes of each client is Dirichlet distributed. All clients have equally many
-      examples (:func:`by_dirichlet_classes`).
-    * "dirichlet-sizes": the mixture of classes of each client is Dirichlet distributed. Sizes of least norm assign all
-      examples (:func:`by_dirichlet_sizes`).
+    * "dirichlet-classes": the mixtures of classes are Dirichlet distributed, and all clients have equal sizes.
+    * "dirichlet-sizes": the mixtures of classes are Dirichlet distributed, and sizes of least norm assign all examples.
     * "sizes": a given number of i.i.d. examples per client.
     * "classes": a given number of classes per client.
     * "sampled": a sample of all examples per client.
     * "writers": all examples of some writers per client.
 
     The first five kinds and "writers" assign every example to exactly one client. The kinds "sizes" and "classes"
-    assign an example at most once, and "sampled" any number of times
-    (:mod:`fedsel_flwr.simulations.worlds.given_partitions`).
+    assign an example at most once, and "sampled" any number of times.
 
     "iid", "dirichlet" and "shards" shuffle the examples, and then use `IidPartitioner`, `DirichletPartitioner` and
     `ShardPartitioner` of flwr-datasets. If the examples do not fill the last shard, flwr-datasets leaves the rest out.
@@ -130,9 +121,28 @@ def _assign_all(
     if kind in ("dirichlet-classes", "dirichlet-sizes"):
         by_mixtures = by_dirichlet_classes if kind == "dirichlet-classes" else by_dirichlet_sizes
         return [rows.tolist() for rows in by_mixtures(classes, num_clients, alpha, rng)]
-    rows = rng.permutation(len(classes))
-    partitioner_seed = int(rng.integers(2**32))
-    parts = _draw(rows, classes, num_clients, kind, alpha, shards_per_client, partitioner_seed)
+    rows, seed = rng.permutation(len(classes)), int(rng.integers(2**32))
+    # The same as IidPartitioner, without the import of flwr-datasets, which takes a second.
+    if kind == "iid":
+        return [part.tolist() for part in np.array_split(rows, num_clients)]
+
+    # Only downloads by flwr-datasets send telemetry, partitioners do not.
+    import datasets
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+
+    partitioner = (
+        DirichletPartitioner(num_clients, "label", alpha, min_partition_size=0, shuffle=False, seed=seed)
+        if kind == "dirichlet"
+        else ShardPartitioner(
+            num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
+        )
+    )
+    partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": classes[rows]}).with_format("arrow")
+    # `datasets` calls pyarrow's sort in a deprecated way.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
+        columns = (partitioner.load_partition(client)["row"] for client in range(num_clients))
+        parts = [column[:].to_pylist() for column in columns]
     _give_leftovers(parts, rows, classes)
     return parts
 
@@ -276,34 +286,6 @@ def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) ->
         )
 
 
-def _draw(
-    rows: IntArray, labels: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
-) -> list[list[int]]:
-    """Return the rows that flwr-datasets gives each client."""
-    # The same as IidPartitioner, without the import of flwr-datasets, which takes a second.
-    if kind == "iid":
-        return [part.tolist() for part in np.array_split(rows, num_clients)]
-
-    # Only downloads by flwr-datasets send telemetry, partitioners do not.
-    import datasets
-    from flwr_datasets import partitioner as flower
-
-    if kind == "dirichlet":
-        partitioner = flower.DirichletPartitioner(
-            num_clients, "label", alpha, min_partition_size=0, shuffle=False, seed=seed
-        )
-    else:
-        partitioner = flower.ShardPartitioner(
-            num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
-        )
-    partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": labels[rows]}).with_format("arrow")
-    # `datasets` calls pyarrow's sort in a deprecated way.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
-        columns = (partitioner.load_partition(client)["row"] for client in range(num_clients))
-        return [column[:].to_pylist() for column in columns]
-
-
 def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) -> None:
     """Give each unassigned row to the smallest client that holds its class, or else to the smallest client."""
     left = np.ones(len(rows), dtype=bool)
@@ -348,3 +330,171 @@ def _class_indices(labels: npt.NDArray[np.integer], num_clients: int, shards_per
         )
     classes: IntArray = np.unique(labels, return_inverse=True)[1].astype(np.int64)
     return classes
+
+
+def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
+    """Draw a given number of i.i.d. examples for each client; the remaining examples are not used.
+
+    Args:
+        num_examples: The number of examples.
+        sizes: The number of examples of each client, at least 1.
+        rng: Generator that draws the order of the examples.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ParameterError: The sum of the sizes is above the number of examples.
+
+    References:
+        Xia et al., Fig. 4: 1,500, 1,000 and 500 examples.
+
+    Example:
+        >>> [len(rows) for rows in by_sizes(10, [5, 3, 1], np.random.default_rng(0))]
+        [5, 3, 1]
+    """
+    if sum(sizes) > num_examples:
+        raise ParameterError(
+            f"partition.sizes add up to {sum(sizes)}, but there are {num_examples} training examples. Lower them."
+        )
+    return np.split(rng.permutation(num_examples), np.cumsum(sizes))[:-1]
+
+
+def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
+    """Give each client the given number of classes, and split each class equally among the clients that have it.
+
+    The classes are dealt like cards, client after client, from a shuffled deck. When all are dealt, a new deck is
+    shuffled. A client that would get a class twice gets the next class instead. Therefore each class goes to one client
+    before any class goes to a second client. A client's classes determine its number of examples. Examples of a class
+    that no client has are not used.
+
+    Args:
+        labels: The class of each example, 0 … C - 1, shape (n,).
+        classes_per_client: The number of classes of each client, from 1 to C.
+        rng: Generator that deals the classes and shuffles the examples.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ParameterError: A number of classes is above C, or a class has more clients than examples.
+
+    References:
+        Xia et al., Fig. 6: two clients with 5 digits, eight with 1. The paper states neither the digits nor the sizes.
+
+    Example:
+        >>> digits = np.arange(100) % 10
+        >>> parts = by_classes(digits, [5, 5, 1], np.random.default_rng(0))
+        >>> [len(set(digits[rows])) for rows in parts], [len(rows) for rows in parts]
+        ([5, 5, 1], [45, 50, 5])
+    """
+    num_classes = int(labels.max()) + 1
+    holders: list[list[int]] = [[] for _ in range(num_classes)]
+    deck: list[int] = []
+    for client, wanted in enumerate(classes_per_client):
+        if wanted > num_classes:
+            raise ParameterError(
+                f"partition.classes_per_client gives client {client} {wanted} classes, but there are {num_classes}. "
+                "Lower it."
+            )
+        for _ in range(wanted):
+            # The remaining cards of the old deck stay on top, so that no class is skipped.
+            if all(client in holders[label] for label in deck):
+                deck += rng.permutation(num_classes).tolist()
+            label = next(label for label in deck if client not in holders[label])
+            deck.remove(label)
+            holders[label].append(client)
+    parts: list[list[IntArray]] = [[] for _ in classes_per_client]
+    for label, clients in enumerate(holders):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if len(clients) > len(rows):
+            raise ParameterError(
+                f"{len(clients)} clients cannot share the {len(rows)} examples of class {label}. Lower the numbers of "
+                "partition.classes_per_client, or use fewer clients."
+            )
+        # A class that no client has is split into one part, which `zip` drops, because array_split refuses 0 parts.
+        for client, share in zip(clients, np.array_split(rows, max(len(clients), 1)), strict=False):
+            parts[client].append(share)
+    return [np.concatenate(shares) for shares in parts]
+
+
+def by_writers(writers: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """Give each client all examples of some writers; each writer belongs to one client.
+
+    The writers are drawn at random. The clients' numbers of writers differ by at most one. The clients' numbers of
+    examples differ more, because the writers have different numbers of examples.
+
+    Args:
+        writers: The writer id of each example, shape (n,).
+        num_clients: The number of clients, at most the number of writers.
+        rng: Generator that draws the writers.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ParameterError: There are more clients than writers.
+
+    Example:
+        >>> parts = by_writers(np.array([7, 7, 2, 5, 2, 7]), 2, np.random.default_rng(0))
+        >>> [rows.tolist() for rows in parts]
+        [[0, 1, 2, 4, 5], [3]]
+    """
+    ids, writer = np.unique(writers, return_inverse=True)
+    if num_clients > len(ids):
+        raise ParameterError(
+            f"{num_clients} clients cannot share {len(ids)} writers, because each client gets all examples of a "
+            f"writer. Use at most {len(ids)} clients."
+        )
+    client_of = np.empty(len(ids), dtype=np.int64)
+    for client, own in enumerate(np.array_split(rng.permutation(len(ids)), num_clients)):
+        client_of[own] = client
+    clients = client_of[writer]
+    return np.split(np.argsort(clients, kind="stable"), np.cumsum(np.bincount(clients))[:-1])
+
+
+class SampledPartition(Sequence[IntArray]):
+    """Partition in which each client holds a random sample of all examples; clients may share examples.
+
+    The rows are not stored. Each access draws the same rows again from the client's random stream. Therefore there may
+    be more clients than examples, and a client's sample does not depend on the number of clients.
+
+    Args:
+        num_examples: The number of examples.
+        num_clients: The number of clients.
+        examples_per_client: The number of different examples that each client holds.
+        seed: Seed of the run.
+
+    Raises:
+        ParameterError: ``examples_per_client`` is above ``num_examples``.
+
+    Example:
+        >>> fleet = SampledPartition(1000, 100_000, 3, seed=1)
+        >>> len(fleet), fleet[99_999].tolist()
+        (100000, [45, 681, 724])
+    """
+
+    def __init__(self, num_examples: int, num_clients: int, examples_per_client: int, seed: int) -> None:
+        self._num_examples, self._num_clients = num_examples, num_clients
+        self.examples_per_client, self._seed = examples_per_client, seed
+        if self.examples_per_client > num_examples:
+            raise ParameterError(
+                f"partition.examples_per_client = {examples_per_client} is more than the {num_examples} training "
+                "examples. Lower it."
+            )
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return self._num_clients
+
+    def __getitem__(self, client: Any) -> Any:
+        """Draw the rows of a client or of a slice of clients; each in ascending order, shape (examples_per_client,)."""
+        # The range accepts negative indices, and raises IndexError past the end, as lists do.
+        chosen = range(len(self))[client]
+        return self.of(chosen) if isinstance(client, slice) else self.of([chosen])[0]
+
+    def of(self, clients: Sequence[int]) -> list[IntArray]:
+        """Draw the rows of several clients together, which is faster than one by one."""
+        drawn = streams(self._seed, "partition", clients)
+        size = self.examples_per_client
+        return [np.sort(own.choice(self._num_examples, size, replace=False)) for own in drawn]

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import Examples, Shares
+from fedsel_flwr.clients.batched.backends import RunSize, convolves, step_operations
 from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import ClientDropout
@@ -26,8 +27,8 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.architectures import count_multiplications
+from fedsel_flwr.simulations.worlds.availability import devices_of
 from fedsel_flwr.simulations.worlds.data import Split
-from fedsel_flwr.simulations.worlds.devices import devices_of
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts, data_of, model_of
 from fedsel_flwr.simulations.worlds.partitions import partition_sizes, rows_of
 
@@ -298,3 +299,26 @@ def world_of(scenario: Scenario, own: OwnParts = OwnParts()) -> World:  # noqa: 
     if own:
         WORLD_CACHE.put(text, World(scenario, own))
     return WORLD_CACHE.get(text)
+
+
+THREADED_OPERATIONS = 2e9
+"""Arithmetic of one step of the whole round below which one thread is faster than several."""
+
+
+def threads_for(world: World) -> int:
+    """Return the number of torch threads for the vectorized engine on the CPU: all of them, or one for small products.
+
+    A step on small stacks consists of about sixty operations of a few microseconds each. Threads synchronize after
+    each operation, so they wait longer than they work. On a busy machine they wait many times longer. The rule depends
+    on sizes only.
+    """
+    operations = step_operations(world.model, world.scenario.training.settings(), world.scenario.clients_per_round)
+    return torch.get_num_threads() if convolves(world.model) or operations >= THREADED_OPERATIONS else 1
+
+
+def run_size(world: World) -> RunSize:
+    """Return the size of a world's run, which decides its backend."""
+    scenario, settings = world.scenario, world.scenario.training.settings()
+    # Rounded up, because the last batch of an epoch may be smaller.
+    steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
+    return RunSize(scenario.rounds, scenario.clients_per_round, float(np.mean(steps)), int(world.sizes.max()))

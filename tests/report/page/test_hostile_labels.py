@@ -11,7 +11,7 @@ from fedsel_flwr.report.page.comparison_page import comparison_document
 from fedsel_flwr.report.page.deployment_page import deployment_document
 from fedsel_flwr.report.page.deployment_tables import read_deployment
 from fedsel_flwr.report.page.document import write_page
-from fedsel_flwr.simulations.untrusted_folders import check_label
+from fedsel_flwr.simulations.scenario_files import check_label
 from tests.browser import Browser, Opened, browser
 from tests.report.page.deployments import client, entries, failed, refuse, write
 from tests.report.page.made_facts import made_facts

@@ -175,7 +175,7 @@ import fedsel_flwr
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_availability
-from fedsel_flwr.simulations.worlds.devices import devices_of
+from fedsel_flwr.simulations.worlds.availability import devices_of
 
 found = load_reference(sys.argv[1], "selector")
 scenario = load_scenario("phones", json.loads(sys.argv[2]))

@@ -20,7 +20,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare
-from fedsel_flwr.simulations.parallelism import check_jobs
+from fedsel_flwr.simulations.engine import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
 from tests.simulations.cut_off_runs import parts, smoke

@@ -25,7 +25,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Synthetic
 from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, load_dataset
-from fedsel_flwr.simulations.worlds.given_partitions import read_writers
+from fedsel_flwr.simulations.worlds.image_files import read_writers
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.own_data import OwnData
 from fedsel_flwr.simulations.worlds.world import World

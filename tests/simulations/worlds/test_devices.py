@@ -12,7 +12,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.run_identity import identity
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.devices import devices_of
+from fedsel_flwr.simulations.worlds.availability import devices_of
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 

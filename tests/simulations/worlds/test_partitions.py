@@ -23,8 +23,8 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Partition
 from fedsel_flwr.simulations.worlds import partitions
-from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
 from fedsel_flwr.simulations.worlds.partitions import (
+    SampledPartition,
     by_dirichlet_classes,
     by_dirichlet_sizes,
     least_norm_sizes,

@@ -18,9 +18,8 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.architectures import build_model
-from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, devices_of
 from fedsel_flwr.simulations.worlds.data import Split
-from fedsel_flwr.simulations.worlds.devices import devices_of
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from tests.simulations.inprocess import play
 
