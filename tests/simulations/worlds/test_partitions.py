@@ -179,7 +179,8 @@ def test_iid_is_what_flwr_datasets_gives(count: int, num_clients: int) -> None:
     partitioner = IidPartitioner(num_clients)
     partitioner.dataset = datasets.Dataset.from_dict({"row": rows})
     theirs = [list(partitioner.load_partition(client)["row"]) for client in range(num_clients)]
-    assert partitions._draw(rows, np.zeros(count, dtype=np.int64), num_clients, "iid", 1.0, 1, 0) == theirs
+    rng = np.random.default_rng(3)
+    assert partitions._assign_all(np.zeros(count, dtype=np.int64), num_clients, "iid", 1.0, 1, rng) == theirs
 
 
 def test_small_alpha_is_more_skewed() -> None:
