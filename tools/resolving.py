@@ -1,7 +1,6 @@
 """Which extras can be installed on which Python and platform, from wheels alone: ``make resolve``.
 
     python -m tools.resolving           print the table
-    python -m tools.resolving --write   write it into docs/installing.md
 
 uv, which Flower brings, resolves the requirements of the wheel and of each extra for every Python that the classifiers
 name. Nothing is installed, and no other Python is needed. A cell has the versions that uv found of an extra's main
@@ -22,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "installing.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHONS = tuple(re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"])))
 EXTRAS = ("", *(extra for extra in PROJECT["optional-dependencies"] if extra not in ("dev", "docs")))
@@ -39,14 +37,11 @@ SHOWN = {
 """Extra -> the packages whose versions a cell names."""
 LONGEST_S = 300.0
 """Seconds for one resolution."""
-BLOCK = re.compile(r"(?<=<!-- make resolve -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main() -> int:
-    """Print or write the table; the status is 1 if an extra cannot be installed on Linux x86_64."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/installing.md")
-    args = parser.parse_args()
+    """Print the table; the status is 1 if an extra cannot be installed on Linux x86_64."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory(prefix="fedsel-") as folder:
         wheel = build_wheel(Path(folder))
         asked = [(extra, name, python) for extra in EXTRAS for name in PLATFORMS for python in PYTHONS]
@@ -58,10 +53,7 @@ def main() -> int:
             for extra in EXTRAS
             for name in PLATFORMS
         }
-    text = table(cells)
-    print(text)
-    if args.write:
-        PAGE.write_text(BLOCK.sub(lambda match: text, PAGE.read_text("utf-8")), "utf-8")
+    print(table(cells))
     return int(
         any(cell.startswith("no:") for (_, name), row in cells.items() if name == "Linux x86_64" for cell in row)
     )

@@ -1,6 +1,7 @@
 """Tables that the site takes from the code: a line ``<!-- generated: NAME -->`` of a page is replaced by a table.
 
-A page of the repository shows nothing in such a place. No table is stored, so that none can differ from the code.
+No table is stored, so that none can differ from the code. The lines up to ``<!-- end -->``, if there are any, are what
+readers of the repository see instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedsel_flwr import cli
 from fedsel_flwr.selectors.registry import citations, describe, selector_class
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedsel_flwr"
-PLACE = re.compile(r"^<!-- generated: (.+?) -->$", re.MULTILINE)
+PLACE = re.compile(r"^<!-- generated: (.+?) -->$(?:\n(?:(?!<!-- generated).*\n)*?<!-- end -->)?", re.MULTILINE)
 Answer = Callable[[facts.Reads], tuple[str, str]]
 
 
@@ -54,10 +55,10 @@ def selectors() -> str:
 def paper(name: str) -> str:
     """The first paper of a selector, such as "Xia et al. 2020"; "none" if it has none."""
     for entry in citations(name):
-        field = {key: value for key, value in re.findall(r"(\w+)\s*=\s*\{+(.*?)\}+,?\s*(?=\w+\s*=|\}|$)", entry)}
-        authors = field.get("author", "").split(" and ")
+        fields = dict(re.findall(r"^\s*(\w+)\s*=\s*\{+(.*?)\}+,?$", entry, re.MULTILINE | re.DOTALL))
+        authors = re.split(r"\s+and\s+", fields.get("author", ""))
         last = authors[0].partition(",")[0] if "," in authors[0] else authors[0].rpartition(" ")[2]
-        return f"{last}{' et al.' if len(authors) > 1 else ''} {field.get('year', '')}".strip()
+        return f"{last}{' et al.' if len(authors) > 1 else ''} {fields.get('year', '')}".strip()
     return "none"
 
 
