@@ -31,8 +31,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.vectorized import NamedClient, stack_mean
-from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
-from fedsel_flwr.strategies.wrapping.legacy_transport import cleaned
+from fedsel_flwr.strategies.wrapping.legacy_transport import TimedProxy, cleaned
 from fedsel_flwr.strategies.wrapping.legacy_transport import reply_of as legacy_reply
 from fedsel_flwr.strategies.wrapping.message_records import Cleaner
 from fedsel_flwr.strategies.wrapping.message_records import reply_of as message_reply

@@ -25,8 +25,7 @@ import numpy as np
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.measuring import Validation
-from fedsel_flwr.rounds.models import ModelStack
+from fedsel_flwr.rounds.models import ModelStack, Validation
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.settings import resolve_settings

@@ -33,7 +33,7 @@ PICKLE_CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("p
 MAY_PICKLE = {
     "simulations/on_flower/ray_session.py": "Ray carries the data to its actors; of pickle only an error's name",
     "simulations/comparisons/parallel_runs.py": "runs of a comparison go to processes that this one starts",
-    "testing/state_conformance.py": "a selector's factory goes to a process that this one starts",
+    "testing/conformance.py": "a selector's factory goes to a process that this one starts",
 }
 """Files that pickle, or use what pickles, and what for; docs/security.md names them too."""
 

@@ -14,19 +14,27 @@ import numpy as np
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.collecting import Collector
-from fedsel_flwr.rounds.eligibility import as_availability, available
-from fedsel_flwr.rounds.missing_columns import ALL_REPORTED
+from fedsel_flwr.rounds.collecting import ColdStarts, Collector
+from fedsel_flwr.rounds.eligibility import (
+    Busy,
+    Cooldown,
+    NewcomerQuota,
+    Participation,
+    as_availability,
+    available,
+)
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
-from fedsel_flwr.rounds.parts import Parts
-from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver
+from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Registrar
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.reply_structure import BEFORE_STRUCTURES
-from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, ProbeFaults, Properties, Transport
+from fedsel_flwr.rounds.reply_checks import ALL_REPORTED, BEFORE_STRUCTURES, ColumnWatch, ReplyStructure
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, ProbeFaults, Probing, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
-from fedsel_flwr.rounds.round import Outcome, Round, Stopwatch
+from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.state_dicts import Stateful
 from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
@@ -35,6 +43,41 @@ logger = logging.getLogger("fedsel_flwr")
 MOST_CHOSEN = 10
 """Largest number of chosen clients that a round's line names."""
 ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
+
+
+class Parts:
+    """The owners of a run's state; each attribute's name is the key in the checkpoint, in this order.
+
+    Args:
+        selector: The selector.
+        settings: The resolved options of the strategy.
+        roster: Connections, client ids and rows.
+        client_values: Selector parameters by client id, bound to ``roster``.
+    """
+
+    def __init__(
+        self, selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
+    ) -> None:
+        measurer, watch = Measurer(selector, settings), ColumnWatch(selector, settings)
+        self.selector, self.roster = selector, roster
+        self.roll_call = RollCall(settings.roll_call_timeout)
+        self.registrar = Registrar(selector, settings, roster, measurer, client_values)
+        self.probing = Probing(selector, roster, settings, watch)
+        self.missing_columns = watch
+        self.busy = Busy(settings.busy_timeout)
+        self.cooldown = Cooldown(settings.cooldown)
+        self.newcomer_quota = NewcomerQuota(roster)
+        self.participation = Participation(settings.max_participation)
+        self.cold_starts = ColdStarts()
+        self.measurer = measurer
+        self.reply_structure = ReplyStructure(settings)
+        self.reporter = Reporter(selector, roster, settings.max_latency)
+        self.history = History()
+
+    @property
+    def by_name(self) -> dict[str, Stateful]:
+        """Return the parts by name."""
+        return vars(self)
 
 
 class SelectionCore:

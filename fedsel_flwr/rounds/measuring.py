@@ -1,10 +1,9 @@
 """Measuring the models of a round on the server: validation, and projection on the global model's direction.
 
 A column is measured only if the selector or FedCA's filter reads it. This happens before the base strategy may
-overwrite the replies. All computations use plain NumPy. The model enters through one function,
-``predict(arrays, inputs) -> logits``. Updates and gradients consist of the floating-point arrays of the model only
-(:meth:`Measurer.measured`). GPFL projects each client's gradient on the direction in which the global model
-moves:
+overwrite the replies. All computations use plain NumPy. Updates and gradients consist of the floating-point arrays of
+the model only (:meth:`Measurer.measured`). GPFL projects each client's gradient on the direction in which the global
+model moves:
 
 ===========  ==========================  =================================================================
 paper        here                        meaning
@@ -21,114 +20,18 @@ References:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.models import Arrays, Models, ModelStack, flat, floating
+from fedsel_flwr.rounds.models import Arrays, Models, Validation, flat, floating
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
-
-Predict = Callable[[Arrays, Any], FloatArray]
-PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
-MAX_LOSS = 1e6
-"""Largest reported loss. A model that overflows has this loss."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Examples on the server, and a function that runs a model on them.
-
-    Args:
-        predict: Returns the logits, shape (n_examples, n_classes), of the model with these arrays on ``inputs``.
-        inputs: The examples, in the type that ``predict`` takes.
-        labels: Their classes, shape (n_examples,).
-        predict_stack: Returns the logits of a whole stack of models from their layers, shape (n_models, n_examples,
-            n_classes). None runs ``predict`` on one model after the other.
-
-    Raises:
-        ParameterError: ``predict`` cannot be called. Or there are no labels, or their number differs from that of the
-            examples (if ``inputs`` is an array).
-
-    >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
-    >>> loss, accuracy = validation.loss_and_accuracy([np.eye(2)])
-    >>> round(loss, 4), accuracy
-    (0.3133, 1.0)
-    """
-
-    predict: Predict
-    inputs: Any
-    labels: IntArray
-    predict_stack: PredictStack | None = None
-
-    def __post_init__(self) -> None:
-        """Check the function, the labels and their lengths."""
-        labels = np.asarray(self.labels)
-        if not callable(self.predict) or labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
-            raise ParameterError(
-                f"validation got {type(self.predict).__name__} and labels of shape {labels.shape}. Pass a function "
-                "predict(arrays, inputs) -> logits and integer labels, one per example."
-            )
-        if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
-            raise ParameterError(
-                f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass one label per example."
-            )
-
-    def logits(self, arrays: Arrays) -> FloatArray:
-        """Return the outputs of the model with these arrays.
-
-        Returns:
-            Logits of shape (n_examples, n_classes); all NaN if the model overflows.
-
-        Raises:
-            ParameterError: ``predict`` returned another shape, or too few classes for the labels.
-        """
-        # A diverged model overflows. That is a result, not a warning.
-        with np.errstate(all="ignore"):
-            logits = np.asarray(self.predict(arrays, self.inputs), dtype=np.float64)
-        return self._checked(logits)
-
-    def logits_of(self, models: Models) -> list[FloatArray]:
-        """Return the outputs of each model, as :meth:`logits` does; those of a stack in one pass if possible."""
-        if self.predict_stack is None or not isinstance(models, ModelStack):
-            return [self.logits(arrays) for arrays in models.as_list()]
-        with np.errstate(all="ignore"):
-            stacked = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
-        if len(stacked) != len(models):
-            raise ParameterError(f"predict_stack must return logits of {len(models)} models, got shape {stacked.shape}")
-        return [self._checked(logits) for logits in stacked]
-
-    def _checked(self, logits: FloatArray) -> FloatArray:
-        if logits.ndim != 2 or len(logits) != len(self.labels):
-            raise ParameterError(
-                f"predict must return logits of shape ({len(self.labels)}, n_classes), got shape {logits.shape}"
-            )
-        low, high = np.min(self.labels), np.max(self.labels)
-        if low < 0 or high >= logits.shape[1]:
-            raise ParameterError(f"labels must lie in 0..{logits.shape[1] - 1}, predict's classes, got {low}..{high}")
-        # A model that overflows anywhere has diverged. argmax would take its NaN for the largest logit.
-        return logits if np.isfinite(logits).all() else np.full_like(logits, np.nan)
-
-    def loss_and_accuracy(self, arrays: Arrays) -> tuple[float, float]:
-        """Return mean cross-entropy in nats and fraction correct; the loss is large but finite if the model overflows.
-
-        Raises:
-            ParameterError: As for :meth:`logits`.
-        """
-        logits = self.logits(arrays)
-        return _loss(logits, self.labels), self.accuracy(logits)
-
-    def accuracy(self, logits: FloatArray) -> float:
-        """Return the fraction of logits, shape (n_examples, n_classes), largest at the label; 0 if any is NaN."""
-        return 0.0 if np.isnan(logits).any() else float((logits.argmax(axis=1) == self.labels).mean())
 
 
 class Measurer(state_dicts.NotByClient):
@@ -331,13 +234,3 @@ class Direction:
         state_dicts.expect_keys(state, self.state_dict())
         direction = state_dicts.array("direction", state["direction"], np.float64)
         self._direction = direction if direction.size else None
-
-
-def _loss(logits: FloatArray, labels: IntArray) -> float:
-    """Return the mean cross-entropy in nats, at most :data:`MAX_LOSS`."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        # The largest logit becomes 0, so exp cannot overflow.
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        chosen = shifted[np.arange(len(labels)), labels]
-        loss = float((np.log(np.exp(shifted).sum(axis=1)) - chosen).mean())
-    return min(loss, MAX_LOSS) if math.isfinite(loss) else MAX_LOSS

@@ -10,7 +10,7 @@ counter of a batch normalization, is no part of an update.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.errors import ParameterError
 
 Arrays = Sequence[npt.NDArray[Any]]
 """One model, an array for each layer."""
 LARGEST = 1e18
 """Largest magnitude of a number in a client's model. Its square, and sums of squares, are still finite in float32."""
+Predict = Callable[[Arrays, Any], FloatArray]
+PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
+MAX_LOSS = 1e6
+"""Largest loss of :class:`Validation`. A model that overflows has this loss."""
 
 
 @dataclass(frozen=True)
@@ -237,3 +242,101 @@ def with_norm(arrays: Arrays, reference: Arrays) -> Arrays | None:
             changed[i].flat[smallest] += max(np.spacing(np.abs(own.flat[smallest])), 2 * np.sqrt(square))
             break
     return changed
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Examples on the server, and a function that runs a model on them.
+
+    Args:
+        predict: Returns the logits, shape (n_examples, n_classes), of the model with these arrays on ``inputs``.
+        inputs: The examples, in the type that ``predict`` takes.
+        labels: Their classes, shape (n_examples,).
+        predict_stack: Returns the logits of a whole stack of models from their layers, shape (n_models, n_examples,
+            n_classes). None runs ``predict`` on one model after the other.
+
+    Raises:
+        ParameterError: ``predict`` cannot be called. Or there are no labels, or their number differs from that of the
+            examples (if ``inputs`` is an array).
+
+    >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
+    >>> loss, accuracy = validation.loss_and_accuracy([np.eye(2)])
+    >>> round(loss, 4), accuracy
+    (0.3133, 1.0)
+    """
+
+    predict: Predict
+    inputs: Any
+    labels: IntArray
+    predict_stack: PredictStack | None = None
+
+    def __post_init__(self) -> None:
+        """Check the function, the labels and their lengths."""
+        labels = np.asarray(self.labels)
+        if not callable(self.predict) or labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
+            raise ParameterError(
+                f"validation got {type(self.predict).__name__} and labels of shape {labels.shape}. Pass a function "
+                "predict(arrays, inputs) -> logits and integer labels, one per example."
+            )
+        if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
+            raise ParameterError(
+                f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass one label per example."
+            )
+
+    def logits(self, arrays: Arrays) -> FloatArray:
+        """Return the outputs of the model with these arrays.
+
+        Returns:
+            Logits of shape (n_examples, n_classes); all NaN if the model overflows.
+
+        Raises:
+            ParameterError: ``predict`` returned another shape, or too few classes for the labels.
+        """
+        # A diverged model overflows. That is a result, not a warning.
+        with np.errstate(all="ignore"):
+            logits = np.asarray(self.predict(arrays, self.inputs), dtype=np.float64)
+        return self._checked(logits)
+
+    def logits_of(self, models: Models) -> list[FloatArray]:
+        """Return the outputs of each model, as :meth:`logits` does; those of a stack in one pass if possible."""
+        if self.predict_stack is None or not isinstance(models, ModelStack):
+            return [self.logits(arrays) for arrays in models.as_list()]
+        with np.errstate(all="ignore"):
+            stacked = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
+        if len(stacked) != len(models):
+            raise ParameterError(f"predict_stack must return logits of {len(models)} models, got shape {stacked.shape}")
+        return [self._checked(logits) for logits in stacked]
+
+    def _checked(self, logits: FloatArray) -> FloatArray:
+        if logits.ndim != 2 or len(logits) != len(self.labels):
+            raise ParameterError(
+                f"predict must return logits of shape ({len(self.labels)}, n_classes), got shape {logits.shape}"
+            )
+        low, high = np.min(self.labels), np.max(self.labels)
+        if low < 0 or high >= logits.shape[1]:
+            raise ParameterError(f"labels must lie in 0..{logits.shape[1] - 1}, predict's classes, got {low}..{high}")
+        # A model that overflows anywhere has diverged. argmax would take its NaN for the largest logit.
+        return logits if np.isfinite(logits).all() else np.full_like(logits, np.nan)
+
+    def loss_and_accuracy(self, arrays: Arrays) -> tuple[float, float]:
+        """Return mean cross-entropy in nats and fraction correct; the loss is large but finite if the model overflows.
+
+        Raises:
+            ParameterError: As for :meth:`logits`.
+        """
+        logits = self.logits(arrays)
+        return _loss(logits, self.labels), self.accuracy(logits)
+
+    def accuracy(self, logits: FloatArray) -> float:
+        """Return the fraction of logits, shape (n_examples, n_classes), largest at the label; 0 if any is NaN."""
+        return 0.0 if np.isnan(logits).any() else float((logits.argmax(axis=1) == self.labels).mean())
+
+
+def _loss(logits: FloatArray, labels: IntArray) -> float:
+    """Return the mean cross-entropy in nats, at most :data:`MAX_LOSS`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The largest logit becomes 0, so exp cannot overflow.
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(labels)), labels]
+        loss = float((np.log(np.exp(shifted).sum(axis=1)) - chosen).mean())
+    return min(loss, MAX_LOSS) if math.isfinite(loss) else MAX_LOSS

@@ -64,7 +64,7 @@ class Reply:
         spare: Whether the round ended without this client because enough others had answered (over-selection).
         timed_out: Whether no answer came while the server waited.
         structure: The structure of the reply, if it is not that of numbered arrays
-            (:mod:`~fedsel_flwr.rounds.reply_structure`).
+            (:mod:`~fedsel_flwr.rounds.reply_checks`).
         sent: Arrays with the types and shapes of those that the client received; None for those of the global model.
         misfit: Why the names of the reply are not those of the arrays that the client received; empty if they are.
     """
@@ -107,7 +107,7 @@ class ClientResult:
         lost: Whether the answer was lost in the simulation: ``values`` are then for the history, not for the selector.
         timed: Whether the server timed the client, on the server's clock.
         first: Whether the latency replaces the client's first time
-            (:class:`~fedsel_flwr.rounds.cold_starts.ColdStarts`).
+            (:class:`~fedsel_flwr.rounds.collecting.ColdStarts`).
         first_s: The first time itself, seconds; NaN if there is none.
     """
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.rounds import state_dicts, untrusted
-from fedsel_flwr.rounds.missing_columns import ColumnWatch
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import column_of, length_faults
+from fedsel_flwr.rounds.reply_checks import ColumnWatch
 from fedsel_flwr.rounds.roster import ConnectedClients, Roster
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector

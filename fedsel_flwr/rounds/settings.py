@@ -17,18 +17,15 @@ from fedsel_flwr.aggregation import SCHEMES
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of, parse_address, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.checkpoints import Resume
+from fedsel_flwr.rounds.eligibility import Availability
+from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.columns import COLUMNS, FROM_CLIENTS, PER_UPDATE, RECORDED, with_fields
-
-if TYPE_CHECKING:
-    # Only for the types of options, because these rooms read the settings themselves.
-    from fedsel_flwr.rounds.checkpoints import Resume
-    from fedsel_flwr.rounds.eligibility import Availability
-    from fedsel_flwr.rounds.history import RoundRecord
-    from fedsel_flwr.rounds.measuring import Validation
-    from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 
 logger = logging.getLogger("fedsel_flwr")
 Check = Callable[[str, Any], Any]

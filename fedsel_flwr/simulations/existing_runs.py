@@ -1,6 +1,6 @@
 """Existing runs: read a run's folder, check that it fits the scenario, and plan its checkpoints.
 
-:mod:`fedsel_flwr.rounds.resumption` decides what follows: resume, begin again, or refuse.
+:mod:`fedsel_flwr.rounds.checkpoints` decides what follows: resume, begin again, or refuse.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Resume, check_length, check_resume
 from fedsel_flwr.rounds.fingerprints import differences
-from fedsel_flwr.rounds.resumption import Resume, check_length, check_resume
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.results import RunResult, read_label, read_run
 from fedsel_flwr.simulations.run_identity import PARTS, RUN, Identity, has_digests, read_identity, read_record

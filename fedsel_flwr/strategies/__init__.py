@@ -12,10 +12,8 @@ The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``
 
 =======================  ==============================================================================================
 ``bsfl``                 BSFL: trains fast clients, but each as often as its data deserve
-``cs_ucb``               CS-UCB: trains the clients that answer fastest
-``cs_ucb_q``             CS-UCB-Q: trains fast clients under a fairness constraint
-``fedca``                FedCA: averages the combination of the round's models with the best score
-``fedcm``                FedCM: FedCA, with clients sampled by how often their models were kept
+``cs_ucb``               CS-UCB and CS-UCB-Q: train fast clients, CS-UCB-Q under a fairness constraint
+``fedca``                FedCA and FedCM: average the combination of the round's models with the best score
 ``gpfl``                 GPFL: trains clients whose gradients point in the global model's direction
 ``pczfl``                PCZFL: trains clients on the Pareto front of accuracy and energy
 ``selection_strategy``   any selector around any base strategy: the round that all papers share
@@ -28,13 +26,11 @@ from __future__ import annotations
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
-from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.strategies.bsfl import BSFL
-from fedsel_flwr.strategies.cs_ucb import CSUCB
-from fedsel_flwr.strategies.cs_ucb_q import CSUCBQ
-from fedsel_flwr.strategies.fedca import FedCA
-from fedsel_flwr.strategies.fedcm import FedCM
+from fedsel_flwr.strategies.cs_ucb import CSUCB, CSUCBQ
+from fedsel_flwr.strategies.fedca import FedCA, FedCM
 from fedsel_flwr.strategies.gpfl import GPFL
 from fedsel_flwr.strategies.pczfl import PCZFL
 from fedsel_flwr.strategies.selection_strategy import SelectionStrategy

@@ -28,7 +28,7 @@ from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping import legacy_transport as legacy
 from fedsel_flwr.strategies.wrapping.adapter import Adapter, Evaluation
-from fedsel_flwr.strategies.wrapping.client_manager import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.wrapping.legacy_transport import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")

@@ -7,21 +7,17 @@ Hypothesis. Each imports its library when it is called.
 >>> from fedsel_flwr.selectors import create
 >>> check_selector(partial(create, "random", clients_per_round=3))
 
-==============================  =====================================================================================
-room                            contents
-==============================  =====================================================================================
-``random_rounds``               random rounds for a selector: availability, failures and reports
-``conformance``                 ``check_selector``: choices, columns, growth and failures; ``check_stateful``
-``state_conformance``           checks of a selector's state: save, load, forget, common warm-up, another process
-``stateful``                    the state machine of ``check_stateful``: calls in random order, from Hypothesis
-``fleet``                       simulated clients in plain types: connections, replies and faults
-``in_process``                  clients in this process, behind Flower's APIs; one round with functions as clients
-``observed_run``                the record of a run: cohorts, replies, configs, models and reports by round
-``flower_rounds``               rounds with the fleet: Flower's loop in either API
-``harness``                     runs of one strategy: in full, a second time, interrupted and resumed
-``strategy_conformance``        ``check_strategy``: cohorts, configs, updates and models
-``strategy_state_conformance``  checks of a strategy's state: identities, history, the selector's reports, resuming
-==============================  =====================================================================================
+========================  ========================================================================================
+room                      contents
+========================  ========================================================================================
+``random_rounds``         random rounds for a selector: availability, failures and reports
+``conformance``           ``check_selector``: choices, columns, growth, failures, saved states; ``check_stateful``
+``stateful``              the state machine of ``check_stateful``: calls in random order, from Hypothesis
+``fleet``                 simulated clients in plain types: connections, replies and faults
+``in_process``            clients in this process, behind Flower's APIs; rounds as in Flower's loop
+``harness``               runs of one strategy and their record: in full, a second time, interrupted and resumed
+``strategy_conformance``  ``check_strategy``: cohorts, configs, updates, models, identities, history, resuming
+========================  ========================================================================================
 """
 
 from __future__ import annotations

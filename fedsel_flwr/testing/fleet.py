@@ -36,6 +36,15 @@ class Reply:
     refused: str = ""
 
 
+@dataclass
+class ReceivedUpdate:
+    """An update as the base strategy received it."""
+
+    node: str
+    arrays: Model
+    num_examples: Any
+
+
 @dataclass(frozen=True)
 class Fault:
     """A way in which a client can fail or misreport.

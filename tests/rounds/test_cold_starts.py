@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.rounds.cold_starts import ColdStarts
+from fedsel_flwr.rounds.collecting import ColdStarts
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster

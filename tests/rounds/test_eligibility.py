@@ -11,7 +11,7 @@ import pytest
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds.eligibility import NewcomerQuota
-from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create

@@ -10,7 +10,7 @@ import pytest
 
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.testing import CHECKS, check_stateful, play
-from fedsel_flwr.testing.state_conformance import check_spawned_process
+from fedsel_flwr.testing.conformance import check_spawned_process
 
 PARAMETERS = {
     "cs-ucb": {"max_latency": 5.0},

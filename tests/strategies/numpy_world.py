@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.models import Validation
 
 Array = npt.NDArray[Any]
 FLEET, COHORT, ROUNDS, MAX_LATENCY, ETA, STEPS = 8, 3, 10, 4.0, 0.5, 3

@@ -22,7 +22,7 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
-from fedsel_flwr.strategies.wrapping import client_manager, grids
+from fedsel_flwr.strategies.wrapping import grids, legacy_transport
 from tests.strategies import helpers
 from tests.strategies.apis import BOTH, Played, make, play
 from tests.strategies.apis import fedavg as plain
@@ -373,7 +373,7 @@ def timed(
     """A strategy that chooses two of some clients a round, and its clients."""
     clock = OwnClock() if api == "legacy" else Clock()
     monkeypatch.setattr(helpers, "time", clock if api == "legacy" else Clock())  # the node's answer takes its time
-    monkeypatch.setattr(client_manager.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
+    monkeypatch.setattr(legacy_transport.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
     monkeypatch.setattr(grids, "time", clock)
     monkeypatch.setattr(message_helpers, "time", clock)
     proxies = [Timed(str(k), k, number=k, extra={"compute_s": 0.2}) for k in range(count)]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.flower import task_identity
-from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.testing.fleet import NoReply, Reply

@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import FedAvg as MessageFedAvg
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.measuring import Validation
-from fedsel_flwr.rounds.reply_structure import ReplyStructure
+from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.rounds.reply_checks import ReplyStructure
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies.wrapping import bases

@@ -21,13 +21,11 @@ from fedsel_flwr.testing.conformance import (
     check_dead_client,
     check_determinism,
     check_empty_and_short,
+    check_forget,
     check_input_order,
     check_many_clients,
     check_missing_values,
     check_needs,
-)
-from fedsel_flwr.testing.state_conformance import (
-    check_forget,
     check_save_and_load,
     check_spawned_process,
     check_warm_up,

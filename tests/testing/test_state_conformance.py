@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.selectors import Random, create
-from fedsel_flwr.testing.state_conformance import check_spawned_process
+from fedsel_flwr.testing.conformance import check_spawned_process
 
 DEFINITIONS = """
 from functools import partial
@@ -20,7 +20,7 @@ import numpy as np
 
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.testing import check_selector
-from fedsel_flwr.testing.state_conformance import check_spawned_process
+from fedsel_flwr.testing.conformance import check_spawned_process
 
 
 class Mine(Random):

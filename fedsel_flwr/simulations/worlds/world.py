@@ -22,8 +22,7 @@ from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate, read_only_tensor, torch_predict
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.measuring import Validation
-from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.models import Arrays, Validation
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.architectures import count_multiplications

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
-from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy

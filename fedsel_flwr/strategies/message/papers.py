@@ -17,7 +17,7 @@ steps of a round. Here ``configure_train`` and ``aggregate_train`` take these st
 
 from __future__ import annotations
 
-from fedsel_flwr.strategies import bsfl, cs_ucb, cs_ucb_q, fedca, fedcm, gpfl, pczfl
+from fedsel_flwr.strategies import bsfl, cs_ucb, fedca, gpfl, pczfl
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
@@ -30,7 +30,7 @@ class CSUCB(PaperStrategy, SelectionStrategy, twin=cs_ucb.CSUCB):
     """Trains the clients that answer fastest; see :class:`fedsel_flwr.strategies.CSUCB`."""
 
 
-class CSUCBQ(PaperStrategy, SelectionStrategy, twin=cs_ucb_q.CSUCBQ):
+class CSUCBQ(PaperStrategy, SelectionStrategy, twin=cs_ucb.CSUCBQ):
     """Trains fast clients under a fairness constraint; see :class:`fedsel_flwr.strategies.CSUCBQ`."""
 
 
@@ -38,7 +38,7 @@ class FedCA(fedca.CombinatorialAveraging, SelectionStrategy):
     """Averages the best-scoring combination of models; see :class:`fedsel_flwr.strategies.FedCA`."""
 
 
-class FedCM(fedcm.CombinatorialBandit, SelectionStrategy):
+class FedCM(fedca.CombinatorialBandit, SelectionStrategy):
     """Samples clients by how often FedCA's filter kept their models; see :class:`fedsel_flwr.strategies.FedCM`."""
 
 

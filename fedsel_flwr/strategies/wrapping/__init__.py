@@ -1,7 +1,7 @@
 """Wrapping a Flower strategy: the parts of ``SelectionStrategy`` around the round itself, for both APIs.
 
-The table lists the rooms in the order in which a run uses them. ``client_manager`` and ``legacy_...`` belong to the
-legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the functions of ``grids``.
+The table lists the rooms in the order in which a run uses them. ``legacy_...`` belongs to the legacy API, ``grids``
+and ``message_...`` to the Message API. Both APIs use the functions of ``grids``.
 
 ======================  =============================================================================================
 ``paper``               strategies named after a paper, which build their own selector
@@ -10,8 +10,7 @@ legacy API, ``grids`` and ``message_...`` to the Message API. Both APIs use the 
 ``resuming``            checkpoints of a run: when they are written, the fingerprint to match, and the base's state
 ``waiting``             bounded waiting: for clients to connect, for replies that hang, and for late ones
 ``grids``               grids around Flower's: time nodes, and bound the waiting of a base strategy
-``client_manager``      client managers and proxies around Flower's
-``legacy_transport``    the roll call, probes, results and parameters of the legacy API
+``legacy_transport``    client managers, proxies, roll call, probes, results and parameters of the legacy API
 ``message_transport``   the roll call, probes and the round's messages of the Message API
 ``message_records``     records and messages, read into plain types and cleaned for a base strategy
 ``failure_reasons``     the meaning of Flower's errors and missing replies; dead actors of a simulation

@@ -1,5 +1,7 @@
 """Grids around Flower's: :class:`TimedGrid` times each node, :class:`SnapshotGrid` bounds a base strategy's waiting.
 
+:class:`LateReplyGrid` lets messages of the legacy API outlive their timeout.
+
 The functions read a grid's answers: registrations, accepted and rejected messages, and whether the grid is that of a
 simulation. :class:`Transport` is what the questions of both APIs have in common.
 
@@ -11,20 +13,24 @@ process. Therefore both APIs limit the questions in flight in simulations.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
+from flwr.common import DEFAULT_TTL
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.settings import MetricKeys
+from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, NotReached, no_answer
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, ReplyRequests, Startup, repeated, wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
@@ -316,3 +322,79 @@ class SnapshotGrid(_GridWrapper):
             "the base strategy sends messages while it configures a round, so it cannot be wrapped. Use another "
             "base strategy"
         )
+
+
+class LateReplyGrid(TimedGrid):
+    """Sends the messages of one proxy through Flower's grid, and lets them outlive the timeout.
+
+    Flower's messages expire with the timeout. A client that answers later is then refused, and the server does not
+    learn that the client is free again.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Longest wait, seconds.
+        late: Fetches the replies to unanswered messages.
+    """
+
+    def __init__(self, grid: Any, timeout: float, late: LateReplies) -> None:
+        super().__init__(grid)
+        self.late = late
+        late.grid = grid
+        self._timeout = timeout
+        # One thread per client polls, so the pause is Flower's own.
+        self.poll_s = getattr(grid, "pull_interval", LONGEST_POLL_S)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send messages, and collect the replies until all have arrived or the timeout is over.
+
+        Raises:
+            NotReached: The SuperLink accepted none of them.
+        """
+        sent = list(messages)
+        for message in sent:
+            message.metadata.ttl = self._timeout + DEFAULT_TTL
+        replies = super().send_and_receive(sent, timeout=self._timeout)
+        if sent and len(self.rejected) == len(sent):
+            raise NotReached(NOT_REACHED)
+        return replies
+
+
+@dataclass(frozen=True)
+class _Started(EarlyEnd):
+    """Ends a wait after the timeout, which begins when the first actor of a simulation answers."""
+
+    startup: Startup = field(default_factory=Startup)
+    timeout: float = 0.0
+
+    def straggler_reply(self, answers: int, elapsed_s: float) -> Reply | None:
+        now = time.monotonic()
+        over = now >= self.startup.deadline(now - elapsed_s, self.timeout)
+        return Reply(error=no_answer(self.timeout), timed_out=True) if over else None
+
+
+def with_late_replies(
+    proxy: ClientProxy, timeout: float | None, late: LateReplies | None, startup: Startup | None = None
+) -> ClientProxy:
+    """Return a copy of a proxy that sends through :class:`LateReplyGrid`; the proxy itself without grid or timeout.
+
+    Args:
+        proxy: Flower's proxy.
+        timeout: Longest wait, seconds.
+        late: Fetches late replies.
+        startup: The start of a simulation's actors, which does not count as waiting; None to wait from the call.
+    """
+    grid = grid_of([proxy])
+    if timeout is None or late is None or grid is None:
+        return proxy
+    # A copy, because Flower's server keeps the proxy, and threads of other calls may be using it.
+    twin = copy.copy(proxy)
+    # The wait of a message that is sent now; the condition ends it earlier once an actor has answered.
+    longest = timeout if startup is None else startup.deadline(now := time.monotonic(), timeout) - now
+    twin.grid = LateReplyGrid(grid, longest, late)  # type: ignore[attr-defined]
+    twin.grid.early_end = None if startup is None else _Started(startup=startup, timeout=timeout)  # type: ignore[attr-defined]
+    return twin
+
+
+def grid_of(proxies: Iterable[ClientProxy]) -> Any:
+    """Return the grid that proxies send through, which is the same for all of them; None if there is none."""
+    return next((proxy.grid for proxy in proxies if hasattr(proxy, "grid")), None)

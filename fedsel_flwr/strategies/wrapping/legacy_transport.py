@@ -1,14 +1,17 @@
-"""Questions and results of the legacy API.
+"""Transport of the legacy API: questions, results, and what stands around Flower's client manager and proxies.
 
 :class:`LegacyTransport` sends the roll call and probes to many clients at once, with a bounded wait. The functions read
 results into plain types, clean them for a base strategy, and convert the model for checkpoints.
+
+A base strategy gets :class:`ChosenCohort` or :class:`BoundedManager` in place of Flower's client manager. Flower's
+server gets a :class:`TimedProxy` for each client. Messages through it may be answered after the timeout.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,25 +22,33 @@ from flwr.common import (
     Code,
     EvaluateIns,
     EvaluateRes,
+    FitIns,
     FitRes,
     GetPropertiesIns,
     Parameters,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from flwr.server import ClientManager
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.flower import ClientProxy
+from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.roll_call import Answers
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.untrusted import shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy, grid_of, with_late_replies
-from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, no_answer, reason_in
-from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport
+from fedsel_flwr.strategies.wrapping.failure_reasons import (
+    NotReached,
+    check_answered,
+    no_answer,
+    reason_in,
+)
+from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport, grid_of, with_late_replies
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -292,3 +303,183 @@ def named_arrays(parameters: object) -> Mapping[str, object] | None:
         return None
     names, arrays = to_checkpoint(parameters)
     return dict(zip(names, arrays, strict=True)) if ":" not in "".join(names) else None
+
+
+def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason: str) -> dict[str, ClientProxy]:
+    """Wait until ``number`` clients are connected, at most ``timeout`` seconds.
+
+    Args:
+        manager: Flower's client manager.
+        number: Number of clients that are needed.
+        timeout: Longest wait, seconds.
+        reason: The setting that requires them, for the message.
+
+    Returns:
+        A copy of the connected clients, in id order.
+
+    Raises:
+        RunError: Fewer clients were connected at the end of the wait.
+    """
+    wait_for(manager.all, number, timeout, what="clients", reason=reason)
+    clients = dict(manager.all())
+    return {cid: clients[cid] for cid in sorted(clients, key=id_order)}
+
+
+class _ReadOnlyManager(ClientManager):
+    """A client manager that cannot be changed, because clients register with Flower's own."""
+
+    def register(self, client: ClientProxy) -> bool:
+        """Refuse to register a client."""
+        return False
+
+    def unregister(self, client: ClientProxy) -> None:
+        """Ignore the removal of a client."""
+
+
+class ChosenCohort(_ReadOnlyManager):
+    """Client manager that returns the chosen clients, whatever number is requested.
+
+    Args:
+        chosen: Id -> proxy of the clients that the selector chose.
+        num_connected: Number of connected clients, for strategies that scale by it.
+    """
+
+    def __init__(self, chosen: Mapping[str, ClientProxy], num_connected: int) -> None:
+        self._chosen, self._num_connected = dict(chosen), num_connected
+
+    def num_available(self) -> int:
+        """Return the number of connected clients."""
+        return self._num_connected
+
+    def all(self) -> dict[str, ClientProxy]:
+        """Return the chosen clients."""
+        return dict(self._chosen)
+
+    def wait_for(self, num_clients: int, timeout: int = 0) -> bool:
+        """Return at once, because the strategy has waited before its choice."""
+        return True
+
+    def sample(
+        self, num_clients: int, min_num_clients: int | None = None, criterion: Criterion | None = None
+    ) -> list[ClientProxy]:
+        """Return the chosen clients."""
+        return list(self._chosen.values())
+
+
+@dataclass(eq=False)
+class BoundedManager(_ReadOnlyManager):
+    """Flower's client manager with a bounded wait and its own random generator, for evaluation rounds.
+
+    Args:
+        manager: Flower's client manager.
+        timeout: Longest wait, seconds.
+        generator: Draws the samples.
+        name: Returns the stable identity of a connection, so that samples do not depend on connections' own names.
+        busy: The connections that are not asked, because they have not answered yet.
+    """
+
+    manager: ClientManager
+    timeout: float
+    generator: np.random.Generator
+    name: Callable[[str], str] = str
+    busy: Container[str] = ()
+
+    def num_available(self) -> int:
+        """Return the number of connected clients."""
+        return self.manager.num_available()
+
+    def all(self) -> dict[str, ClientProxy]:
+        """Return a copy of the connected clients."""
+        return dict(self.manager.all())
+
+    def wait_for(self, num_clients: int, timeout: int | None = None) -> bool:
+        """Wait at most ``timeout`` seconds, and never longer than the bound."""
+        limit = self.timeout if timeout is None else min(self.timeout, timeout)
+        try:
+            wait_for_clients(self.manager, num_clients, limit, "asked for by the base strategy")
+        except RunError:
+            return False
+        return True
+
+    def sample(
+        self, num_clients: int, min_num_clients: int | None = None, criterion: Criterion | None = None
+    ) -> list[ClientProxy]:
+        """Draw ``num_clients`` clients, as Flower does, but reproducibly and with a bounded wait.
+
+        Raises:
+            RunError: Too few clients were connected at the end of the wait.
+        """
+        needed = num_clients if min_num_clients is None else min_num_clients
+        clients = wait_for_clients(self.manager, needed, self.timeout, "evaluation by the base strategy")
+        # Connections come in the order of their arrival, which no seed reproduces.
+        ordered = sorted(clients.values(), key=lambda client: id_order(self.name(client.cid)))
+        eligible = [client for client in ordered if criterion is None or criterion.select(client)]
+        # Flower's own manager returns no clients in this case, and base strategies expect that.
+        if num_clients > len(eligible):
+            return []
+        free = [client for client in eligible if client.cid not in self.busy]
+        drawn = self.generator.permutation(len(free))[:num_clients]
+        return [free[i] for i in sorted(drawn)]
+
+
+class TimedProxy(ClientProxy):
+    """Client proxy that times ``fit``, and stores its error together with the client's identity.
+
+    The proxy waits no longer than the timeout. If it has a grid, its late replies are fetched.
+
+    Args:
+        proxy: Flower's own proxy.
+        clock: Returns monotonic seconds.
+        round: The absolute round, which replaces Flower's number in the client's config; None keeps Flower's number.
+        late: Fetches the replies that are late; None drops them.
+
+    Attributes:
+        elapsed_s: Duration of ``fit``, seconds; None before it ended.
+        error: The error of ``fit``; None if it returned.
+        timeout_s: The timeout of the call of ``fit``; None without a timeout or a call.
+        sent: The parameters that the client received; None without a call.
+    """
+
+    def __init__(
+        self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic, *,
+        round: int | None = None, late: LateReplies | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(proxy.cid)
+        self.proxy, self._clock, self._round, self._late = proxy, clock, round, late
+        self.elapsed_s: float | None = None
+        self.error: BaseException | None = None
+        self.timeout_s: float | None = None
+        self.sent: Parameters | None = None
+        # Flower's server and its strategies read these attributes, if a proxy has them.
+        if hasattr(proxy, "node_id"):
+            self.node_id = proxy.node_id
+        self.properties = proxy.properties
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        """Train on the client."""
+        start, self.timeout_s, self.sent = self._clock(), timeout, ins.parameters
+        try:
+            proxy = with_late_replies(self.proxy, timeout, self._late)
+            return proxy.fit(ins, timeout, group_id if self._round is None else self._round)
+        # Stored here because Flower's server passes failures on without the client's identity.
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.elapsed_s = self._clock() - start
+
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
+        """Evaluate on the client."""
+        return with_late_replies(self.proxy, timeout, self._late).evaluate(ins, timeout, group_id)
+
+    def get_properties(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the client for its properties."""
+        return self.proxy.get_properties(*args, **kwargs)
+
+    def get_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the client for its parameters."""
+        return self.proxy.get_parameters(*args, **kwargs)
+
+    def reconnect(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the client to reconnect."""
+        return self.proxy.reconnect(*args, **kwargs)

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.reply_structure import structure_of
+from fedsel_flwr.rounds.reply_checks import structure_of
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown

@@ -1,6 +1,6 @@
 """Resuming a run: writing a strategy's checkpoints, and loading the one that the run resumes from.
 
-:mod:`fedsel_flwr.rounds.resumption` decides which checkpoint to load, and why others are refused.
+:mod:`fedsel_flwr.rounds.checkpoints` decides which checkpoint to load, and why others are refused.
 
 A checkpoint holds the fingerprint of its run. The fingerprint covers the selector and its parameters, the averaging,
 the rules for reported numbers, and the base's class. The state depends on these, so a run with another fingerprint
@@ -29,8 +29,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common import Parameters
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds import resumption
-from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
+from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, check_fingerprint, check_model
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.fingerprints import text_of
 from fedsel_flwr.rounds.journal import Journal
@@ -203,9 +202,9 @@ class Resuming:
 
         A model of trees has no fixed shapes, so its shapes are not checked.
         """
-        resumption.check_fingerprint(checkpoint.fingerprint, self.fingerprint)
+        check_fingerprint(checkpoint.fingerprint, self.fingerprint)
         if initial is not None and self._core.settings.payload != "trees":
-            resumption.check_model(dict(zip(checkpoint.names, checkpoint.model, strict=True)), initial)
+            check_model(dict(zip(checkpoint.names, checkpoint.model, strict=True)), initial)
         before = save_base(self._base)
         load_base(self._base, checkpoint.base)
         try:

@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, Message
 
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.strategies.message import TimedGrid
-from fedsel_flwr.strategies.wrapping.client_manager import LateReplyGrid
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd
+from fedsel_flwr.strategies.wrapping.legacy_transport import LateReplyGrid
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.message.simulated_link import SimulatedLink, SimulatedTime, simulated, to_node
