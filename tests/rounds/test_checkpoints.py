@@ -346,8 +346,6 @@ def test_files_have_the_permissions_that_are_usual_here(tmp_path: Path) -> None:
     assert len(modes) == 1
 
 
-# ---- two servers never write into one folder ------------------------------------------------------------------------
-
 OTHER = """
 import sys
 from pathlib import Path

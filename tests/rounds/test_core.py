@@ -34,9 +34,6 @@ def play(core: SelectionCore, rounds: int, nodes: list[str] = NODES, **metrics: 
             core.finish(MODEL)
 
 
-# ---- the order of calls ----------------------------------------------------------------------------------------------
-
-
 def test_a_round_is_collected_and_finished_once() -> None:
     core = core_of(create("random", clients_per_round=2, seed=0))
     with pytest.raises(RunError, match="finish was called before collect"):
@@ -64,9 +61,6 @@ def test_a_round_without_clients_is_entered_at_once() -> None:
     assert (record.num_selected, record.round_s, record.energy_j) == (0, 0.0, 0.0)
     with pytest.raises(RunError, match="finish was called before collect, or twice"):
         core.finish()
-
-
-# ---- the wall time of the steps --------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -150,9 +144,6 @@ def test_the_servers_steps_are_timed_without_the_clients(monkeypatch: pytest.Mon
     assert np.isnan(core.stopwatch.columns(3)["round_ms"]).all(), "the rounds of a loaded state are of another process"
 
 
-# ---- numbers of rounds -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("seen", "first", "offset"), [(0, 1, 0), (5, 6, 0), (5, 1, 5), (1, 2, 0), (1, 1, 1)])
 def test_the_first_round_of_a_run_fixes_the_offset(seen: int, first: int, offset: int) -> None:
     numbering = RoundNumbering()
@@ -184,9 +175,6 @@ def test_history_and_probes_count_absolute_rounds() -> None:
     fresh.finish()
     assert [record.round for record in fresh.parts.history.rounds] == [1, 2, 3]
     assert fresh.numbering.absolute(1) == 3
-
-
-# ---- who is asked, and how often -------------------------------------------------------------------------------------
 
 
 def test_availability_is_asked_once_per_client_and_round() -> None:
@@ -229,9 +217,6 @@ def test_availability_may_be_asked_for_everybody_at_once() -> None:
         play(core, 1)
 
 
-# ---- who is forgotten ------------------------------------------------------------------------------------------------
-
-
 def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> None:
     """The global model cannot be decoded for three rounds, in which b gives way to c in one row."""
     selector = PCZFL(seed=0)
@@ -258,9 +243,6 @@ def test_a_newcomer_in_an_evicted_row_starts_afresh_everywhere() -> None:
     assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 1]
     assert core.choose(["a", "c"], MODEL, transport) == roster.ids == ["a", "c"]
     assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 0]
-
-
-# ---- columns ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("column", ["loss", "rms_loss", "local_accuracy", "energy", "num_examples"])

@@ -156,8 +156,6 @@ def test_a_round_whose_end_nobody_tells_has_its_line_before_the_next(caplog: pyt
     assert math.isnan(history.rounds[-1].loss)
 
 
-# ---- simulations draw faults: one warning a run, a line each at the level INFO ---------------------------------------
-
 KEYS = {
     "num_clients": 8, "clients_per_round": 8, "rounds": 4, "wireless.max_latency_s": 0.2, "model.name": "logistic",
     "clients.failure_probability": 0.2, "selector": "random",

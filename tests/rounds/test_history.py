@@ -112,9 +112,6 @@ def test_a_success_ends_the_series_of_failures(cooldown: bool, asked: list[int])
     assert [r.num_selected for r in strategy.history.rounds] == asked
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------------------
-
-
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
     return 10.0 - server_round, {"accuracy": 0.1 * server_round, "other": "x"}
 
@@ -156,9 +153,6 @@ def test_federated_evaluation_goes_through_the_base() -> None:
     mean = sum(w * 0.1 * (k + 1) for k, w in enumerate(weights)) / sum(weights)
     assert [loss for _, loss in flower.losses_distributed] == pytest.approx([mean, mean])
     assert all(proxy.evaluations == [1, 2] for proxy in proxies)
-
-
-# ---- counts, joules, copies ------------------------------------------------------------------------------------------
 
 
 def test_counts_by_row_and_by_kind() -> None:

@@ -140,9 +140,6 @@ def test_what_the_file_held_before_is_replaced_by_a_new_run(tmp_path: Path) -> N
     assert (tmp_path / "j").read_bytes().endswith(b"\n")
 
 
-# ---- states ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("rounds", [0, 1, 2, 20])
 def test_a_state_continues_as_if_nothing_had_happened(rounds: int, closed: bool, last: int, tmp_path: Path) -> None:
@@ -221,9 +218,6 @@ def test_histories_in_memory_and_on_disk_do_not_mix_and_a_copy_is_in_memory(tmp_
     for copied in (copy.deepcopy(disk), pickle.loads(pickle.dumps(disk))):
         assert copied.journal is None
         assert repr(copied) == repr(memory)
-
-
-# ---- the disk --------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_was_removed_can_still_be_read_and_is_closed_with_the_history(

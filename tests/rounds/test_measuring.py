@@ -24,8 +24,6 @@ pytestmark = pytest.mark.timeout(30)
 EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
 NAN = np.full((2, 2), np.nan)
 
-# ---- validation ------------------------------------------------------------------------------------------------------
-
 
 def test_loss_and_accuracy_by_hand() -> None:
     """Rows (2, 0) and (0, 1): both right; loss = (ln(1 + e^-2) + ln(1 + e^-1)) / 2 = (.12693 + .31326) / 2."""
@@ -75,9 +73,6 @@ def test_a_stack_is_asked_at_once_where_it_can_be() -> None:
     broken = Validation(one_by_one.predict, np.eye(2), np.array([0, 1]), lambda layers, inputs: np.zeros((1, 2, 2)))
     with pytest.raises(ParameterError, match=r"logits of 2 models, got shape \(1, 2, 2\)"):
         broken.logits_of(ModelStack(layers))
-
-
-# ---- updates and their projections on the server's direction ---------------------------------------------------------
 
 
 def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> None:
@@ -195,9 +190,6 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
     np.testing.assert_allclose(models, [MODELS[0], MODELS[1], MODELS[1], MODELS[2]], atol=1e-15)
     direction = strategy.core.parts.measurer.direction._direction
     np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
-
-
-# ---- only when needed, and before the base may overwrite replies -----------------------------------------------------
 
 
 @APIS

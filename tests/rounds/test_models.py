@@ -106,8 +106,6 @@ def test_updates_of_the_initialization_are_not_held_twice() -> None:
     assert gradients.tolist() == [[-2.0, 4.0]]
 
 
-# ---- the size of an update -------------------------------------------------------------------------------------------
-
 GLOBAL = [np.full((2, 2), 1.0, dtype=np.float32), np.zeros(1, dtype=np.float32), np.array(3, dtype=np.int64)]
 MODELS = [  # differences (2, 0, 0, 0), (0): norm 2; (0, 3, 0, 0), (4): norm 5; (0, 3, 0, 12), (4): norm 13
     [np.array([[3.0, 1.0], [1.0, 1.0]], np.float32), np.zeros(1, np.float32), np.array(403)],

@@ -197,9 +197,6 @@ def test_huge_integers_do_not_raise(key: str, power: int) -> None:
     assert core.choose(["a"], None, Written({"a": {"client_id": 1, "num_examples": 10**power}})) == ["a"]
 
 
-# ---- identities and the roll call ---------------------------------------------------------------------------------
-
-
 @settings(max_examples=300, deadline=None)
 @given(claim=ANYTHING)
 @example(1e308)

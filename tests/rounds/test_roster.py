@@ -203,9 +203,6 @@ def test_a_state_with_texts_that_no_client_can_have_is_refused(part: str, text: 
         Roster().load_state_dict(state)
 
 
-# ---- numbers by client -----------------------------------------------------------------------------------------------
-
-
 def test_as_a_mapping_values_follow_the_ids_of_those_enrolled() -> None:
     roster = Roster()
     values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)

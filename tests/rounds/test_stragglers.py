@@ -45,9 +45,6 @@ def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) ->
     return [i for i, one in enumerate(read.values()) if not one.completed], end
 
 
-# ---- by hand ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("seconds", "options", "late", "round_s"),
     [
@@ -114,9 +111,6 @@ def test_against_the_definition(seconds: list[float], wanted: int, channels: int
     assert max(done) == pytest.approx(round_time(seconds, channels))
 
 
-# ---- selectors -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("share", "asked"), [(0.0, 10), (0.1, 11), (0.25, 13), (0.3, 13), (1.0, 20), (0.01, 11)])
 def test_how_many_are_asked(share: float, asked: int) -> None:
     core = core_of(Random(clients_per_round=10, seed=0), over_selection=share)
@@ -166,9 +160,6 @@ def test_without_clients_per_round_it_is_refused() -> None:
     for options in ({"over_selection": -0.1}, {"round_deadline_s": 0.0}, {"over_selection": float("nan")}):
         with pytest.raises(ParameterError, match=next(iter(options))):
             SelectionStrategy(Random(clients_per_round=1), **options)
-
-
-# ---- the strategies --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cooldown", [False, True])
@@ -232,9 +223,6 @@ def test_the_engines_agree(selector: str) -> None:
     assert any("enough other updates" in problem for _, _, problem, _ in told)
 
 
-# ---- what the selector is told of spares -----------------------------------------------------------------------------
-
-
 def _spy(*needs: str) -> Spy:
     """Asks up to four clients, of which two are needed."""
     spy = Spy(*needs)
@@ -273,9 +261,6 @@ def test_a_client_that_fails_among_spares_has_failed(api: str) -> None:
     one = _told(api, ("spare",), {k: {"latency_s": seconds} for k, seconds in enumerate((2.0, 8.0, 1.0, 40.0))})
     assert (one.completed.tolist(), one.failed.tolist()) == ([True, True, True, False], [False, False, False, True])
     assert one.latency.tolist() == [2.0, 8.0, 1.0, 9.0]
-
-
-# ---- the server's clock ----------------------------------------------------------------------------------------------
 
 
 def _on_the_servers_clock(selector: Any, ready: list[float], **options: Any) -> tuple[Any, dict[str, Any]]:

@@ -36,9 +36,6 @@ def scenario(selector: str, **overrides: Any) -> Scenario:
     return load_scenario("digits", {**KEYS, "selector": selector, **overrides})
 
 
-# ---- the core --------------------------------------------------------------------------------------------------------
-
-
 def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
     """Probes begin in round 3, when there is something to choose; over-selection too."""
     selector = LocalAccuracy(clients_per_round=2, seed=0)
@@ -88,9 +85,6 @@ def test_an_opening_that_keeps_the_model_gives_way() -> None:
         assert core.collect(dict.fromkeys(chosen, reply)).enough is enough
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("api", [legacy_api, message_api])
 def test_a_warm_up_that_leaves_nothing_is_refused(api: Any) -> None:
     with pytest.raises(ParameterError, match=r"warmup_rounds must be a whole number of at least 0, got -1"):
@@ -107,9 +101,6 @@ def test_a_warm_up_that_leaves_nothing_is_refused(api: Any) -> None:
 def test_a_scenario_that_leaves_nothing_is_refused(rounds: int) -> None:
     with pytest.raises(ParameterError, match=r"aggregation\.warmup_rounds"):
         scenario("random", **{"aggregation.warmup_rounds": rounds})
-
-
-# ---- engines and APIs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("selector", ["gpfl", "pczfl", "oort", "tifl"])

@@ -90,8 +90,6 @@ def test_training_nobody_is_refused_by_name_before_round_1() -> None:
     assert not server.grid.sent
 
 
-# ---- Flower's accountants, by 1.41 ------------------------------------------------------------------------------
-
 accounted = pytest.mark.skipif(
     not hasattr(serverapp, "PrivacyAccountant"), reason="this flwr has no privacy accountants"
 )
@@ -167,9 +165,6 @@ def test_a_privacy_budget_that_is_spent_ends_the_run_in_flowers_error() -> None:
     assert (accountant.num_releases, len(server.strategy.history.rounds)) == (2, 2)
     assert server.strategy.last_model is not None
     assert server.strategy.last_model.round == 2
-
-
-# ---- docs/security.md: the number of sampled clients -------------------------------------------------------
 
 
 @accounted

@@ -61,9 +61,6 @@ ODD = pytest.mark.parametrize(
 )
 
 
-# ---- vectors ---------------------------------------------------------------------------------------------------------
-
-
 @BOTH
 @pytest.mark.parametrize("name", ["gradient", "sketch"])
 def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str) -> None:
@@ -150,9 +147,6 @@ def test_a_model_may_have_the_name_of_a_vector(name: str, needs: tuple[str, ...]
     assert len(played.arrays) == 2
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 @BOTH
 @pytest.mark.parametrize("name", ["loss", "rms_loss", "local_accuracy"])
 def test_numbers_arrive_and_a_missing_one_is_missing_in_its_row_alone(api: str, name: str) -> None:
@@ -174,9 +168,6 @@ def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(a
     assert report.latency.tolist() == [0.5, MAX_LATENCY, 0.75]
     assert len(played.given()[0]) == 3  # its model is averaged all the same
     assert [row.completed for row in played.strategy.history.clients] == [True] * 3
-
-
-# ---- asking ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

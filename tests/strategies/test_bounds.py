@@ -35,9 +35,6 @@ def _assert_mean(arrays: list[Any], *weights: int) -> None:
         np.testing.assert_allclose(array.ravel(), mean.ravel(), rtol=1e-5, atol=1e-6)
 
 
-# ---- max_examples ----------------------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
     for array, alone in zip(_play(api).arrays, update(2, model(), 1), strict=True):
@@ -94,9 +91,6 @@ def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
 def test_other_limits_are_refused_by_name(value: Any) -> None:
     with pytest.raises(ParameterError, match="max_examples"):
         SelectionStrategy(Random(clients_per_round=1), max_examples=value)
-
-
-# ---- max_update_norm -------------------------------------------------------------------------------------------------
 
 
 def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options: Any) -> Played:

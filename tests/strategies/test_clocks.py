@@ -33,9 +33,6 @@ from tests.strategies.message.helpers import FakeNode
 pytestmark = pytest.mark.timeout(60)
 
 
-# ---- what is believed ------------------------------------------------------------------------------------------------
-
-
 def test_on_the_virtual_clock_a_client_at_max_latency_has_failed() -> None:
     proxies = [FakeProxy(name, name, number=k, latency=s) for k, (name, s) in enumerate([("a", 4.999), ("b", 5.0)])]
     proxies.append(FakeProxy("c", "c", number=2, latency=500.0))
@@ -192,8 +189,6 @@ def test_the_transfer_of_a_record(changes: dict[str, Any], expected: float) -> N
     assert replace(row, **changes).transfer_s == pytest.approx(expected, nan_ok=True)
 
 
-# ---- timeouts: no answer in time is counted apart from failures ------------------------------------------------------
-
 NEW = {"num_timeouts", "timed_out"}
 
 
@@ -267,8 +262,6 @@ def test_histories_of_versions_that_did_not_count_them_can_be_read(tmp_path: Pat
         read_history(tmp_path)
 
 
-# ---- "auto": no number is needed on the server's clock ---------------------------------------------------------------
-
 PAPERS = pytest.mark.parametrize(
     ("strategy", "parameter"), [(BSFL, "min_latency"), (CSUCB, "max_latency"), (CSUCBQ, "max_latency")]
 )
@@ -325,9 +318,6 @@ def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
     again = CSUCB(base=fedavg(), resume="must", **options)
     with pytest.raises(RunError, match=r"selector.max_latency is 60.0 there and 'auto' here"):
         Federation(again, fleet(3)).play(1)
-
-
-# ---- round trips that the server reads from a clock: what sleeps moves it, and nobody waits --------------------------
 
 
 class Clock:

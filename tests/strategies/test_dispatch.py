@@ -86,9 +86,6 @@ def test_neither_connections_nor_the_order_of_replies_change_choices_or_bits(api
     assert runs[0] == runs[1] == runs[2]
 
 
-# ---- legacy API ------------------------------------------------------------------------------------------------------
-
-
 def test_clients_get_the_global_model_and_the_bases_config_which_stays_as_it_was() -> None:
     shared = {"epochs": 1, "lr": 0.1}
     proxies = fleet(6)
@@ -158,9 +155,6 @@ def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
     answers = [(FakeProxy(cid), EvaluateRes(OK, 0.5, 3, {})) for cid in ("x", "z", "y")]
     strategy.aggregate_evaluate(1, answers, [])
     assert order[-1] == ["z", "y", "x"]
-
-
-# ---- Message API -----------------------------------------------------------------------------------------------------
 
 
 def test_configure_train_returns_a_list_of_messages_with_configs_of_their_own() -> None:

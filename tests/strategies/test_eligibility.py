@@ -51,9 +51,6 @@ def test_other_values_are_refused_by_name(api: str, option: str, value: Any) -> 
         make(api, Random(clients_per_round=1), **{option: value})
 
 
-# ---- busy: an answer to an earlier question is still owed ------------------------------------------------------------
-
-
 def busy(
     api: str, count: int, works: dict[int, dict[str, list[float]]], selector: Any = None, timeout: float = 0.25,
     **options: Any,
@@ -241,9 +238,6 @@ print(*restarted.free(["a", "b"]))
     assert done.stdout.splitlines() == ["b", "a b", "b", "a b", "a b"]
 
 
-# ---- max_participation: no larger share of a client's last 20 rounds -------------------------------------------------
-
-
 class First(Selector):
     """Chooses the first clients there are, or all of them in its opening, and keeps whom it was offered."""
 
@@ -355,8 +349,6 @@ def test_a_cap_below_a_clients_fairness_is_refused(api: str) -> None:
     make(api, CSUCBQ(clients_per_round=1, max_latency=5.0), max_latency=5.0, max_participation=0.3)
 
 
-# ---- cooldown="auto": on for selectors that would ask failing clients for ever ---------------------------------------
-
 FOR_EVER = {"divfl", "pczfl"}
 PAPERS = ("ben-ami-", "gpfl-", "pczfl-", "xia-")
 
@@ -415,9 +407,6 @@ def test_fewer_of_the_chosen_fail_among_phones_of_which_some_are_too_slow(name: 
         rows = simulate(scenario, engine="vectorized").history.clients
         failed.append(sum(not row.completed for row in rows) / len(rows))
     assert failed[1] < 0.7 * failed[0], failed
-
-
-# ---- availability= as client ids: exactly these take part ------------------------------------------------------------
 
 
 @BOTH

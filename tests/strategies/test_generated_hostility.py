@@ -236,8 +236,6 @@ def play_messages(world: World, strategy: Any) -> None:
 PLAY: dict[str, Any] = {"legacy": play_legacy, "message": play_messages}
 
 
-# ---- the tests ------------------------------------------------------------------------------------------------------
-
 EVERYBODY = HONEST + HOSTILE
 SELECTORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "cs-ucb": ({"max_latency": MAX_LATENCY}, ("plays", "mean")),

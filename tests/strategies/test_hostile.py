@@ -169,9 +169,6 @@ def test_honest_clients_are_not_refused_because_the_base_widened_the_model(monke
     assert [r.num_completed for r in strategy.history.rounds] == [3, 3, 3], strategy.history.problem_counts()
 
 
-# ---- metric keys ----------------------------------------------------------------------------------------------------
-
-
 def test_other_strategies_keys_survive_and_only_our_faulty_keys_go() -> None:
     extra = {"norm_bit": 1, "accuracy": -5.0, "note": "fast", "num-examples": -1}
     strategy = selection("legacy", 3, RECORDING["legacy"]())
@@ -263,9 +260,6 @@ def test_fedavgm_begins_in_the_first_round_that_has_an_update() -> None:
     close(federation.play(1).arrays(), mean_of(range(2), model(), 3))
     federation.play(1)  # now with momentum
     assert [r.num_completed for r in strategy.history.rounds] == [0, 0, 2, 2]
-
-
-# ---- weights and identities of the Message API ----------------------------------------------------------------------
 
 
 def _shares(shares: list[Any], base: Any, **options: Any) -> tuple[Any, list[np.ndarray]]:

@@ -35,9 +35,6 @@ def known(api: str, how: str, name: str) -> Node:
     return Node(api, {"name": name}) if how == "name" else Node(api, says={"client_id": name})
 
 
-# ---- names, keys and node ids ----------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: str, caplog: Any) -> None:
     """Nor does what clients say count: the reports of all claim to be "victim", which is no problem of theirs."""
@@ -129,9 +126,6 @@ def test_node_ids_when_they_are_asked_for(api: str) -> None:
     world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
     assert world.chosen() == [["899", "900"]]
     assert (sum(world.asked("query")), world.grid.looked_up) == (0, 0)
-
-
-# ---- claims ----------------------------------------------------------------------------------------------------------
 
 
 def test_ids_are_canonical_strings_and_rows_follow_them_digits_as_integers() -> None:
@@ -240,9 +234,6 @@ def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
     assert (state["mean"][[rows["thief"], rows["4"]]] == 0.0).all()
 
 
-# ---- where nothing is known ------------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -> None:
     """On the server's clock too: they are ours. The grid is not asked about them."""
@@ -301,9 +292,6 @@ def test_registration_order_and_node_ids_do_not_change_the_choices_nor_the_model
         federation = Federation(strategy, proxies).play(6)
         runs.append((chosen(strategy), federation.models))
     assert all(run == runs[0] for run in runs)
-
-
-# ---- parameters by client, options -----------------------------------------------------------------------------------
 
 
 def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **options: Any) -> Deployment:

@@ -55,9 +55,6 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= logging.WARNING]
 
 
-# ---- the end of a run ------------------------------------------------------------------------------------------------
-
-
 @APIS
 @pytest.mark.parametrize("name", [*PROBES, *REPLIES])
 def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api: str, name: str) -> None:
@@ -126,9 +123,6 @@ def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
     with pytest.raises(RunError, match="round 3: no reply has loss"):
         server.play(1)
     assert [one.num_completed for one in server.strategy.history.rounds] == [0, 0]
-
-
-# ---- a run that goes on ----------------------------------------------------------------------------------------------
 
 
 @APIS
@@ -219,9 +213,6 @@ def test_the_vectorized_engine_and_scenarios_have_the_option(monkeypatch: pytest
     assert history.problem_counts()["missing_columns"] == 2
 
 
-# ---- names of metrics ------------------------------------------------------------------------------------------------
-
-
 def test_every_column_that_clients_report_has_a_name_that_can_be_changed() -> None:
     reported = {name for name, column in COLUMNS.items() if column.source == "reply" or column.recorded}
     assert set(inspect.signature(MetricKeys).parameters) == reported | {"client_id", "energy_modelled"}
@@ -265,9 +256,6 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
     ((given, _),) = server.given()
     assert [("my_gradient" in metrics, metrics["my_rms"]) for _, metrics in given] == [(False, 0.5)] * CLIENTS
     assert server.strategy.history.problem_counts() == {}
-
-
-# ---- what a round says -----------------------------------------------------------------------------------------------
 
 
 @APIS

@@ -140,9 +140,6 @@ def test_other_bases_agree_too(base: str, options: dict[str, Any]) -> None:
     _assert_same(runs[0], runs[1])
 
 
-# ---- what the world asks of the adapters: else the tests above could pass on nothing ---------------------------------
-
-
 def _first_here(client: int) -> int:
     return min(t for t in range(1, world.ROUNDS + 1) if world.available(str(client), t, 0.0))
 
@@ -246,9 +243,6 @@ def test_core_and_measuring_run_in_a_process_without_flower_and_torch(tmp_path: 
     assert _run(FRESH, tmp_path).split() == ["10", "10"]
 
 
-# ---- a scenario with its real torch clients, without Ray -------------------------------------------------------------
-
-
 class _Constant:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -310,8 +304,6 @@ def test_queries_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
     (facts,) = answer.metric_records.values()
     assert (facts["client_id"], facts["num_examples"]) == (4, World(scenario).num_examples()[4])
 
-
-# ---- on Ray, in a process of its own, as Ray leaves threads and warnings behind --------------------------------------
 
 RAY = """
 import pickle, sys

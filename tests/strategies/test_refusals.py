@@ -42,8 +42,6 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in own]
 
 
-# ---- before round 1 --------------------------------------------------------------------------------------------------
-
 THREE, EXAMPLES = {"clients_per_round": 3}, {"clients_per_round": 3, "validation": world.validation()}
 GPFL = {**THREE, "total_rounds": 9}
 MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -112,9 +110,6 @@ def test_a_validation_set_without_predict_or_labels(predict: Any, labels: Any) -
         Validation(predict, np.eye(2), np.array(labels))
 
 
-# ---- averaging schemes -----------------------------------------------------------------------------------------------
-
-
 @APIS
 @pytest.mark.parametrize("averaging", ["fedpdp-exact", "fedavg-absent"])
 def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_averages(api: str, averaging: str) -> None:
@@ -136,8 +131,6 @@ def test_schemes_that_only_weigh_are_for_every_base(api: str, averaging: str | N
     base = base_of(api, "FedAdam")
     assert _strategy(api, "random", base, averaging=averaging).core.settings.averaging == averaging
 
-
-# ---- differential privacy and secure aggregation --------------------------------------------------------------------
 
 PRIVATE = ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive", "ClientSideAdaptive"]
 

@@ -30,9 +30,6 @@ MODEL = [np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 EXAMPLES = 10
 
 
-# ---- bases and clients ----------------------------------------------------------------------------------------------
-
-
 class _Own:
     """Keeps what it is given, and moves the model by 1 for each reply, whatever the replies hold."""
 
@@ -128,9 +125,6 @@ def same(one: Sequence[Arrays], other: Sequence[Arrays]) -> bool:
     return plain[0] == plain[1]
 
 
-# ---- what passes ----------------------------------------------------------------------------------------------------
-
-
 @APIS
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
@@ -210,9 +204,6 @@ def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
     assert [len(one) for one in base.given] == [3]
 
 
-# ---- a base that only adds to Flower's aggregation loses nothing -----------------------------------------------------
-
-
 @APIS
 def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str) -> None:
     """Faults of the others, the order of arrays and their types: as with FedAvg itself."""
@@ -234,9 +225,6 @@ def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str)
             ended.append((rows(strategy, 1), [(a.dtype, a.tobytes()) for a in model]))
         assert ended[0] == ended[1], name
         assert len(ended[1][0]) == (name not in ("double", "int"))
-
-
-# ---- the state of a run ---------------------------------------------------------------------------------------------
 
 
 @APIS
@@ -280,9 +268,6 @@ def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> N
     with pytest.raises(StateError):
         structure.load_state_dict({**before, **changes})
     assert structure.state_dict() == before == {"decided": True, "structure": ["0: float32 (2,)"]}
-
-
-# ---- the end of a run in which nothing can be used -------------------------------------------------------------------
 
 
 @APIS
@@ -345,9 +330,6 @@ def test_one_broken_client_does_not_end_the_run(api: str) -> None:
     play_round(strategy, fleet_of(as_sent, shape, shape), MODEL, 3)
     play_round(strategy, fleet_of(shape, shape, shape), MODEL, 4)
     assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [3, 3, 2, 3]
-
-
-# ---- the option -----------------------------------------------------------------------------------------------------
 
 
 @APIS
@@ -443,9 +425,6 @@ def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> 
     assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
 
 
-# ---- weights --------------------------------------------------------------------------------------------------------
-
-
 @APIS
 def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:
     without = client(as_sent, examples=0)
@@ -534,9 +513,6 @@ def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
     assert server.play(1).result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(0.1)}
 
 
-# ---- records of the Message API -------------------------------------------------------------------------------------
-
-
 def _records(change: Callable[[ArrayRecord], dict[str, Any]]) -> Any:
     """A node whose reply has other records."""
 
@@ -584,9 +560,6 @@ def test_a_base_of_the_message_api_gets_all_records_as_they_came(name: str) -> N
             list(record) for record in expected.array_records.values()
         ]
     assert [[*rows(strategy, number)] for number in (1, 2)] == [["3"], ["3"]]
-
-
-# ---- metrics that are no finite numbers ------------------------------------------------------------------------------
 
 
 @APIS

@@ -52,9 +52,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
-# ---- what a resumed run sees -----------------------------------------------------------------------------------------
-
-
 @BOTH
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_base_and_clients_see_the_absolute_round(api: str, evaluates: bool, tmp_path: Path) -> None:
@@ -121,9 +118,6 @@ def test_every_selector_goes_on_in_a_new_process_as_if_never_cut_off(
         folder = tmp_path / str(number)
         replace(run, rounds=number).play(folder)
         assert zygote.call(run.play, folder).result() == straight.result(), number
-
-
-# ---- the core's state ------------------------------------------------------------------------------------------------
 
 
 def core_of(name: str, state: Any = None) -> SelectionCore:
@@ -219,9 +213,6 @@ def test_a_second_run_of_one_strategy_counts_on_and_a_server_that_counts_otherwi
         federation.play(1)
 
 
-# ---- the base's state ------------------------------------------------------------------------------------------------
-
-
 def adaptive(api: str) -> Any:
     """A wrapper whose clipping norm adapts, around moments; its noise is nothing."""
     module: Any = legacy_bases if api == "legacy" else message_bases
@@ -306,8 +297,6 @@ def test_a_base_that_keeps_what_nobody_knows_is_refused_before_the_run(tmp_path:
         load_base(legacy_bases.FedAvg(), save_base(base))
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"params": {"alpha": 3.0}}, r"selector\.alpha is 2\.0 there and 3\.0 here"),
     ({"params": {"clients_per_round": 2}}, r"selector\.clients_per_round is 3 there and 2 here"),
@@ -376,9 +365,6 @@ def test_models_that_are_no_arrays_come_back_as_they_were() -> None:
         to_checkpoint(mixed)
 
 
-# ---- an engine of its own --------------------------------------------------------------------------------------------
-
-
 def drive(strategy: Any, rounds: int) -> list[world.Array]:
     """Drive the core from where the run was; returns the models."""
     done = strategy.resumed
@@ -415,9 +401,6 @@ def test_an_engine_that_drives_the_core_goes_on(tmp_path: Path) -> None:
     assert np.array_equal(drive(rest, ALL)[-1], models[-1])
     for records in ("rounds", "clients"):
         assert repr(list(getattr(rest.history, records))) == repr(list(getattr(straight.history, records)))
-
-
-# ---- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damaged", ["checkpoint", "journal"])
@@ -459,9 +442,6 @@ def test_a_full_disk_ends_the_run_and_nothing_is_lost(
     rest = run.play(tmp_path)
     assert rest.evaluated[0] == 4
     assert rest.result() == run.play().result()
-
-
-# ---- the last round --------------------------------------------------------------------------------------------------
 
 
 def test_the_last_round_is_one_number(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ def nodes(api: str, count: int = 20, **options: Any) -> dict[int, Node]:
     return {100 + k: Node(api, {"name": f"part-{k:02d}"}, **options) for k in range(count)}
 
 
-# ---- who is asked ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "selector"),
     [
@@ -159,9 +156,6 @@ def test_one_alone_is_asked_once() -> None:
     assert calls.call([], 3, lone, one_first=True) == {}
 
 
-# ---- who does not answer ---------------------------------------------------------------------------------------------
-
-
 class Clumsy(FakeProxy):
     """Raises or hangs when it is asked, as often as ``turns`` says; then it answers."""
 
@@ -206,8 +200,6 @@ def test_many_that_never_answer_do_not_keep_the_others_out() -> None:
     federation.play(2)
     assert chosen(strategy)[-1] == ["honest-0", "honest-1", "honest-2"]
 
-
-# ---- how many at once: of a simulation few, until the first answer very few ------------------------------------------
 
 MANY = 3 * WINDOW
 

@@ -138,9 +138,6 @@ def test_nobody_evaluates_or_is_waited_for_after_the_end(end: dict[str, Any]) ->
         assert legacy.configure_evaluate(number, federation.server.parameters, federation.manager) == []
 
 
-# ---- start(should_stop=...), as Flower 1.43 has it -------------------------------------------------------------------
-
-
 def test_start_takes_the_signal_in_flowers_form() -> None:
     ours = [*inspect.signature(SelectionStrategy.start).parameters]
     flowers = [*inspect.signature(Strategy.start).parameters]

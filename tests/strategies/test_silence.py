@@ -170,9 +170,6 @@ def test_without_a_timeout_there_is_no_answer() -> None:
     assert [row.problem for row in server.strategy.history.clients] == ["", "no answer"]
 
 
-# ---- messages that the SuperLink does not take: nobody waits for their answers --------------------------------------
-
-
 @contextmanager
 def _soon(seconds: float) -> Iterator[None]:
     start = time.monotonic()
@@ -257,9 +254,6 @@ def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_n
     assert rows["b"].completed
 
 
-# ---- pull_messages up to flwr 1.42, and from 1.43 on -----------------------------------------------------------------
-
-
 class Old(FakeGrid):
     """Takes ``message_ids`` alone, by position or by name."""
 
@@ -283,9 +277,6 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
     assert new.pull_messages(["a"]) == new.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
     assert new.pull_messages(message_ids=["a"]) == [(None, ["a"])]
     assert new.pull_messages() == [(None, None)]
-
-
-# ---- secure aggregation: the server times nobody ---------------------------------------------------------------------
 
 
 def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -> None:

@@ -85,9 +85,6 @@ def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(api: str, w
         selection(api, 3, private(api, base) if wrapped else base)
 
 
-# ---- one client among ten that says one thing and does another -----------------------------------------------------
-
-
 def _pczfl(api: str, lie: str, **options: Any) -> Counter[int]:
     """How often PCZFL asks each of ten clients in 40 rounds; client 7 says 1.0 of its energy in the roll call."""
 

@@ -52,9 +52,6 @@ def test_a_scenario_s_own_averaging_overrules_the_paper_s() -> None:
     assert resolve_settings(Random(clients_per_round=3)).averaging is None
 
 
-# ---- no base is refused: each ends where it ends alone with clients of one example each ------------------------------
-
-
 class Plain(Random):
     """Its paper averages without weights."""
 
@@ -89,9 +86,6 @@ def test_every_kind_of_base(api: str, name: str) -> None:
             start = as_record(b"") if trees else arrays_of()
             courses.append(play_messages(strategy, nodes, Course(), start).models)
     assert courses[0] == courses[1]
-
-
-# ---- last, since it loads torch, and Flower's messages collect garbage ----------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["rpow-d", "cpow-d", "fedcor"])

@@ -170,9 +170,6 @@ def test_a_base_that_waits_for_more_than_there_are_does_not_hang() -> None:
         Server("message", selection("message", 3, base_of("message", Polls)), fleet(6)).play(1)
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------------------
-
-
 def test_an_evaluation_that_cannot_be_filled_is_skipped_as_flower_does() -> None:
     """Enough are connected for the base, but it asks for more than there are: Flower's sample returns nobody."""
     base = base_of("legacy", fraction_evaluate=1.0, min_evaluate_nodes=6, min_available_nodes=2)
@@ -220,9 +217,6 @@ def test_evaluation_is_reproducible_though_node_ids_are_random() -> None:
     assert all(asked[0])
 
 
-# ---- the initial model of the legacy API -----------------------------------------------------------------------------
-
-
 def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over() -> None:
     class Broken(FakeProxy):
         def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> Any:
@@ -259,9 +253,6 @@ def test_a_base_that_samples_a_client_for_its_initial_model_is_bounded_too() -> 
         run_rounds(strategy, [], 1)
     Federation(strategy, fleet(3)).play(1)
     assert strategy.history.rounds[0].num_completed == 2
-
-
-# ---- the client manager is alive -------------------------------------------------------------------------------------
 
 
 def test_the_live_dict_is_not_walked_while_it_changes() -> None:

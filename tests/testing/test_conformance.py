@@ -332,8 +332,6 @@ def test_the_suite_runs_every_check_of_the_package() -> None:
         check_selector(partial(Greedy, clients_per_round=3))
 
 
-# ---- any number of clients a round ---------------------------------------------------------------------------------
-
 QUICK = [check for check in CHECKS if check not in (check_spawned_process, check_many_clients)]
 """The others take a second each whatever the number is, and play it in the suite's own tests."""
 SELECTORS: dict[str, dict[str, Any]] = {
@@ -371,9 +369,6 @@ def test_other_numbers_are_refused(check: Any, number: Any) -> None:
 def test_a_class_that_needs_more_than_a_seed_is_refused_with_the_way_out(check: Any) -> None:
     with pytest.raises(ParameterError, match=r"clients_per_round.*partial\(MySelector, clients_per_round=3\)"):
         check(Random)
-
-
-# ---- the state machine ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clients_per_round", [1, 3, 8])

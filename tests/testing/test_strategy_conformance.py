@@ -131,8 +131,6 @@ def test_the_fleet_shows_everything_that_it_promises(api: str) -> None:
     assert sum(len(report.clients) for seen in run.rounds for report in seen.reports) == FEW * harness.plan.num_rounds
 
 
-# ---- broken strategies ---------------------------------------------------------------------------------------------
-
 PAIRS = [(api, broken) for broken in BROKEN for api in APIS]
 QUICK = PAIRS[::4] + PAIRS[3::4]
 """Each once, half of them in either API."""
@@ -172,9 +170,6 @@ def test_no_check_goes_without_a_broken_strategy() -> None:
     assert len(BROKEN) + 2 >= len(STRATEGY_CHECKS) == len({check.__name__ for check in STRATEGY_CHECKS})
 
 
-# ---- clients that do not report what the selector reads --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("api", APIS)
 def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(
     api: str, caplog: pytest.LogCaptureFixture
@@ -190,8 +185,6 @@ def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(
     (line,) = caplog.messages
     assert line.startswith("check_strategy: oort reads rms_loss. ")
 
-
-# ---- wrong arguments -----------------------------------------------------------------------------------------------
 
 CSUCB = partial(paper, "legacy", "CSUCB")
 FEW_WEIGHTS = {"clients_per_round": 3, "min_latency": 0.1, "max_latency": 5.0, "data_weights": {"0": 1.0}}

@@ -64,9 +64,6 @@ def _mean(models: list[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.mean(own, axis=0, dtype=np.float32) for own in zip(*models, strict=True)]
 
 
-# ---- files and an end by the strategy's own criterion ---------------------------------------------------------------
-
-
 class SaveModel(Base):
     """Writes the model of each round, and the results as JSON: Flower's how-to on saving models."""
 
@@ -170,9 +167,6 @@ class Budget(Base):
         return instructions
 
 
-# ---- another instruction for each client ----------------------------------------------------------------------------
-
-
 class PerClientProximal(FedProx):
     """Sends each client the proximal term of its row in a table, and records what was intended."""
 
@@ -252,9 +246,6 @@ class HalfAndHalf(Strategy):
 
     def evaluate(self, server_round: int, parameters: Parameters) -> None:
         return None
-
-
-# ---- replies unlike the model ---------------------------------------------------------------------------------------
 
 
 class Scaffold(Base):

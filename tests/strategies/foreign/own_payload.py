@@ -46,9 +46,6 @@ def _zeros(arrays: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({name: Array(np.zeros_like(array.numpy())) for name, array in arrays.items()})
 
 
-# ---- SCAFFOLD -------------------------------------------------------------------------------------------------------
-
-
 class Scaffold(FedAvg):
     """Keeps the server's control variate, and steps by the mean of the clients' changes."""
 
@@ -130,9 +127,6 @@ def scaffold_client(layout: str) -> MessageClient:
     return train
 
 
-# ---- other arrays ---------------------------------------------------------------------------------------------------
-
-
 class PersonalHead(FedAvg):
     """The clients keep the last layer at home; the server's stays as it is."""
 
@@ -209,9 +203,6 @@ class Renamed(FedAvg):
 
 def prefixed(number: int, content: RecordDict) -> RecordDict:
     return reply(number, named(trained(number, content), [f"module.{name}" for name in asked(content)[0]]))
-
-
-# ---- other records --------------------------------------------------------------------------------------------------
 
 
 class ExtraRecords(FedAvg):

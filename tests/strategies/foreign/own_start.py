@@ -31,9 +31,6 @@ def _write(file: Path, arrays: ArrayRecord) -> None:
     file.write_bytes(b"".join(array.tobytes() for array in arrays.to_numpy_ndarrays()))
 
 
-# ---- around super().start -------------------------------------------------------------------------------------------
-
-
 class BestModel(FedAvg):
     """Wraps ``evaluate_fn``, and writes each model that is better than all before."""
 
@@ -163,9 +160,6 @@ class ExplicitStart(FedAvg):
         result = Strategy.start(self, *args, **kwargs)
         self.finished = True
         return result
-
-
-# ---- a loop of its own ----------------------------------------------------------------------------------------------
 
 
 class AdvancedLoop(FedAvg):

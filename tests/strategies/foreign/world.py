@@ -146,9 +146,6 @@ def _logged(lines: list[str]) -> Iterator[None]:
         LOG.removeHandler(handler)
 
 
-# ---- comparable forms -----------------------------------------------------------------------------------------------
-
-
 def state_of(base: Any) -> dict[str, Any]:
     """All attributes of a strategy, those in slots too, without functions."""
     slots = [name for cls in type(base).__mro__ for name in getattr(cls, "__slots__", ()) if name != "__dict__"]
@@ -182,9 +179,6 @@ def plain(value: Any) -> Any:
 def content_of(record: RecordDict) -> dict[str, Any]:
     """All records of a message."""
     return {name: plain(record[name]) for name in record}
-
-
-# ---- Message API ----------------------------------------------------------------------------------------------------
 
 
 def reply(number: int, arrays: ArrayRecord | None, **metrics: float) -> RecordDict:
@@ -308,9 +302,6 @@ def _play_messages(
         questions = [message.content for message in one.messages("evaluate")]
         outcome.tested[node] = [content_of(one) for one in questions if not any("probe" in c for c in one.values())]
     return grid.cohorts
-
-
-# ---- legacy API -----------------------------------------------------------------------------------------------------
 
 
 def legacy_metrics(number: int) -> dict[str, Any]:

@@ -54,9 +54,6 @@ def _averages_of(server: Server, clients: range) -> None:
     close(server.models[0], mean_of(clients, model(), 1))
 
 
-# ---- metrics that nobody reads by name: no model is lost over them --------------------------------------------------
-
-
 @pytest.mark.parametrize("extras", [[{}, {"f1": 0.5}], [{"f1": 0.5}, {}], [{"acc": 0.5}, {"f1": 0.5}]])
 def test_of_two_clients_with_different_metrics_both_are_averaged(extras: list[Extra]) -> None:
     server, given = _played(extras)
@@ -115,9 +112,6 @@ def test_a_hostile_empty_record_changes_nothing(clients: int) -> None:
     assert dict(server.result.train_metrics_clientapp[1]) == dict(alone.result.train_metrics_clientapp[1])
 
 
-# ---- keys that are ours alone: all or nothing -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fault", ["latency-missing", "latency-text"])
 def test_a_key_of_ours_that_one_client_lacks_is_dropped_for_all(fault: str) -> None:
     server, given = _played([{"acc": 0.5}] * 3, {2: fault})
@@ -143,9 +137,6 @@ def test_a_weight_of_our_name_is_the_bases(fault: str) -> None:
     close(
         server.models[0], [np.mean(own, axis=0) for own in zip(*(update(k, model(), 1) for k in (0, 1)), strict=True)]
     )
-
-
-# ---- keys that the base reads by name: compulsory -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), -1.0, [0.5]])
@@ -174,8 +165,6 @@ def test_norm_bits_reach_clipping_that_adapts_on_the_client() -> None:
     assert [metrics["norm_bit"] for metrics in given] == [1, 1, 0]
     assert base.clipping_norm == pytest.approx(norm * math.exp(-0.2 * (2 / 3 - 0.5)))
 
-
-# ---- whatever is reported -------------------------------------------------------------------------------------------
 
 VALUES = st.one_of(
     st.integers(-5, 5),

@@ -177,9 +177,6 @@ def test_everything_else_is_the_inner_grids() -> None:
         grid.create_message(RecordDict(), "train", 1, "")
 
 
-# ---- through start ------------------------------------------------------------------------------------------------
-
-
 def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
     delay, slack = 0.3, 0.1
     said: dict[str, Any] = {"boaster": 0.001, "moaner": 25.0, "honest": delay + 0.05, "endless": float("inf")}
@@ -203,9 +200,6 @@ def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> 
 def test_on_the_virtual_clock_the_grid_is_not_replaced() -> None:
     server = Server("message", selection("message", 2), fleet(3)).play(1)
     assert [len(batch) for batch in server.grid.sent if batch] == [1, 2, 2]  # Flower's own sending: roll call, training
-
-
-# ---- what a base is shown -----------------------------------------------------------------------------------------
 
 
 def test_a_base_cannot_send_while_it_configures() -> None:
