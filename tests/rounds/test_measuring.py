@@ -18,7 +18,7 @@ from fedsel_flwr.strategies import FedCM, Filter, Validation
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from fedsel_flwr.testing.in_process import play_round
-from tests.strategies.scripted import APIS, A, B, C, Counted, Spy, play_scripted, two_examples
+from tests.strategies.scripted import BOTH, A, B, C, Counted, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)
 EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
@@ -156,7 +156,7 @@ def measurer_of(selector: Any) -> Measurer:
     return Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
     selector, predict = gpfl(), Counted()
@@ -178,7 +178,7 @@ def test_without_a_direction_the_projection_is_zero() -> None:
         assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
 
 
-@APIS
+@BOTH
 def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> None:
     """Nobody is there in round 3: its G is .1 (.1, 1.05), and round 4's .1 times that plus the step (2, 1)."""
     strategy, models = play_scripted(
@@ -192,7 +192,7 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
     np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
 
 
-@APIS
+@BOTH
 def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
     """The differential-privacy wrapper clips the replies in place, to a norm of .5; the selector saw 3 and 4."""
     bases: Any = legacy_bases if api == "legacy" else message_bases
@@ -209,7 +209,7 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
     np.testing.assert_allclose(after, [[0.25, 0.0], [0.0, 0.25]], atol=1e-9)
 
 
-@APIS
+@BOTH
 def test_rounds_in_which_all_fail_or_nobody_is_there_have_empty_columns(api: str) -> None:
     """All fail in rounds 1 and 2; nobody is there in round 3."""
     spy = Spy(*EVERYTHING)
@@ -225,7 +225,7 @@ def test_rounds_in_which_all_fail_or_nobody_is_there_have_empty_columns(api: str
     assert [(row.num_selected, row.num_completed) for row in strategy.history.rounds] == [(2, 0), (2, 0), (0, 0)]
 
 
-@APIS
+@BOTH
 def test_a_first_round_without_clients_needs_no_columns(api: str) -> None:
     spy = Spy(*EVERYTHING)
     play_scripted(
@@ -236,7 +236,7 @@ def test_a_first_round_without_clients_needs_no_columns(api: str) -> None:
     assert [report.clients.tolist() for report in spy.reports] == [[0, 1]]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(
     ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
     [
@@ -269,7 +269,7 @@ class _NoRecordInRound2(message_bases.FedAvg):
         return (None, None) if server_round == 2 else super().aggregate_train(server_round, replies)
 
 
-@APIS
+@BOTH
 def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> None:
     """Rounds 1 and 3 make B and A; round 2's C is lost."""
     base = (_NothingInRound2 if api == "legacy" else _NoRecordInRound2)(fraction_evaluate=0.0)
@@ -284,7 +284,7 @@ def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> N
     assert [report.global_loss for report in spy.reports] == pytest.approx(losses, abs=1e-12)
 
 
-@APIS
+@BOTH
 def test_with_too_few_updates_the_old_model_is_measured(api: str) -> None:
     spy, predict = Spy("global_accuracy"), Counted()
     play_scripted(

@@ -19,12 +19,12 @@ from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.rounds.written import Written, core_of
 from tests.strategies.helpers import Federation
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
-from tests.strategies.scripted import APIS, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
+from tests.strategies.scripted import BOTH, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@APIS
+@BOTH
 def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:
     """Client 1 says neither its examples nor its energy score: the selector hears of clients 0 and 2."""
     spy = Spy("energy_score")
@@ -45,7 +45,7 @@ def _of_accuracy(spy: Spy) -> list[tuple[list[int], list[float]]]:
     return [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
 
 
-@APIS
+@BOTH
 def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     """One newcomer a round: they hear w0's accuracy, although the model is right on both by then."""
     spy, predict = Spy("accuracy"), Counted()

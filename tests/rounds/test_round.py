@@ -11,12 +11,12 @@ import pytest
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of
 from tests.strategies.either_api import base_of
-from tests.strategies.scripted import APIS, MAX_LATENCY, Spy, play_scripted
+from tests.strategies.scripted import BOTH, MAX_LATENCY, Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(
     ("warmup", "expected"),
     [
@@ -37,7 +37,7 @@ def test_energy_scores_from_joules(api: str, warmup: int, expected: list[list[fl
     assert strategy.history.problem_counts() == {}, "a score that follows from joules is not missing"
 
 
-@APIS
+@BOTH
 def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
     said = {0: {"energy_j": 2.0, "energy_score": 0.875}, 1: {"energy_j": 4.0}, 2: {"energy_score": 0.25}}
     spy = Spy("energy_score")
@@ -45,7 +45,7 @@ def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
     assert spy.reports[0].energy_score.tolist() == [0.875, 0.0, 0.25]  # type: ignore[union-attr]
 
 
-@APIS
+@BOTH
 def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_onl
     assert "clients ['1'] lack energy_score and count as failed for the selector" in caplog.text
 
 
-@APIS
+@BOTH
 def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     """Nobody is there in round 1, and nobody reports joules above 0 in round 2: E_max is round 3's 4 J."""
     joules = {2: (0.0, 0.0), 3: (4.0, 1.0), 4: (8.0, 2.0)}
@@ -76,7 +76,7 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     assert all(report.completed.all() for report in spy.reports)
 
 
-@APIS
+@BOTH
 def test_a_round_without_clients_has_no_spares_either(api: str) -> None:
     spy = Spy("spare")
     play_scripted(
@@ -93,7 +93,7 @@ def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -
     assert [record.num_selected for record in core.parts.history.rounds] == [0]
 
 
-@APIS
+@BOTH
 def test_both_apis_time_the_servers_steps(api: str) -> None:
     """The clients sleep for 50 ms a round, the base for 20 ms: each shows in its column alone."""
 

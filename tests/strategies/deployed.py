@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
-from tests.strategies.apis import fedavg, make
+from tests.strategies.either_api import base_of, make
 from tests.strategies.helpers import Federation, model
 from tests.strategies.message.helpers import FakeGrid, play
 
@@ -168,7 +168,7 @@ class Deployment:
     ) -> None:  # fmt: skip
         self.api, self.timeout, self.grid = api, timeout, grid(nodes)  # type: ignore[arg-type]
         given = {"clock": "server", "max_latency": 9.0, "wait_timeout": 0.4, "min_available": 1, **options}
-        self.strategy = make(api, selector, fedavg(api, fraction_evaluate=evaluating), **given)
+        self.strategy = make(api, selector, base_of(api, fraction_evaluate=evaluating), **given)
         self._federation = Federation(self.strategy, timeout=timeout) if api == "legacy" else None
 
     def play(self, rounds: int = 1, between: Any = None) -> Deployment:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,18 @@ from flwr.common import FitRes
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
+from fedsel_flwr import strategies as legacy
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.strategies import message
 from tests.strategies import helpers
 from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
 from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
 from tests.strategies.message.models import NAMES, named
 
-APIS = pytest.mark.parametrize("api", ["legacy", "message"])
+APIS = ("legacy", "message")
+BOTH = pytest.mark.parametrize("api", APIS)
+PACKAGES: dict[str, Any] = {"legacy": legacy, "message": message}
 BASES: dict[str, Any] = {"legacy": legacy_bases, "message": message_bases}
 RECORDING: dict[str, Any] = {"legacy": helpers.RecordingBase, "message": message_helpers.RecordingBase}
 """FedAvg that keeps what it was given."""
@@ -59,7 +62,7 @@ def selection(api: str, selector: Any = 3, base: Any = None, **options: Any) -> 
     """A selection strategy; a number stands for a random choice of so many, and waits are short."""
     chosen = Random(clients_per_round=selector, seed=0) if isinstance(selector, int) else selector
     given = {"max_latency": 9.0, "wait_timeout": 0.4, **options}
-    return (LegacyStrategy if api == "legacy" else MessageStrategy)(chosen, base or base_of(api), **given)
+    return PACKAGES[api].SelectionStrategy(chosen, base or base_of(api), **given)
 
 
 class Server:
@@ -184,3 +187,64 @@ def close(models: Iterable[Any], expected: Iterable[Any]) -> None:
     """Models are equal but for the rounding of float32."""
     for array, own in zip(models, expected, strict=True):
         np.testing.assert_allclose(array, own, rtol=1e-5, atol=1e-5)
+
+
+@dataclass
+class Played:
+    """What came of a run: the strategy, its base, and the global model after each round as bytes, and at the end."""
+
+    strategy: Any
+    base: Any
+    models: list[list[bytes]]
+    arrays: list[np.ndarray]
+
+    def given(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """What the base got in the last round: metrics with the number of examples, and the words of failures."""
+        last = self.base.given[-1]
+        if isinstance(last, tuple):
+            return [dict(res.metrics) | {"num-examples": res.num_examples} for _, res in last[0]], [*map(str, last[1])]
+        whole = [one.content for one in last if one.has_content()]
+        assert all(len(content.array_records) == 1 for content in whole)
+        metrics = [dict(next(iter(content.metric_records.values()))) for content in whole]
+        return metrics, [one.error.reason for one in last if one.has_error()]
+
+    def rows(self, client: str) -> list[Any]:
+        """The history's rows of a client."""
+        return [row for row in self.strategy.history.clients if row.client_id == client]
+
+
+def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
+    """A strategy.
+
+    Args:
+        api: One of :data:`APIS`.
+        selector: A selector, or the name of a paper's strategy, which takes the options.
+        base: The base; None is one that records what it is given.
+        options: Of the strategy.
+    """
+    base = base or RECORDING[api]()
+    if isinstance(selector, str):
+        return getattr(PACKAGES[api], selector)(base=base, **options)
+    return PACKAGES[api].SelectionStrategy(selector, base, **{"max_latency": 9.0, **options})
+
+
+def nodes_of(
+    proxies: Iterable[helpers.FakeProxy], ready: Mapping[int, float] | None = None, node: type[FakeNode] = FakeNode
+) -> dict[int, FakeNode]:
+    """Nodes around fake clients, by the number of each; ``ready`` says how long a client's reply takes."""
+    return {node_id(p.number): node(p, extra={}, ready=(ready or {}).get(p.number, 0.0)) for p in proxies}
+
+
+def play(
+    api: str, selector: Any, proxies: list[Any], rounds: int = 1, *, base: Any = None, timeout: float | None = None,
+    ready: Mapping[int, float] | None = None, node: type[FakeNode] = FakeNode, **options: Any,
+) -> Played:  # fmt: skip
+    """Play fake clients to a new strategy; ``timeout`` is that of a round."""
+    strategy = make(api, selector, base, **options)
+    if api == "legacy":
+        federation = helpers.Federation(strategy, proxies, timeout=timeout).play(rounds)
+        return Played(strategy, strategy.base, federation.models, federation.arrays())
+    grid = FakeGrid(nodes_of(proxies, ready, node))
+    limit = {} if timeout is None else {"timeout": timeout}
+    result, models = message_helpers.play(strategy, grid, rounds, **limit)
+    return Played(strategy, strategy.base, models, result.arrays.to_numpy_ndarrays())

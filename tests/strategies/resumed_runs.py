@@ -19,7 +19,7 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import numpy_world as world
-from tests.strategies.apis import nodes_of
+from tests.strategies.either_api import nodes_of
 from tests.strategies.flower_world import encoded, proxies
 from tests.strategies.helpers import run_rounds
 from tests.strategies.message.helpers import FakeGrid

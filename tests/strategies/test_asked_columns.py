@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 
 from fedsel_flwr.selectors.base import Probe
 from tests.strategies import helpers
-from tests.strategies.apis import BOTH, Played, make, nodes_of, play
+from tests.strategies.either_api import BOTH, Played, make, nodes_of, play
 from tests.strategies.helpers import FakeProxy, Federation, fleet, model, update
 from tests.strategies.message import helpers as message
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy

@@ -14,7 +14,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Random, RandomBySize
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
-from tests.strategies.apis import BOTH, Played, play
+from tests.strategies.either_api import BOTH, Played, play
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, model, update
 
 LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])

@@ -24,8 +24,7 @@ from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
 from fedsel_flwr.strategies.wrapping import grids, legacy_transport
 from tests.strategies import helpers
-from tests.strategies.apis import BOTH, Played, make, play
-from tests.strategies.apis import fedavg as plain
+from tests.strategies.either_api import BOTH, Played, base_of, make, play
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial
 from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import FakeNode
@@ -371,7 +370,7 @@ def timed(
         proxy.seconds = seconds
     options: dict[str, Any] = {"clients_per_round": 2, "clock": "server", "identity": "claim", "seed": 0}
     limit = None if api == "legacy" else 60.0
-    return play(api, name, proxies, rounds, base=plain(api), timeout=limit, node=TimedNode, **options), proxies
+    return play(api, name, proxies, rounds, base=base_of(api), timeout=limit, node=TimedNode, **options), proxies
 
 
 def _floored(number: int, trained: int) -> float:

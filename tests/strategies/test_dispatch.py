@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import BSFL, CSUCB
-from tests.strategies.either_api import APIS, Server, base_of, close, mean_of, private, selection
+from tests.strategies.either_api import BOTH, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, chosen, fedavg, fleet, initial, model, update
 from tests.strategies.message.helpers import FakeGrid, crowd, play
 from tests.strategies.message.models import arrays_of
@@ -74,7 +74,7 @@ def test_fedavg_equals_the_sum_by_hand_in_row_order_to_the_bit() -> None:
         assert [a.tobytes() for a in arrays] == [a.tobytes() for a in current]
 
 
-@APIS
+@BOTH
 def test_neither_connections_nor_the_order_of_replies_change_choices_or_bits(api: str) -> None:
     runs = []
     for order in (range(10), reversed(range(10)), (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)):

@@ -27,8 +27,8 @@ from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
 from tests.pages import ROOT
 from tests.rounds.written import Written, core_of, facts
-from tests.strategies.apis import BOTH, make, play
 from tests.strategies.deployed import Deployment, Node, SuperLink
+from tests.strategies.either_api import BOTH, make, play
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.scripted import play_scripted, two_examples
 

@@ -22,7 +22,7 @@ from fedsel_flwr.testing.in_process import (
     play_round,
     record_of,
 )
-from tests.strategies.either_api import APIS, base_of, private, selection
+from tests.strategies.either_api import BOTH, base_of, private, selection
 
 
 class Evaluated(Functions):
@@ -58,7 +58,7 @@ def _evaluated(api: str, clients: Evaluated) -> dict[str, Any]:
         return dict(strategy.aggregate_evaluate(1, grid.send_and_receive(asked)))
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("key", ["loss", "acc"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_an_evaluation_without_a_finite_number_leaves_its_client_out(
@@ -72,7 +72,7 @@ def test_an_evaluation_without_a_finite_number_leaves_its_client_out(
     assert f"client 1: evaluation: {key}: expected finite numbers, got {value}" in caplog.text
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
 @pytest.mark.parametrize("size", [0.0, 1e-30])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

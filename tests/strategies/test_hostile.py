@@ -15,7 +15,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies import MetricKeys
 from tests.strategies import helpers
-from tests.strategies.either_api import APIS, BASES, RECORDING, Server, base_of, close, mean_of, private, selection
+from tests.strategies.either_api import BASES, BOTH, RECORDING, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, fleet, initial, model, update
 from tests.strategies.message import faults as of_nodes
 from tests.strategies.message.models import NAMES, arrays_of
@@ -48,7 +48,7 @@ def _names(api: str) -> list[str]:
     return [*FAULTS, *(of_nodes.FAULTS if api == "message" else ())]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("honest", [0, 3])
 def test_every_fault_is_counted_named_and_kept_from_model_base_and_selector(
     api: str, honest: int, caplog: pytest.LogCaptureFixture
@@ -116,7 +116,7 @@ def test_what_is_not_usable_reaches_the_base_as_an_error_of_its_node() -> None:
     assert (gone.metadata.src_node_id, gone.error.code) == (1, ErrorCode.NODE_UNAVAILABLE)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("base", ["FedAvg", "FedMedian", "Krum"])
 def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
     for fault in [*_names(api), *(of_nodes.ODD_BUT_GOOD if api == "message" else ())]:
@@ -131,7 +131,7 @@ def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
         assert [a.dtype for a in server.models[-1]] == [np.dtype(np.float32)] * 2, fault
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int8, np.float16, np.bool_])
 def test_another_dtype_changes_neither_the_models_type_nor_the_honest_updates(
     api: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
@@ -284,7 +284,7 @@ def test_an_averaging_scheme_weighs_with_the_bases_own_weights(averaging: str, w
     close(arrays, [np.average([x, y], axis=0, weights=weights) for x, y in zip(a, b, strict=True)])
 
 
-@APIS
+@BOTH
 def test_a_second_connection_with_the_same_id_is_refused_and_named(api: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy = selection(api, 4, min_available=4)
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):

@@ -14,8 +14,8 @@ from flwr.common import Code, GetPropertiesRes, Status
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies.wrapping.grids import registrations
-from tests.strategies.apis import BOTH, make
 from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
+from tests.strategies.either_api import BOTH, make
 from tests.strategies.helpers import ABSENT, FakeProxy, Federation, all_in, chosen, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(30)

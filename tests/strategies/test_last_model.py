@@ -10,7 +10,7 @@ import pytest
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
-from tests.strategies.apis import BOTH
+from tests.strategies.either_api import BOTH
 from tests.strategies.resumed_runs import Run, Seen
 
 ROUNDS, AT = 4, 3

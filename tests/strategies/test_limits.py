@@ -9,13 +9,13 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import CSUCB
-from tests.strategies.either_api import APIS, Server, selection
+from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import FakeProxy, chosen, fleet, row_of
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@APIS
+@BOTH
 def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy = selection(api, 100, max_clients=4, min_available=1)
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
@@ -26,7 +26,7 @@ def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCa
     assert strategy.selector.num_clients == 4
 
 
-@APIS
+@BOTH
 def test_max_new_per_round_admits_a_few_at_a_time_and_does_not_hold_back_known_clients(api: str) -> None:
     strategy, proxies = selection(api, 100, max_new_per_round=2, min_available=1), fleet(3)
     server = Server(api, strategy, proxies).play(1)
@@ -46,7 +46,7 @@ def _evicting(api: str = "legacy") -> tuple[Any, Server, list[FakeProxy]]:
     return strategy, Server(api, strategy, proxies).play(2), proxies
 
 
-@APIS
+@BOTH
 def test_a_row_is_evicted_only_after_more_than_evict_after_rounds_away(api: str) -> None:
     strategy, server, proxies = _evicting(api)
     server.disconnect(proxies[1])  # last seen in round 2

@@ -21,8 +21,7 @@ from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.callbacks.test_prometheus import Figures, is_open, scrape
-from tests.strategies.apis import BOTH
-from tests.strategies.either_api import Server, selection
+from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import FakeProxy, fleet, run_rounds
 from tests.strategies.resumed_runs import Run
 

@@ -18,7 +18,7 @@ from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.rounds.written import Written, core_of, facts
-from tests.strategies.either_api import APIS, RECORDING, Server, selection
+from tests.strategies.either_api import BOTH, RECORDING, Server, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, model
 from tests.strategies.message.helpers import ProbeProxy
 from tests.strategies.scripted import Spy
@@ -55,7 +55,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= logging.WARNING]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("name", [*PROBES, *REPLIES])
 def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api: str, name: str) -> None:
     if api == "legacy" and PROBES.get(name) == "loss":
@@ -78,7 +78,7 @@ def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api:
     assert server.strategy.history.rounds == []
 
 
-@APIS
+@BOTH
 def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(
     api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(
         server.play(1)
 
 
-@APIS
+@BOTH
 def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(api: str) -> None:
     """On the server's clock nobody needs to report it, and no other selector needs it."""
 
@@ -112,7 +112,7 @@ def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(ap
     assert history.problem_counts() == {"latency": 3}
 
 
-@APIS
+@BOTH
 def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
     server = server_of(api, Spy("loss", requires=("loss",)), busy_timeout=0.0)
     for proxy in server.proxies:
@@ -125,7 +125,7 @@ def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
     assert [one.num_completed for one in server.strategy.history.rounds] == [0, 0]
 
 
-@APIS
+@BOTH
 def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_remark(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_r
     assert history.remarks() == {remark: 3}
 
 
-@APIS
+@BOTH
 def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCaptureFixture) -> None:
     def stop_reporting(record: Any) -> None:
         for proxy in server.proxies:
@@ -165,7 +165,7 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
     assert server.strategy.history.problem_counts() == {"loss": 2 * CLIENTS, "missing_columns": 2}
 
 
-@APIS
+@BOTH
 def test_what_a_selector_may_do_without_is_said_once(
     api: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +221,7 @@ def test_every_column_that_clients_report_has_a_name_that_can_be_changed() -> No
         MetricKeys(los="eval_loss")
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("key", ["eval_loss", "loss"])
 def test_a_mapped_name_is_that_of_the_answer_to_a_probe(api: str, key: str) -> None:
     """The client's own metric comes first; in the legacy API the result's loss stands for a missing one."""
@@ -243,7 +243,7 @@ def test_in_the_legacy_api_the_results_own_loss_has_the_mapped_name() -> None:
     assert server.strategy.selector.state_dict()["loss"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-@APIS
+@BOTH
 def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -> None:
     keys = MetricKeys(rms_loss="my_rms", gradient="my_gradient", num_examples="size")
     vector = np.array([1.0, 2.0], dtype=np.float32).tobytes()
@@ -258,7 +258,7 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
     assert server.strategy.history.problem_counts() == {}
 
 
-@APIS
+@BOTH
 def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:

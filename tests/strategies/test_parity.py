@@ -24,7 +24,7 @@ from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations import inprocess
 from tests.strategies import numpy_world as world
-from tests.strategies.apis import make
+from tests.strategies.either_api import make
 from tests.strategies.flower_world import comparable, encoded, play_legacy, play_messages
 from tests.strategies.message.helpers import FakeGrid
 from tests.strategies.third_adapter import play_stacked

@@ -16,8 +16,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import MetricKeys
-from tests.strategies.apis import nodes_of
-from tests.strategies.either_api import APIS, BASES, Server, base_of, private, selection
+from tests.strategies.either_api import BASES, BOTH, Server, base_of, nodes_of, private, selection
 from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
 from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
 from tests.strategies.trees import TreeNode, TreeProxy
@@ -62,7 +61,7 @@ def _proxies(count: int = 6, **kwargs: Any) -> list[ProbeProxy]:
     return [ProbeProxy(f"node-{k}", k, number=k, probe_s=0.25 + 0.125 * k, **kwargs) for k in range(count)]
 
 
-@APIS
+@BOTH
 def test_request_round_trip_inform_choice(api: str) -> None:
     """The lowest local accuracies of each round are chosen, at the model of that round, which is then sent."""
     proxies = _proxies(6)
@@ -81,7 +80,7 @@ def test_request_round_trip_inform_choice(api: str) -> None:
         assert sent == [asked[number - 1] for number in proxy.fit_rounds]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("channels", [1, 4, 6])
 def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, channels: int) -> None:
     proxies = _proxies(6)
@@ -96,7 +95,7 @@ def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, c
         assert (record.simulated_s, record.total_energy_j) == pytest.approx((n * record.round_s, n * record.energy_j))
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("asks", [None, 77], ids=["no probe", "a probe of nobody"])
 def test_without_anybody_to_ask_nothing_is_asked_or_charged(api: str, asks: int | None) -> None:
     proxies = _proxies(4)
@@ -106,7 +105,7 @@ def test_without_anybody_to_ask_nothing_is_asked_or_charged(api: str, asks: int 
     assert [(r.probe_s, r.probe_j, r.num_probed) for r in history.rounds] == [(0.0, 0.0, 0)] * 2
 
 
-@APIS
+@BOTH
 def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_together(api: str) -> None:
     proxies = _proxies(6, answer=lambda p, m: {**m, "loss": 2.0 + p.number, "rms_loss": 0.5 * p.number})
     selector = Curious(clients_per_round=2, asks=[1, 4], columns=("loss", "rms_loss"))
@@ -118,7 +117,7 @@ def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_to
     assert [r.probe_s for r in history.rounds] == [0.75] * 2  # client 4's
 
 
-@APIS
+@BOTH
 def test_probes_go_only_to_available_clients(api: str) -> None:
     proxies = _proxies(6)
 
@@ -130,7 +129,7 @@ def test_probes_go_only_to_available_clients(api: str) -> None:
         assert [c["round"] for c in proxy.probed] == [r for r in (1, 2, 3, 4) if there(str(proxy.client_id), r, 0)]
 
 
-@APIS
+@BOTH
 def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> None:
     """``loss`` and ``accuracy`` of an ordinary ``evaluate``; they cost max_latency, as no time is told."""
     proxies = _proxies(3, answer=lambda p, m: {"accuracy": 0.25 * p.number})
@@ -142,7 +141,7 @@ def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> N
     assert history.rounds[0].probe_s == MAX_LATENCY
 
 
-@APIS
+@BOTH
 def test_what_is_not_answered_comes_as_nan_and_costs_max_latency(api: str, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         if proxy.number == 1:
@@ -163,7 +162,7 @@ def test_what_is_not_answered_comes_as_nan_and_costs_max_latency(api: str, caplo
     assert [r.num_completed for r in history.rounds] == [4, 4]  # the round goes on
 
 
-@APIS
+@BOTH
 def test_those_that_did_not_answer_are_chosen_last(api: str) -> None:
     proxies = _proxies(5, answer=lambda p, m: m if p.number >= 2 else {"latency_s": 0.1})
     history = _run(api, create("local-accuracy", clients_per_round=3, seed=0), proxies, 3)
@@ -173,7 +172,7 @@ def test_those_that_did_not_answer_are_chosen_last(api: str) -> None:
 HOSTILE: dict[str, Any] = {"nan": np.nan, "infinite": np.inf, "minus": -np.inf, "list": [0.1, 0.2], "huge": 2**63 - 1}
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("key", ["local_accuracy", "latency_s", "energy_j"])
 def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: str, key: str) -> None:
@@ -190,7 +189,7 @@ def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: s
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("value", [-1e-9, 1e9])
 def test_a_latency_out_of_range_costs_max_latency_and_a_negative_energy_nothing(api: str, value: float) -> None:
     proxies = _proxies(1, answer=lambda p, m: {**m, "latency_s": value, "energy_j": -5.0})
@@ -199,7 +198,7 @@ def test_a_latency_out_of_range_costs_max_latency_and_a_negative_energy_nothing(
     assert np.isnan(record.probe_j)  # nobody measured any
 
 
-@APIS
+@BOTH
 def test_an_answer_cannot_speak_for_another_client(api: str) -> None:
     proxies = _proxies(3, answer=lambda p, m: {**m, "client_id": 0, "local_accuracy": 0.1 * p.number})
     selector = Curious(clients_per_round=1, columns=("local_accuracy",))
@@ -207,7 +206,7 @@ def test_an_answer_cannot_speak_for_another_client(api: str) -> None:
     assert selector.informed[-1] == ([0, 1, 2], {"local_accuracy": [0.0, 0.1, 0.2]})
 
 
-@APIS
+@BOTH
 def test_metric_keys_name_the_cost_of_a_probe(api: str) -> None:
     keys = MetricKeys(latency="seconds", energy="joules")
     proxies = _proxies(2, extra={"seconds": 1.0}, answer=lambda p, m: {**m, "seconds": 3.0, "joules": 4.0})
@@ -225,7 +224,7 @@ class Unasked:
         return []
 
 
-@APIS
+@BOTH
 def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none(api: str) -> None:
     """An app that reads its own key in every evaluation finds it, and a wrapper's inner base names the records."""
     kind = type("Base", (Unasked, BASES[api].FedAvg), {})
@@ -259,7 +258,7 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
     assert base.strategy.configured == (2 if api == "legacy" else 0), "Flower's own evaluations alone"
 
 
-@APIS
+@BOTH
 def test_an_error_in_an_answer_is_shown_with_its_reason(api: str, caplog: pytest.LogCaptureFixture) -> None:
     def raises(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
@@ -275,7 +274,7 @@ def test_an_error_in_an_answer_is_shown_with_its_reason(api: str, caplog: pytest
         _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
 
 
-@APIS
+@BOTH
 def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:

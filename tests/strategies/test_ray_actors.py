@@ -14,7 +14,7 @@ from flwr.common import FitIns, FitRes
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import Probe, Random
-from tests.strategies import apis
+from tests.strategies import either_api
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
 
@@ -69,12 +69,12 @@ def play(api: str, lost: Lost, **options: Any) -> Any:
     for client in clients:
         client.lost = lost
     selector = Random(clients_per_round=CLIENTS, seed=0)
-    options = {"total_rounds": ROUNDS, "base": apis.fedavg(api), **options}
-    played = apis.play(api, selector, clients, ROUNDS, node=LossyNode, **options)
+    options = {"total_rounds": ROUNDS, "base": either_api.base_of(api), **options}
+    played = either_api.play(api, selector, clients, ROUNDS, node=LossyNode, **options)
     return played.strategy, played.models[-1:]
 
 
-@pytest.fixture(params=apis.APIS)
+@pytest.fixture(params=either_api.APIS)
 def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Either API, in a process in which Ray runs."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
@@ -160,7 +160,9 @@ def test_a_message_names_the_probe_in_which_an_actor_died(api: str, lost: Lost, 
     for client in clients:
         client.lost = in_training
     with pytest.raises(RunError) as ended:
-        apis.play(api, Asks(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=apis.fedavg(api))
+        either_api.play(
+            api, Asks(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=either_api.base_of(api)
+        )
     message = str(ended.value)
     assert message.startswith("a Ray actor has died in the probe before round 2 (")
     assert f"Messages lost in {lost_in}. " in message

@@ -15,7 +15,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import Filter, Validation, message
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import APIS, Server, base_of, private, selection
+from tests.strategies.either_api import BOTH, Server, base_of, private, selection
 from tests.strategies.flower_world import legacy_base, proxies
 from tests.strategies.helpers import OK
 
@@ -65,7 +65,7 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("case", MISSING)
 def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     name, params, message = MISSING[case]
@@ -75,7 +75,7 @@ def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("name", ["fedcm-ucb", "fedcm-ts"])
 def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: str, name: str) -> None:
     settings = _strategy(api, name, filter=None).core.settings
@@ -84,7 +84,7 @@ def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: str, name: st
     assert (given.filter, given.averaging) == (Filter(score="accuracy"), "mean")
 
 
-@APIS
+@BOTH
 def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: str) -> None:
     with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5\b.*filter"):
         _fedca(api, base_of(api, "Krum", num_malicious_nodes=1), 7)
@@ -92,7 +92,7 @@ def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: str) -> Non
     assert _fedca(api, trusting, 7).base is trusting
 
 
-@APIS
+@BOTH
 def test_a_filter_needs_a_validation_set_and_with_everything_given_no_selector_is_refused(api: str) -> None:
     for name in names():
         assert _strategy(api, name).selector.name == name
@@ -110,7 +110,7 @@ def test_a_validation_set_without_predict_or_labels(predict: Any, labels: Any) -
         Validation(predict, np.eye(2), np.array(labels))
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("averaging", ["fedpdp-exact", "fedavg-absent"])
 def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_averages(api: str, averaging: str) -> None:
     for base in (base_of(api, "FedAdam"), private(api, base_of(api))):
@@ -125,7 +125,7 @@ def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_aver
             _strategy(api, "random", base_of(api, weighted_by_key="share"), averaging=averaging)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("averaging", ["fedpdp", "mean", None])
 def test_schemes_that_only_weigh_are_for_every_base(api: str, averaging: str | None) -> None:
     base = base_of(api, "FedAdam")
@@ -135,7 +135,7 @@ def test_schemes_that_only_weigh_are_for_every_base(api: str, averaging: str | N
 PRIVATE = ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive", "ClientSideAdaptive"]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("name", names())
 def test_a_selector_that_reads_updates_is_warned_of_under_differential_privacy_alone(
     api: str, name: str, caplog: pytest.LogCaptureFixture
@@ -152,7 +152,7 @@ def test_a_selector_that_reads_updates_is_warned_of_under_differential_privacy_a
         caplog.clear()
 
 
-@APIS
+@BOTH
 def test_fedcas_filter_under_differential_privacy(api: str, caplog: pytest.LogCaptureFixture) -> None:
     _fedca(api, private(api, base_of(api)))
     assert len(_warnings(caplog)) == 1

@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.testing.in_process import play_round, record_of
-from tests.strategies.either_api import APIS, RECORDING, Server, base_of, private, selection
+from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet
 from tests.strategies.message.helpers import RecordingBase
 
@@ -125,7 +125,7 @@ def same(one: Sequence[Arrays], other: Sequence[Arrays]) -> bool:
     return plain[0] == plain[1]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
     base, clients = own(api), fleet_of(*[LAYOUTS[name]] * 3)
@@ -138,7 +138,7 @@ def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
     assert strategy.history.problem_counts() == {}
 
 
-@APIS
+@BOTH
 def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(
     assert base.failures == [1, 1]
 
 
-@APIS
+@BOTH
 def test_later_rounds_are_held_against_the_first(api: str) -> None:
     """Even if all clients deviate, or send what they received."""
     strategy = wrapped(api, own(api), 3)
@@ -166,7 +166,7 @@ def test_later_rounds_are_held_against_the_first(api: str) -> None:
     assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [0, 3, 3, 0]
 
 
-@APIS
+@BOTH
 def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
     strategy = wrapped(api, own(api), 4)
     bad: Layout = lambda m: [*m, np.full(2, np.inf)]  # noqa: E731
@@ -175,7 +175,7 @@ def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
     assert rows(strategy, 1) == {"1": "arrays: not finite at 2"}
 
 
-@APIS
+@BOTH
 def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> None:
     base = own(api)
     strategy = wrapped(api, base, 4)
@@ -188,7 +188,7 @@ def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> N
     assert len(base.given) == 1
 
 
-@APIS
+@BOTH
 def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
     """A round without any reply, and one with fewer than min_completed."""
     base = own(api)
@@ -204,7 +204,7 @@ def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
     assert [len(one) for one in base.given] == [3]
 
 
-@APIS
+@BOTH
 def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str) -> None:
     """Faults of the others, the order of arrays and their types: as with FedAvg itself."""
     faults: dict[str, Layout] = {
@@ -227,7 +227,7 @@ def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str)
         assert len(ended[1][0]) == (name not in ("double", "int"))
 
 
-@APIS
+@BOTH
 def test_a_resumed_run_keeps_the_structure(api: str) -> None:
     usual, odd = LAYOUTS["flat"], LAYOUTS["packed"]
     first = wrapped(api, own(api), 3)
@@ -243,7 +243,7 @@ def test_a_resumed_run_keeps_the_structure(api: str) -> None:
     assert repr(first.state_dict()) == repr(strategy.state_dict())
 
 
-@APIS
+@BOTH
 def test_a_state_of_an_earlier_version_was_held_against_the_model(api: str) -> None:
     first = wrapped(api, own(api), 3)
     play_round(first, fleet_of(as_sent, as_sent, as_sent), MODEL, 1)
@@ -270,7 +270,7 @@ def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> N
     assert structure.state_dict() == before == {"decided": True, "structure": ["0: float32 (2,)"]}
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(
     ("base", "options", "cure"),
     [
@@ -301,7 +301,7 @@ def test_a_run_whose_updates_all_differ_in_one_way_ends_in_round_1(
     assert cure in text
 
 
-@APIS
+@BOTH
 def test_a_selector_that_reads_updates_is_named_with_its_column(api: str) -> None:
     strategy = selection(
         api, create("nccb", clients_per_round=3), own(api), validation=VALIDATION, missing_columns="random"
@@ -310,7 +310,7 @@ def test_a_selector_that_reads_updates_is_named_with_its_column(api: str) -> Non
         play_round(strategy, fleet_of(*[LAYOUTS["behind-the-weights"]] * 3), MODEL)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("sizes", [[5], [5, 5, 6, 6], [5, 6, 7]], ids=["one", "half", "none"])
 def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[int]) -> None:
     strategy = wrapped(api, own(api), len(sizes), min_available=1)
@@ -319,7 +319,7 @@ def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[i
         play_round(strategy, clients, MODEL)
 
 
-@APIS
+@BOTH
 def test_one_broken_client_does_not_end_the_run(api: str) -> None:
     """Nor do several that differ in different ways, nor all of a later round."""
     fewer, shape = LAYOUTS["kept-at-home"], LAYOUTS["flat"]
@@ -332,7 +332,7 @@ def test_one_broken_client_does_not_end_the_run(api: str) -> None:
     assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [3, 3, 2, 3]
 
 
-@APIS
+@BOTH
 def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
     class OwnWrapper(type(own(api))):  # type: ignore[misc]
         """Wraps another strategy, as differential privacy does."""
@@ -363,7 +363,7 @@ def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
     assert bases.payload(base_of(api, "FedXgbBagging")) == "trees"
 
 
-@APIS
+@BOTH
 def test_without_the_comparison_flowers_own_average_gets_what_it_gets_alone(api: str) -> None:
     """The personal layers stay at home, and FedAvg averages the others."""
     strategy = wrapped(api, base_of(api), 3, compare_models=False)
@@ -374,7 +374,7 @@ def test_without_the_comparison_flowers_own_average_gets_what_it_gets_alone(api:
 VALIDATION = Validation(lambda arrays, inputs: np.zeros((2, 2)), None, np.array([0, 1]))
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(
     ("options", "reader"),
     [
@@ -400,7 +400,7 @@ def test_the_option_takes_three_values(value: Any) -> None:
         selection("legacy", 3, compare_models=value)
 
 
-@APIS
+@BOTH
 def test_trees_grow_and_cannot_be_compared(api: str) -> None:
     own_options = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
     base = base_of(api, "FedXgbBagging", **own_options)
@@ -416,7 +416,7 @@ class Plain(Random):
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
 
 
-@APIS
+@BOTH
 def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> None:
     """They replace the weights of the replies that have one."""
     base = own(api)
@@ -425,7 +425,7 @@ def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> 
     assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
 
 
-@APIS
+@BOTH
 def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:
     without = client(as_sent, examples=0)
     for base, clients, failed in (
@@ -467,7 +467,7 @@ def _evaluating(api: str, cls: Any) -> Any:
     return base
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(("examples", "counts"), [([0, 0, 0], (3, 0)), ([7, 7, 0], (2, 1)), ([0, 0, 7], (3, 0))])
 def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_it(
     api: str, examples: list[int], counts: tuple[int, int]
@@ -562,7 +562,7 @@ def test_a_base_of_the_message_api_gets_all_records_as_they_came(name: str) -> N
     assert [[*rows(strategy, number)] for number in (1, 2)] == [["3"], ["3"]]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(
     api: str, value: float, caplog: pytest.LogCaptureFixture

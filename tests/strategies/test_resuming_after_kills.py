@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
-from tests.strategies.apis import APIS, BOTH
+from tests.strategies.either_api import APIS, BOTH
 from tests.strategies.resumed_runs import ROUNDS, Run, Seen
 from tests.strategies.zygote import Failpoints, Zygote, in_memory
 

@@ -21,8 +21,8 @@ from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simul
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import Startup
 from tests.strategies import deployed
-from tests.strategies.apis import BOTH
 from tests.strategies.deployed import Deployment, Node, lines
+from tests.strategies.either_api import BOTH
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 

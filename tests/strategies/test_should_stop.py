@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
-from tests.strategies.apis import APIS, BOTH, fedavg, make
+from tests.strategies.either_api import APIS, BOTH, base_of, make
 from tests.strategies.helpers import Federation, fleet
 from tests.strategies.message.helpers import FakeGrid, crowd, play
 from tests.strategies.message.models import arrays_of
@@ -35,7 +35,7 @@ def _after(number: int) -> Any:
 def _of_two(api: str = "message", selector: Any = None, fraction_evaluate: float = 0.0, **options: Any) -> Any:
     """A strategy that chooses two clients a round."""
     selector = selector or Random(clients_per_round=2, seed=0)
-    return make(api, selector, fedavg(api, fraction_evaluate=fraction_evaluate), **options)
+    return make(api, selector, base_of(api, fraction_evaluate=fraction_evaluate), **options)
 
 
 @BOTH

@@ -17,7 +17,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
 from tests.strategies.both_ways import Course, play_legacy, play_messages
-from tests.strategies.either_api import APIS, selection
+from tests.strategies.either_api import BOTH, selection
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.message.helpers import FakeNode, node_id
 from tests.strategies.scripted import Spy, two_examples
@@ -99,7 +99,7 @@ def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(api: str, 
     assert all(problem.startswith(said) for _, problem in problems)
 
 
-@APIS
+@BOTH
 def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +114,7 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("reads", ["update", "accuracy", "filter", ""])
 def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str) -> None:
     """Whether a selector reads them, FedCA's filter does, or without them the averaging scheme mixes them."""
@@ -126,7 +126,7 @@ def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str) -
         _play(api, rounds=1, **options)
 
 
-@APIS
+@BOTH
 def test_bases_whose_models_grow_are_known_inside_their_wrappers_too(api: str) -> None:
     module: Any = legacy if api == "legacy" else message
     start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}

@@ -13,7 +13,7 @@ from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.strategies.both_ways import Course, play_legacy, play_messages
-from tests.strategies.either_api import APIS, Server, base_of, close, private, selection
+from tests.strategies.either_api import BOTH, Server, base_of, close, private, selection
 from tests.strategies.helpers import FakeProxy, model, update
 from tests.strategies.message.helpers import FakeNode, ProbeProxy, node_id
 from tests.strategies.message.models import arrays_of
@@ -32,7 +32,7 @@ def after_a_round(api: str, name: str, **options: Any) -> list[np.ndarray]:
     return Server(api, strategy, clients).play(1).models[0]
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize("name", UNWEIGHTED)
 def test_the_new_model_is_the_plain_mean_and_fedpdp_brings_the_weights_back(api: str, name: str) -> None:
     plain, weighted = after_a_round(api, name), after_a_round(api, name, averaging="fedpdp")
@@ -58,7 +58,7 @@ class Plain(Random):
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
 
 
-@APIS
+@BOTH
 @pytest.mark.parametrize(
     "name", ["FedAvg", "FedProx", "FedAdam", "FedAvgM", "FedMedian", "Krum", "QFedAvg", "FedXgbBagging", "private"]
 )

@@ -14,8 +14,8 @@ from flwr.common import FitIns, FitRes, Parameters
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random
-from tests.strategies.apis import BOTH, make
 from tests.strategies.both_ways import Course, legacy_function, message_function, play_legacy, play_messages
+from tests.strategies.either_api import BOTH, make
 from tests.strategies.helpers import OK, FakeProxy, initial, model
 from tests.strategies.message.helpers import FakeNode, node_id
 from tests.strategies.message.models import arrays_of

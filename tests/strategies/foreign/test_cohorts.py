@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.apis import BOTH, make
+from tests.strategies.either_api import BOTH, make
 from tests.strategies.foreign.legacy import Base as LegacyAverage
 from tests.strategies.foreign.own_messages import KnownNodes, MegabyteBudget, PerNodeProximal, proximal
 from tests.strategies.foreign.world import CLIENTS, ROUNDS, Case, Played, asked, node_id, play

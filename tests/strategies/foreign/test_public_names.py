@@ -10,7 +10,7 @@ from flwr.server import strategy as legacy
 from flwr.serverapp import strategy as message
 
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.apis import BOTH, make
+from tests.strategies.either_api import BOTH, make
 
 BASES: dict[str, Any] = {"legacy": legacy.FedAvg, "message": message.FedAvg}
 

@@ -22,8 +22,8 @@ from flwr.server.strategy import Strategy as LegacyBase
 from flwr.serverapp.strategy import Strategy as MessageBase
 
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.apis import make
 from tests.strategies.both_ways import OrderedGrid
+from tests.strategies.either_api import make
 from tests.strategies.helpers import OK, FakeProxy, model, parameters_to_ndarrays, update
 from tests.strategies.message.helpers import FakeNode
 from tests.strategies.message.models import arrays_of, named
