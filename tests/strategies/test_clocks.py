@@ -6,7 +6,6 @@ import inspect
 import json
 import logging
 import math
-import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,8 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
-from fedsel_flwr.strategies.wrapping import grids, legacy_transport
-from tests.strategies import helpers
-from tests.strategies.either_api import BOTH, Played, base_of, make, play
+from tests.strategies.either_api import BOTH, make, play
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial
-from tests.strategies.message import helpers as message_helpers
-from tests.strategies.message.helpers import FakeNode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,13 +109,6 @@ def test_a_report_gains_no_more_than_the_slack(claim: float, slack: float | None
     assert (result.latency_s, result.completed) == (pytest.approx(expected), True)
     assert result.latency_source == ("observed" if odd else "reported" if claim == expected else "clipped")
     assert [one.split(":")[0] for one in result.problems] == ["latency"] * (result.latency_source != "reported")
-
-
-@pytest.mark.parametrize(("metrics", "expected"), [({"latency_s": 1.5}, (1.5, "reported")), ({}, (4.0, "max_latency"))])
-def test_a_client_whom_nothing_timed_is_believed(metrics: dict[str, float], expected: tuple[float, str]) -> None:
-    """Under secure aggregation Flower's workflow asks the clients itself, and the server has no time of its own."""
-    result = _read(metrics, None, max_latency=4.0)
-    assert (result.latency_s, result.latency_source) == expected
 
 
 @pytest.mark.parametrize(
@@ -317,101 +305,3 @@ def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
     again = CSUCB(base=fedavg(), resume="must", **options)
     with pytest.raises(RunError, match=r"selector.max_latency is 60.0 there and 'auto' here"):
         Federation(again, fleet(3)).play(1)
-
-
-class Clock:
-    """Stands in for the module ``time``."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class OwnClock(threading.local, Clock):
-    """Every thread has its own, as the legacy API has a thread for each client."""
-
-
-class Timed(FakeProxy):
-    """A client that reports no time, and whose round trip takes ``seconds`` of its number and its trainings so far."""
-
-    seconds: Any
-
-    def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
-        self.delay = self.seconds(self.number, len(self.fits))
-        result = super().fit(ins, timeout, group_id)
-        del result.metrics["latency_s"]
-        return result
-
-
-class TimedNode(FakeNode):
-    """A node around it, which has its answer ready after the round trip."""
-
-    def handle(self, message: Any) -> Any:
-        assert isinstance(self.proxy, Timed)
-        self.ready = self.proxy.seconds(self.proxy.number, len(self.proxy.fits))
-        return super().handle(message)
-
-
-def timed(
-    api: str, name: str, count: int, rounds: int, seconds: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Played, list[Timed]]:
-    """A strategy that chooses two of some clients a round, and its clients."""
-    clock = OwnClock() if api == "legacy" else Clock()
-    monkeypatch.setattr(helpers, "time", clock if api == "legacy" else Clock())  # the node's answer takes its time
-    monkeypatch.setattr(legacy_transport.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
-    monkeypatch.setattr(grids, "time", clock)
-    monkeypatch.setattr(message_helpers, "time", clock)
-    proxies = [Timed(str(k), k, number=k, extra={"compute_s": 0.2}) for k in range(count)]
-    for proxy in proxies:
-        proxy.seconds = seconds
-    options: dict[str, Any] = {"clients_per_round": 2, "clock": "server", "identity": "claim", "seed": 0}
-    limit = None if api == "legacy" else 60.0
-    return play(api, name, proxies, rounds, base=base_of(api), timeout=limit, node=TimedNode, **options), proxies
-
-
-def _floored(number: int, trained: int) -> float:
-    """That of ``benchmarks/polling_floor.py``: a floor of 4 to 7 s, 2 s of its own, and 3 s more for client 4."""
-    return float(np.random.default_rng([number, trained]).uniform(4.0, 7.0)) + 2.0 + 3.0 * (number == 4)
-
-
-@pytest.mark.parametrize(
-    ("api", "name"),
-    [
-        ("legacy", "BSFL"),
-        ("message", "CSUCB"),
-        pytest.param("legacy", "CSUCB", marks=pytest.mark.slow),
-        pytest.param("message", "BSFL", marks=pytest.mark.slow),
-    ],
-)
-def test_the_slow_client_is_found_without_any_number(api: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = timed(api, name, 5, 120, _floored, monkeypatch)[0].strategy.history
-    plays = np.bincount([int(row.client_id) for row in history.clients], minlength=5)
-    sources = [row.latency_source for row in history.clients]
-    assert (plays.sum(), sources.count("first"), {*sources}) == (240, 5, {"first", "observed"})
-    assert plays[-1] / plays[:-1].mean() <= 0.65
-
-
-def _starting(number: int, trained: int) -> float:
-    """Client 0 takes 13 s more for its first training; each takes .25 s and some hundredths."""
-    return 0.25 + 0.01 * number + 13.0 * (number == 0 and trained == 0)
-
-
-@BOTH
-def test_a_client_that_had_to_start_is_asked_again_as_soon_as_others(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    played, proxies = timed(api, "CSUCB", 10, 16, _starting, monkeypatch)
-    strategy, asked = played.strategy, [len(proxy.fits) for proxy in proxies]
-    assert sum(asked) == 2 * 16  # no training was repeated
-    state = strategy.selector.state_dict()
-    assert state["plays"].tolist() == [asked[int(k)] for k in strategy.roster.ids]
-    assert np.isfinite(state["mean"]).all()
-    first, second, *_ = [row.round for row in played.rows("0")]
-    assert second - first <= 6
-    for client in strategy.roster.ids:
-        rows = played.rows(client)
-        assert [row.latency_source for row in rows] == ["first", *["observed"] * (len(rows) - 1)]
-        assert max(row.latency_s for row in rows) < 1.0
-    assert max(record.round_s for record in strategy.history.rounds) > 13.0  # the round took its time

@@ -1,41 +1,39 @@
-"""Whatever hostile clients send, in either API: nothing raises, nothing overflows, the honest are judged alone.
+"""Whatever a hostile client sends, in either API: the conformance suite's fleet keeps every promise.
 
-Hypothesis makes up the replies: arrays, a number of examples, metrics, and the way in which each comes. Three honest
-clients are there first; then eight hostile ones join, who all train in every round.
+Hypothesis makes up the replies: arrays, a number of examples, metrics, and the way in which each comes. Each round has
+one, from a client of the fleet. One more client answers probes and evaluations with generated metrics.
 """
 
 from __future__ import annotations
 
 import io
-import logging
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.flower import task_identity
-from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.selectors import RoundReport, create
-from fedsel_flwr.testing.fleet import NoReply, Reply
-from fedsel_flwr.testing.in_process import RUN, SERVER, TASK, InProcessGrid, InProcessProxy
+from fedsel_flwr.testing import harness, strategy_conformance
+from fedsel_flwr.testing.fleet import Fault, Fleet, FleetPlan, NoReply, Reply
 from fedsel_flwr.testing.random_rounds import nonfinite_key
-from tests.strategies.either_api import base_of, selection
-from tests.strategies.helpers import SHAPES, Federation
-from tests.strategies.message.models import arrays_of
+from tests.strategies.helpers import SHAPES
+from tests.testing.strategies_under_test import APIS, ARRAYS, BASES, SELECTORS, wrapped
 
-HONEST, HOSTILE, ROUNDS, MAX_LATENCY = 3, 8, 10, 5.0
-BASES = ("FedAvg", "FedAdam", "FedYogi", "FedAvgM", "FedMedian", "FedTrimmedAvg", "Krum")
+ROUNDS, LIAR = 12, 6
+"""Rounds with a generated reply, and the number of the client whose probes and evaluations are generated."""
+UNKNOWN = (
+    # What a generated reply costs is not known in advance, and an update in another type reaches the base converted.
+    strategy_conformance.check_failures_are_named,
+    strategy_conformance.check_base_gets_kept_updates,
+)
 EXTREME = st.sampled_from([0.0, -0.0, 5e-324, 1e-300, 1.0, 9e17, 1e19, 3e38, 1e300, -1e308, 2.0**53, 2.0**63])
 NUMBER = st.one_of(EXTREME, st.floats())
 DTYPES = ("f4", "f4", "f8", "f2", "i8", "u1", "?", "c8", "U3", "M8[s]")
@@ -94,47 +92,16 @@ def models(draw: Any) -> list[np.ndarray] | bytes:
     return arrays
 
 
+WAYS = ("sent", "sent", "sent", "sent", "not at all", "as an error", "as a refusal")
+
+
 @st.composite
-def courses(draw: Any) -> list[list[tuple[Reply, int]]]:
-    """A reply for each round and each hostile client, of parts that are put together anew, and the way it comes.
-
-    The ways 0 to 4: as it should; 5: not at all; 6: as an error; 7: as a refusal.
-    """
-    several = {"min_size": 4, "max_size": 6}
-    arrays, metrics = draw(st.lists(models(), **several)), draw(st.lists(METRICS, **several))
-    counts = draw(st.lists(st.one_of(st.integers(1, 99), SCALAR), **several))
-    mixed = np.random.default_rng(draw(st.integers(0, 2**32)))
-
-    def one() -> tuple[Reply, int]:
-        a, c, m = (int(mixed.integers(len(part))) for part in (arrays, counts, metrics))
-        own = dict(metrics[m])
-        if mixed.random() < 0.5:  # the rest is more often looked at where the latency is sound
-            own["latency_s"] = float(mixed.uniform(0.1, 4.0))
-        return Reply(arrays[a], counts[c], own), int(mixed.integers(8))
-
-    return [[one() for _ in range(HOSTILE)] for _ in range(ROUNDS)]
-
-
-def validation() -> Validation:
-    """Eight examples for the tests' model."""
-    inputs = np.random.default_rng(0).normal(size=(8, 3))
-    return Validation(lambda arrays, x: x @ arrays[0] + arrays[1], inputs, np.arange(8) % 2)
-
-
-def honest_model(k: int, round: int) -> list[np.ndarray]:
-    """What honest client k sends."""
-    generator = np.random.default_rng([k, round])
-    return [generator.normal(0.0, 1.0, shape).astype(np.float32) for shape in SHAPES]
-
-
-def honest_metrics(k: int, round: int) -> dict[str, Any]:
-    """What honest client k reports."""
-    return {
-        "latency_s": 0.5 + 0.25 * k + 0.05 * (round % 3), "energy_j": 1.0 + k, "energy_score": 0.25 * (1 + k),
-        "loss": 1.0 + 0.1 * k + 0.01 * round, "rms_loss": 1.5 + 0.1 * k + 0.01 * round, "train_loss": 0.5,
-        "local_accuracy": 0.25 * (1 + k), "sketch": np.array([k, 1, 0, 1], "<f4"),
-        "gradient": np.full(8, k, "<f4"),
-    }  # fmt: skip
+def replies(draw: Any) -> tuple[str, Any, Any, dict[str, Any]]:
+    """A way, a model, a number of examples and metrics, of which the latency is sound in every second reply."""
+    metrics = dict(draw(METRICS))
+    if draw(st.booleans()):  # the rest is more often looked at where the latency is sound
+        metrics["latency_s"] = draw(st.floats(0.1, 4.0))
+    return draw(st.sampled_from(WAYS)), draw(models()), draw(st.one_of(st.integers(1, 99), SCALAR)), metrics
 
 
 def _recordable(value: Any) -> Any:
@@ -146,240 +113,110 @@ def _recordable(value: Any) -> Any:
     return value
 
 
-@dataclass
-class World:
-    """One play: the clients in the form of ``fedsel_flwr.testing``, hostile from number ``HONEST`` on.
+def _fault(api: str, way: str, arrays: Any, count: Any, metrics: Mapping[str, Any]) -> Fault:
+    """A generated reply as a fault of the fleet."""
+
+    def change(reply: Reply) -> Reply:
+        if way == "not at all":
+            raise NoReply
+        if way == "as an error":
+            raise ValueError(str(metrics))
+        told: dict[str, Any] = {**reply.metrics, **metrics}
+        own = replace(reply, arrays=arrays, num_examples=count, refused=str(metrics) if way == "as a refusal" else "")
+        if api == "legacy":
+            return replace(own, metrics=told)
+        return replace(
+            own, num_examples=_recordable(count), metrics={key: _recordable(value) for key, value in told.items()}
+        )
+
+    return Fault("never answers" if way == "not at all" else "sends what Hypothesis made up", change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostilePlan(FleetPlan):
+    """The plan of a fleet whose faults are generated; its last rounds need two of the usual ones.
 
     Attributes:
-        api: "legacy" or "message".
-        course: What hostile clients send after training.
-        said: What they say of themselves.
-        sent: How many hostile replies were sent.
-        models: The global model after each round.
+        generated: The faults, one for each round.
+        odd: The metrics of the liar, one mapping for each round.
     """
 
-    api: str
-    course: list[list[tuple[Reply, int]]]
-    said: list[Mapping[str, Any]]
-    sent: int = 0
-    round: int = 1
-    models: list[list[np.ndarray]] = field(default_factory=list)
-    connected: dict[str, int] = field(default_factory=lambda: {str(100 + k): k for k in range(HONEST)})
+    generated: tuple[Fault, ...]
+    odd: tuple[dict[str, Any], ...]
 
-    def nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=int(node), name="") for node in self.connected]
-
-    def in_arrival_order(self, items: Sequence[Any]) -> list[Any]:
-        return list(items)
-
-    def properties_of(self, node: str) -> dict[str, Any]:
-        k = self.connected[node]
-        return {"client_id": f"h{k}", "num_examples": 10 + k} if k < HONEST else dict(self.said[k - HONEST])
-
-    def training_reply(self, node: str, model: Any, config: Any) -> Reply:
-        k = self.connected[node]
-        if k < HONEST:
-            return Reply(honest_model(k, self.round), 10 + k, honest_metrics(k, self.round))
-        self.sent += 1
-        return self._hostile(k - HONEST)
-
-    def evaluation_reply(self, node: str, config: Any) -> tuple[float, Any, dict[str, Any]]:
-        k = self.connected[node]
-        if k < HONEST:
-            return 1.0, 10, honest_metrics(k, self.round)
-        reply = self._hostile((k + 3) % HOSTILE)
-        return reply.metrics.get("loss", float("nan")), reply.num_examples, reply.metrics
-
-    def _hostile(self, k: int) -> Reply:
-        reply, way = self.course[max(0, self.round - 2)][k]
-        if way == 5:
-            raise NoReply
-        if way == 6:
-            raise ValueError(str(reply.metrics))
-        if self.api == "message":
-            told = {key: _recordable(value) for key, value in reply.metrics.items()}
-            reply = replace(reply, num_examples=_recordable(reply.num_examples), metrics=told)
-        return replace(reply, refused=str(reply.metrics) if way == 7 else "")
-
-    def next_round(self) -> list[str]:
-        """Begin a round; returns the nodes that are new."""
-        self.round += 1
-        new = {str(200 + k): k for k in range(HONEST, HONEST + HOSTILE)} if self.round == 2 else {}
-        self.connected |= new
-        return list(new)
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        usual = [one for one in super().faults if one.name in ("raises an exception", "sends NaN")]
+        return (*self.generated, *usual)
 
 
-def play_legacy(world: World, strategy: Any) -> None:
-    """Play the course with a server of the legacy API."""
-    clients: Any = world
-    federation = Federation(strategy, [InProcessProxy(node, clients) for node in world.connected])
-    for _ in range(ROUNDS + 1):
-        world.models.append(federation.play(1).arrays())
-        for node in world.next_round():
-            federation.manager.register(InProcessProxy(node, clients))
+class HostileFleet(Fleet):
+    """A fleet with a liar."""
+
+    def evaluation_reply(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        loss, count, metrics = super().evaluation_reply(node, config)
+        assert isinstance(self.plan, HostilePlan)
+        if self.numbers[node] == LIAR:
+            metrics |= self.plan.odd[self.round % len(self.plan.odd)]
+        return metrics.get("loss", loss), count, metrics
 
 
-def play_messages(world: World, strategy: Any) -> None:
-    """Play the course with a server of the Message API."""
-
-    def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord:
-        if number:
-            world.models.append(arrays.to_numpy_ndarrays())
-            world.next_round()
-        return MetricRecord({"loss": 1.0})
-
-    clients: Any = world
-    with task_identity(RUN, TASK, SERVER):
-        strategy.start(InProcessGrid(clients), arrays_of(), ROUNDS + 1, timeout=5.0, evaluate_fn=evaluated)
-
-
-PLAY: dict[str, Any] = {"legacy": play_legacy, "message": play_messages}
-
-
-EVERYBODY = HONEST + HOSTILE
-SELECTORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "cs-ucb": ({"max_latency": MAX_LATENCY}, ("plays", "mean")),
-    "cs-ucb-q": ({"max_latency": MAX_LATENCY}, ("plays", "mean")),
-    "bsfl": ({"min_latency": 0.1}, ("plays", "mean")),
-    "oort": ({}, ("rms_loss", "duration", "last_round")),
-    "fedcs": ({"deadline": 1e6}, ("latency", "measurements", "measured_in")),
-    "tifl": ({"tiers": 2, "interval": 2}, ("profile", "attempts")),
-    "active-fl": ({}, ("loss",)),
-    "rpow-d": ({}, ("loss", "failures")),
-    "lsh": ({}, ("plays", "reward_sum")),
-    "nccb": ({"clusters": 3}, ("plays", "reward_sum")),
-    "pczfl": ({"warmup_rounds": 9}, ("accuracy", "energy_score")),
-    "gpfl": ({"total_rounds": 9}, ("plays",)),
-    "fedcm-ts": ({}, ()), "fedcm-ucb": ({}, ()), "divfl": ({}, ()), "power-of-choice": ({}, ()),
-    "cpow-d": ({}, ()),
-    "fedcor": ({"warmup_rounds": 3, "interval": 2}, ()), "local-accuracy": ({}, ()), "random-by-size": ({}, ()),
-}  # fmt: skip
-"""Selector -> its parameters, and what it keeps of each client that depends on that client's replies alone."""
-
-
-def _made(name: str) -> Any:
-    return create(name, clients_per_round=None if name == "fedcs" else EVERYBODY, seed=0, **SELECTORS[name][0])
-
-
-def _twin(name: str, strategy: Any, rows: list[int]) -> Any:
-    """A selector that is told what honest clients did, and nothing else."""
-    twin, exam = _made(name), validation()
-    twin.inform(np.array(rows))
-    for entry in strategy.history.rounds:
-        twin.select(np.array(rows))
-        chosen = {r.client_id: r.client for r in strategy.history.clients if r.round == entry.round}
-        mine = [k for k in range(HONEST) if f"h{k}" in chosen]
-        said = [honest_metrics(k, entry.round) for k in mine]
-        accuracy = [exam.accuracy(exam.logits(honest_model(k, entry.round))) for k in mine]
-        columns: dict[str, Any] = {"accuracy": accuracy} | {
-            key: [one[key] for one in said] for key in ("energy_score", "loss", "rms_loss", "train_loss")
-        }
-        twin.observe(
-            RoundReport(
-                clients=np.array([chosen[f"h{k}"] for k in mine], dtype=np.int64),
-                completed=np.ones(len(mine), dtype=bool),
-                latency=[one["latency_s"] for one in said],
-                projection=np.zeros(len(mine)), global_accuracy=0.5, global_loss=1.0,
-                **{key: column for key, column in columns.items() if key in twin.needs},
-            )
-        )  # fmt: skip
-    return twin
-
-
-def _finite(value: Any) -> bool:
-    """Whether every number in lists, mappings and arrays is finite."""
-    if isinstance(value, dict):
-        return all(_finite(one) for one in value.values())
-    if isinstance(value, list | tuple):
-        return all(_finite(one) for one in value)
-    if isinstance(value, float | np.floating) or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-        return bool(np.isfinite(value).all())
-    return True
-
-
-def _check(name: str, base: str, world: World, evaluates: bool) -> int:
-    """Play, look at everything that is left, and return how many hostile replies were sent."""
-    with warnings.catch_warnings():
+def _check(api: str, selector: str, base: str, sent: list[Any], odd: list[dict[str, Any]]) -> None:
+    """Play the replies, and check every promise that does not depend on what a reply costs."""
+    own = harness.StrategyHarness(partial(wrapped, api, selector, base, missing_columns="random"), ARRAYS)
+    told = odd if api == "legacy" else [{key: _recordable(value) for key, value in one.items()} for one in odd]
+    faults = tuple(_fault(api, *one) for one in sent)
+    own.plan = HostilePlan(**vars(own.plan), generated=faults, odd=tuple(told))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Flower's averages, on metrics that overflow
-        own = {"server_momentum": 0.5} if (world.api, base) == ("legacy", "FedAvgM") else {}
-        strategy = selection(
-            world.api, _made(name), base_of(world.api, base, fraction_evaluate=float(evaluates), **own),
-            validation=validation(), learning_rate=0.1, min_available=1, max_latency=MAX_LATENCY, busy_timeout=0.0,
-            roll_call_timeout=0.1,
-            filter=Filter(score="accuracy") if name.startswith("fedcm") else None,
-        )  # fmt: skip
-        PLAY[world.api](world, strategy)
-    assert [record.round for record in strategy.history.rounds] == list(range(1, ROUNDS + 2))
-    assert all(_finite([model]) for model in world.models)
-    assert base != "FedAvg" or all([a.dtype for a in model] == [np.float32] * 2 for model in world.models)
-    assert not nonfinite_key(strategy.selector), nonfinite_key(strategy.selector)
-    state = strategy.state_dict()
-    assert _finite({part: own for part, own in state.items() if part not in ("selector", "history")})
-    assert _finite({key: value for key, value in vars(strategy.base).items() if "arrays" in key or key.endswith("_t")})
-    for row in strategy.history.clients:
-        if row.client_id.startswith("h") and row.client_id[1:].isdigit() and int(row.client_id[1:]) < HONEST:
-            assert (row.completed, row.problem) == (True, ""), row
-        assert row.problem.isprintable()
-        assert row.client_id.isprintable()
-        assert 0.0 <= row.latency_s <= MAX_LATENCY
-    for record in strategy.history.rounds:
+        patch.setattr(harness, "Fleet", HostileFleet)
+        for check in strategy_conformance.STRATEGY_CHECKS:
+            if check not in UNKNOWN:
+                check(own)
+    run = own.full_run
+    for seen in run.rounds:
+        odd_ones = {str(LIAR), *(run.fleet.id_of(node) for node in seen.broken)}
+        for row in run.rows(seen.number):
+            assert row.client_id in odd_ones or (row.completed, row.problem) == (True, ""), row
+            assert row.problem.isprintable()
+            assert row.client_id.isprintable()
+    assert all(np.isfinite(array).all() for seen in run.rounds for array in seen.after)
+    assert not nonfinite_key(run.strategy.selector), nonfinite_key(run.strategy.selector)
+    for record in run.strategy.history.rounds:
         assert np.isfinite([record.round_s, record.simulated_s]).all()
         assert not np.isinf([record.energy_j, record.total_energy_j]).any()
-    rows = [strategy.roster.ids.index(f"h{k}") for k in range(HONEST)]
-    twin = _twin(name, strategy, rows).state_dict() if SELECTORS[name][1] else {}
-    for key in SELECTORS[name][1]:
-        assert state["selector"][key][rows].tolist() == twin[key][rows].tolist(), key
-    return world.sent
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    levels = {name: logging.getLogger(name).level for name in ("flwr", "fedsel_flwr")}
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-def _generated(api: str, examples: int) -> int:
-    """Play so many generated courses; returns how many hostile replies were sent in them."""
-    sent = 0
+def _generated(api: str, examples: int) -> None:
+    """Play so many generated courses."""
 
     @settings(
         max_examples=examples, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(
-        course=courses(),
-        said=st.lists(METRICS, min_size=HOSTILE, max_size=HOSTILE),
-        name=st.sampled_from(sorted(SELECTORS)),
-        base=st.sampled_from(BASES),
-        evaluates=st.booleans(),
+        sent=st.lists(replies(), min_size=ROUNDS, max_size=ROUNDS),
+        odd=st.lists(METRICS, min_size=4, max_size=4),
+        selector=st.sampled_from(sorted(SELECTORS)),
+        base=st.sampled_from(sorted(BASES["legacy"])),
     )
-    def play(course: Any, said: Any, name: str, base: str, evaluates: bool) -> None:
-        nonlocal sent
-        sent += _check(name, base, World(api, course, said), evaluates)
+    def play(sent: list[Any], odd: list[dict[str, Any]], selector: str, base: str) -> None:
+        _check(api, selector, base, sent, odd)
 
     play()
-    return sent
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("api", sorted(PLAY))
-def test_some_hundred_hostile_replies(api: str) -> None:
-    assert _generated(api, 4) >= 2 * HOSTILE * ROUNDS  # those refused in the roll call are not asked
+@pytest.mark.parametrize("api", sorted(APIS))
+def test_some_dozen_hostile_replies(api: str) -> None:
+    _generated(api, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("api", sorted(PLAY))
-def test_fifty_thousand_hostile_replies_in_each_api(api: str) -> None:
-    sent = 0
-    while sent < 50_000:
-        sent += _generated(api, 200)
-    print(f"{api}: {sent} hostile replies")
-    assert sent >= 50_000
+@pytest.mark.parametrize("api", sorted(APIS))
+def test_some_thousand_hostile_replies(api: str) -> None:
+    _generated(api, 400)
 
 
 def test_the_traps_are_traps() -> None:

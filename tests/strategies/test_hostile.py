@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error
+from flwr.app import ConfigRecord
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import CSUCB
-from fedsel_flwr.strategies import MetricKeys
 from tests.strategies import helpers
 from tests.strategies.either_api import BASES, BOTH, RECORDING, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, fleet, initial, model, update
@@ -210,20 +209,6 @@ def test_the_replies_themselves_are_not_changed_in_the_message_api() -> None:
         assert tuple(reply.content["arrays"].keys()) == NAMES
 
 
-def test_metric_keys_can_be_renamed() -> None:
-    keys = MetricKeys(latency="seconds", energy="joules", client_id="name")
-    strategy = selection("legacy", 2, RECORDING["legacy"](), metric_keys=keys, max_latency=5.0)
-    proxies = [
-        FakeProxy("b", number=0, latency=-1, extra={"seconds": 1.5, "joules": 2.0}),
-        FakeProxy("a", number=1, latency=-1, extra={"seconds": "fast", "joules": 2.5}),
-    ]
-    ((results, _),) = Server("legacy", strategy, proxies).play(1).given()
-    rows = {row.client_id: row for row in strategy.history.clients}
-    assert (rows["b"].latency_s, rows["b"].energy_j, rows["b"].problem) == (1.5, 2.0, "")
-    assert rows["a"].latency_s == 5.0
-    assert all(metrics["latency_s"] == -1 for _, metrics in results)  # not ours here
-
-
 @pytest.mark.parametrize("bit", [ABSENT, "no", float("nan"), -1], ids=["absent", "text", "nan", "negative"])
 @pytest.mark.parametrize("name", ["message", "legacy", "DPFedAvgAdaptive"])
 def test_a_reply_without_a_norm_bit_is_a_failure_where_clipping_adapts_on_the_client(name: str, bit: Any) -> None:
@@ -282,24 +267,6 @@ def test_an_averaging_scheme_weighs_with_the_bases_own_weights(averaging: str, w
     assert [message.content["metrics"]["share"] for message in base.given[0]] == weights
     a, b = update(0, model(), 1), update(1, model(), 1)
     close(arrays, [np.average([x, y], axis=0, weights=weights) for x, y in zip(a, b, strict=True)])
-
-
-@BOTH
-def test_a_second_connection_with_the_same_id_is_refused_and_named(api: str, caplog: pytest.LogCaptureFixture) -> None:
-    strategy = selection(api, 4, min_available=4)
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        Server(api, strategy, [*fleet(3), FakeProxy("9", 1, number=9)]).play(2)
-    assert {r.client_id for r in strategy.history.clients} == {"0", "1", "2"}
-    assert sum("already connected" in text for text in caplog.messages) == 1
-
-
-def test_a_node_without_a_query_function_takes_part_under_its_node_id() -> None:
-    server = Server("message", selection("message", 3), fleet(2))
-    server.connect(FakeProxy("5", ABSENT, number=5), query_fault=lambda n, m, c: Error(ErrorCode.UNKNOWN, "none"))
-    server.play(2)
-    *_, node = server.grid.nodes
-    assert {r.client_id for r in server.strategy.history.clients} == {"0", "1", str(node)}
-    assert all(r.completed for r in server.strategy.history.clients)
 
 
 @pytest.mark.parametrize(("busy_timeout", "queries"), [(3600.0, 1), (0.0, 4)])  # 4: before rounds 1, 2, 4 and 8

@@ -15,8 +15,8 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies.wrapping.grids import registrations
 from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
-from tests.strategies.either_api import BOTH, make
-from tests.strategies.helpers import ABSENT, FakeProxy, Federation, all_in, chosen, fedavg, fleet
+from tests.strategies.either_api import BOTH
+from tests.strategies.helpers import ABSENT, FakeProxy, all_in, chosen
 
 pytestmark = pytest.mark.timeout(30)
 HOW = pytest.mark.parametrize("how", ["name", "claim"])
@@ -274,24 +274,6 @@ def test_a_node_of_which_the_server_does_not_know_yet_waits_for_a_round(api: str
     assert world.play(1).chosen()[-1] == ["part-1"]
     del vars(world.grid)["get_nodes"]
     assert world.play(1).chosen()[-1] == ["part-0", "part-1"]
-
-
-@pytest.mark.parametrize("name", ["CSUCB", "BSFL", "SelectionStrategy"])
-def test_registration_order_and_node_ids_do_not_change_the_choices_nor_the_model(name: str) -> None:
-    options: dict[str, Any] = {"clients_per_round": 3, "seed": 6}
-    own: dict[str, Any] = {"CSUCB": {"max_latency": 9.0}, "BSFL": {"min_latency": 0.1}}
-    runs, generator = [], np.random.default_rng(0)
-    for _ in range(3):
-        nodes = generator.choice(10**15, size=11, replace=False)
-        proxies = fleet(11, cid=lambda k, nodes=nodes: str(nodes[k]))
-        generator.shuffle(proxies)
-        if name in own:
-            strategy = make("legacy", name, fedavg(), **options, **own[name])
-        else:
-            strategy = make("legacy", Random(**options), fedavg())
-        federation = Federation(strategy, proxies).play(6)
-        runs.append((chosen(strategy), federation.models))
-    assert all(run == runs[0] for run in runs)
 
 
 def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **options: Any) -> Deployment:

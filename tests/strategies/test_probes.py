@@ -162,13 +162,6 @@ def test_what_is_not_answered_comes_as_nan_and_costs_max_latency(api: str, caplo
     assert [r.num_completed for r in history.rounds] == [4, 4]  # the round goes on
 
 
-@BOTH
-def test_those_that_did_not_answer_are_chosen_last(api: str) -> None:
-    proxies = _proxies(5, answer=lambda p, m: m if p.number >= 2 else {"latency_s": 0.1})
-    history = _run(api, create("local-accuracy", clients_per_round=3, seed=0), proxies, 3)
-    assert _cohorts(history) == [["2", "3", "4"]] * 3
-
-
 HOSTILE: dict[str, Any] = {"nan": np.nan, "infinite": np.inf, "minus": -np.inf, "list": [0.1, 0.2], "huge": 2**63 - 1}
 
 
@@ -294,15 +287,6 @@ def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
     said = [text for text in caplog.messages if "no numbers" in text]
     assert said == ["the global model has no numbers yet, so no client is probed"]
     assert strategy.selector.probe(np.arange(4)) is not None
-
-
-def test_in_the_message_api_a_probe_is_an_evaluate_message_with_a_config_of_its_own() -> None:
-    selector = create("local-accuracy", clients_per_round=2, seed=0)
-    server = Server("message", selection("message", selector), _proxies(4)).play(1)
-    (batch,) = server.batches(MessageType.EVALUATE)
-    sent = {"server-round": 1, "probe": "local_accuracy", "round": 1}
-    assert [dict(m.content["config"]) for m in batch] == [sent] * 4
-    assert len({id(m.content["config"]) for m in batch}) == 4
 
 
 def test_silence_and_errors_of_the_superlink() -> None:

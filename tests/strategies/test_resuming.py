@@ -32,7 +32,6 @@ from tests.strategies.flower_world import legacy_base
 from tests.strategies.helpers import Federation, fedavg, fleet
 from tests.strategies.resumed_runs import Run, Seen, flat
 from tests.strategies.third_adapter import play_stacked
-from tests.strategies.zygote import Zygote
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, CUT = 10, 4
@@ -100,24 +99,6 @@ def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: P
 def test_flowers_bases_go_on(api: str, base: str, tmp_path: Path) -> None:
     run = Run(api, base, "cs-ucb", rounds=7, base_options={"server_momentum": 0.7} if base == "FedAvgM" else {})
     assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(280)
-@BOTH
-@pytest.mark.parametrize("name", names())
-def test_every_selector_goes_on_in_a_new_process_as_if_never_cut_off(
-    api: str, name: str, tmp_path: Path, zygote: Zygote
-) -> None:
-    """Rounds with failures, absences, late clients and an empty round."""
-    options = {"total_rounds": ALL, "cooldown": name == "cs-ucb"}
-    options |= {"filter": Filter()} if name in ("random", "gpfl") else {}
-    run = Run(api, "FedAvg", name, rounds=ALL, options=options)
-    straight = run.play()
-    for number in (1, 4, 7):
-        folder = tmp_path / str(number)
-        replace(run, rounds=number).play(folder)
-        assert zygote.call(run.play, folder).result() == straight.result(), number
 
 
 def core_of(name: str, state: Any = None) -> SelectionCore:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
-from tests.strategies.either_api import APIS, BOTH
-from tests.strategies.resumed_runs import ROUNDS, Run, Seen
+from tests.strategies.either_api import APIS
+from tests.strategies.resumed_runs import Run, Seen
 from tests.strategies.zygote import Failpoints, Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
@@ -84,20 +84,6 @@ def test_killed_at_random_moments(zygote: Zygote, run: Run, moments: int, folder
         assert rest.journal == journal(straight)
         assert straight.told[-len(rest.told) :] == rest.told
     assert 2 * cut_off >= moments
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@BOTH
-def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
-    """A run gets on, however often it is killed."""
-    run, folder = Run(api, "FedAdam", "bsfl", options={"checkpoint_every": 3}), folder / "run"
-    lives = 1
-    while killed(zygote, run, folder, 14, 0.002):
-        lives += 1
-        assert lives < 3 * ROUNDS
-    assert lives > 3
-    assert zygote.call(played, run, folder).result() == run.play().result()
 
 
 def dying(run: Run, folder: Path, die_at: int | None, torn: bool) -> list[str]:

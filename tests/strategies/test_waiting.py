@@ -137,14 +137,6 @@ def test_a_cohort_of_one_works_at_the_bases_defaults(api: str, base: Any) -> Non
     assert [r.num_completed for r in server.strategy.history.rounds] == [1, 1]
 
 
-@BOTH
-@pytest.mark.parametrize("dp", [False, True])
-def test_a_fleet_of_one(api: str, dp: bool) -> None:
-    base = private(api, base_of(api), clients=1) if dp else base_of(api)
-    server = Server(api, selection(api, 1, base, min_available=1), fleet(1)).play(2)
-    assert [r.num_completed for r in server.strategy.history.rounds] == [1, 1]
-
-
 def test_a_base_of_the_other_api_is_refused() -> None:
     for api, base in (("message", LegacyFedAvg()), ("legacy", FedAvg())):
         with pytest.raises(ParameterError, match="base must be"):
@@ -278,30 +270,6 @@ def test_the_live_dict_is_not_walked_while_it_changes() -> None:
     pairs = selection("legacy").configure_fit(server_round=1, parameters=initial(), client_manager=manager)
     assert len(pairs) == 3
     assert {client.cid for client, _ in pairs} <= there
-
-
-def test_clients_coming_and_going_during_the_rounds_do_no_harm() -> None:
-    strategy = selection("legacy", 4, min_available=4, roll_call_timeout=5.0)
-    federation = Federation(strategy, fleet(8))
-    stop = threading.Event()
-
-    def churn() -> None:
-        number = 100
-        while not stop.is_set():
-            passing = [FakeProxy(f"node-{number + i}", f"p{i}", number=i) for i in range(20)]
-            for proxy in passing:
-                federation.manager.register(proxy)
-            for proxy in passing:
-                federation.manager.unregister(proxy)
-            number += 20
-
-    thread = _meanwhile(churn)
-    try:
-        federation.play(8)
-    finally:
-        stop.set()
-        thread.join()
-    assert [r.num_selected for r in strategy.history.rounds] == [4] * 8
 
 
 def test_the_real_manager_is_left_as_it_was() -> None:
