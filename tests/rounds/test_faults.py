@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import PowerOfChoice, Random
-from fedsel_flwr.simulations import compare, engine, load_scenario, simulate
+from fedsel_flwr.simulations import engine, load_scenario, simulate
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.rounds.written import Written, core_of, facts
 from tests.simulations.inprocess import in_process
@@ -177,11 +177,3 @@ def test_a_simulation_warns_once_and_counts(name: str, caplog: pytest.LogCapture
         "The history lists the clients"
     ]
     assert len([line for line in lines(caplog, logging.INFO) if ": late: " in line]) == counts["late"]
-
-
-def test_a_comparison_has_a_line_a_run_and_a_run_without_faults_none(caplog: pytest.LogCaptureFixture) -> None:
-    compare(load_scenario("smoke", KEYS), ["random", "bsfl"], seeds=2)
-    assert len(lines(caplog)) == 4
-    caplog.clear()
-    simulate(load_scenario("smoke", {"rounds": 2}), engine="vectorized")
-    assert lines(caplog, logging.DEBUG) == []

@@ -226,17 +226,6 @@ def test_rounds_in_which_all_fail_or_nobody_is_there_have_empty_columns(api: str
 
 
 @BOTH
-def test_a_first_round_without_clients_needs_no_columns(api: str) -> None:
-    spy = Spy(*EVERYTHING)
-    play_scripted(
-        api, spy, lambda k, t, w: A, 3, start=np.eye(2), validation=two_examples(), filter=Filter(),
-        averaging="fedpdp", learning_rate=1.0, report=lambda k, t: {"energy_score": 0.5},
-        availability=lambda client_id, server_round, seconds: server_round == 2,
-    )  # fmt: skip
-    assert [report.clients.tolist() for report in spy.reports] == [[0, 1]]
-
-
-@BOTH
 @pytest.mark.parametrize(
     ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
     [
