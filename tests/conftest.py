@@ -16,7 +16,6 @@ STARTS_RAY = frozenset(
     for name in (
         "simulations/on_flower/test_app",
         "simulations/test_engine",
-        "strategies/test_parity",
         "test_cli",
         "test_readme",
     )

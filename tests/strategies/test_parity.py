@@ -316,11 +316,10 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("apis", [["message"], pytest.param(["legacy", "message"], marks=pytest.mark.slow)])
-def test_on_ray(apis: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The legacy run is played in this process, and, as a slow test, on Ray too."""
-    _run(RAY, tmp_path, str(tmp_path / "result"), *apis, seconds=240)
+def test_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(RAY, tmp_path, str(tmp_path / "result"), "legacy", "message", seconds=240)
     legacy = _scenario_played({"rounds": 5, "selector": "cs-ucb", "api": "legacy"}, monkeypatch)
     assert len(legacy.history.rounds) == 5
     for result in pickle.loads((tmp_path / "result").read_bytes()):
