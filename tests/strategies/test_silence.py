@@ -22,7 +22,8 @@ from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
-from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport, with_late_replies
+from fedsel_flwr.strategies.wrapping.grids import with_late_replies
+from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.either_api import Server, selection

@@ -12,7 +12,6 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping import grids, waiting
 from fedsel_flwr.strategies.wrapping.grids import SnapshotGrid, wait_for_nodes
@@ -175,26 +174,6 @@ def test_everything_else_is_the_inner_grids() -> None:
     assert grid.run.run_id == 7
     with pytest.raises(NotImplementedError, match="deprecated"):
         grid.create_message(RecordDict(), "train", 1, "")
-
-
-def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
-    delay, slack = 0.3, 0.1
-    said: dict[str, Any] = {"boaster": 0.001, "moaner": 25.0, "honest": delay + 0.05, "endless": float("inf")}
-    selector = CSUCB(clients_per_round=5, max_latency=30.0, seed=0)
-    options: dict[str, Any] = {"max_latency": 30.0, "clock": "server", "clock_slack": slack, "identity": "claim"}
-    proxies = [FakeProxy(name, name, latency=latency) for name, latency in said.items()]
-    proxies.append(FakeProxy("silent", "silent", fault="latency-missing"))
-    strategy = selection("message", selector, **options)
-    Server("message", strategy, proxies, ready=delay).play(2)  # nothing is learnt from the times of the first
-    rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}
-    assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
-    for name in ("moaner", "endless", "silent"):
-        assert delay <= rows[name].latency_s < delay + POLL_S + 0.2, name
-    observed = rows["moaner"].latency_s
-    assert rows["boaster"].latency_s == pytest.approx(observed - slack, abs=0.02)
-    assert observed - slack <= rows["honest"].latency_s <= observed
-    assert {name for name, row in rows.items() if row.problem} >= {"boaster", "moaner", "endless"}
-    assert strategy.history.rounds[1].round_s == max(row.latency_s for row in rows.values())
 
 
 def test_on_the_virtual_clock_the_grid_is_not_replaced() -> None:

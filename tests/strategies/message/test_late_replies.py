@@ -12,8 +12,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.strategies.message import TimedGrid
-from fedsel_flwr.strategies.wrapping.grids import EarlyEnd
-from fedsel_flwr.strategies.wrapping.legacy_transport import LateReplyGrid
+from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, LateReplyGrid
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.message.simulated_link import SimulatedLink, SimulatedTime, simulated, to_node
@@ -73,13 +72,13 @@ class Fleet:
         return self
 
 
-def test_every_honest_client_is_free_within_two_rounds_of_its_answer_over_a_thousand_rounds(
+def test_every_honest_client_is_free_within_two_rounds_of_its_answer_over_hundreds_of_rounds(
     simulated: SimulatedTime,
 ) -> None:
-    fleet = Fleet(simulated).play(1000)
+    fleet = Fleet(simulated).play(300)
     assert fleet.slowest_s <= 2 * ROUND_S
     assert simulated.most_threads <= 64
-    assert fleet.trained >= 10 * 1000
+    assert fleet.trained >= 10 * 300
 
 
 def test_many_interrupted_uploads_take_no_more_threads_than_allowed(simulated: SimulatedTime) -> None:

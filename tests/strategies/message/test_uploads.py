@@ -75,8 +75,8 @@ def test_an_upload_that_ends_after_its_round_makes_its_client_free(simulated: Si
 
 def test_the_number_of_waiting_requests_is_bounded(simulated: SimulatedTime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MOST_REQUESTS", 3)
-    link = SimulatedLink(simulated, lambda message: (20.0 * message.metadata.dst_node_id, 500.0))
-    assert len(TimedGrid(link).send_and_receive([to_node(node) for node in range(10)], timeout=5000.0)) == 10
+    link = SimulatedLink(simulated, lambda message: (5.0 * message.metadata.dst_node_id, 100.0))
+    assert len(TimedGrid(link).send_and_receive([to_node(node) for node in range(10)], timeout=1500.0)) == 10
     assert simulated.most_threads == 3
 
 
