@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.server.strategy import FedAvg
 
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
@@ -100,18 +99,6 @@ def test_cooldown_leaves_a_failed_client_out_for_two_to_the_n_rounds() -> None:
     assert federation.models == [initial().tensors] * 18
 
 
-@pytest.mark.parametrize(("cooldown", "asked"), [(True, [1, 0, 0, 1, 1, 1, 0, 0, 1]), (False, [1] * 9)])
-def test_a_success_ends_the_series_of_failures(cooldown: bool, asked: list[int]) -> None:
-    """It fails in 1 and is out in 2 and 3; it fails in 6, one in a row, so that it is out in 7 and 8 only."""
-    proxy = FakeProxy("n", 0, fault="raises")
-    strategy = _strategy(1, cooldown=cooldown)
-    federation = Federation(strategy, [proxy])
-    for fault, rounds in (("raises", 3), (None, 2), ("raises", 4)):
-        proxy.fault = fault
-        federation.play(rounds)
-    assert [r.num_selected for r in strategy.history.rounds] == asked
-
-
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
     return 10.0 - server_round, {"accuracy": 0.1 * server_round, "other": "x"}
 
@@ -142,17 +129,6 @@ def test_any_kind_of_number_serves_as_accuracy(accuracy: Any, expected: float) -
     rounds = strategy.history.rounds
     np.testing.assert_array_equal([r.loss for r in rounds], [NaN, 0.25, NaN])
     np.testing.assert_array_equal([r.accuracy for r in rounds], [NaN, expected, NaN])
-
-
-def test_federated_evaluation_goes_through_the_base() -> None:
-    base = FedAvg(initial_parameters=initial(), fraction_evaluate=1.0)
-    strategy = CSUCB(clients_per_round=2, max_latency=10.0, seed=0, base=base)
-    proxies = fleet(4)
-    _, flower = run_rounds(strategy, proxies, 2)
-    weights = [10 + 3 * k for k in range(4)]
-    mean = sum(w * 0.1 * (k + 1) for k, w in enumerate(weights)) / sum(weights)
-    assert [loss for _, loss in flower.losses_distributed] == pytest.approx([mean, mean])
-    assert all(proxy.evaluations == [1, 2] for proxy in proxies)
 
 
 def test_counts_by_row_and_by_kind() -> None:

@@ -271,14 +271,3 @@ def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> N
     assert [report.global_accuracy for report in spy.reports] == [0.0, 0.0, 1.0]
     losses = [np.log1p(np.exp(3.0)), np.log1p(np.exp(3.0)), np.log1p(np.exp(-2.0))]
     assert [report.global_loss for report in spy.reports] == pytest.approx(losses, abs=1e-12)
-
-
-@BOTH
-def test_with_too_few_updates_the_old_model_is_measured(api: str) -> None:
-    spy, predict = Spy("global_accuracy"), Counted()
-    play_scripted(
-        api, spy, lambda k, t, w: A if t == 1 or k == 0 else NAN, 2, start=np.eye(2),
-        validation=two_examples(predict), min_completed=2,
-    )  # fmt: skip
-    assert predict.models == [A, A]
-    assert [report.global_loss for report in spy.reports] == [None, None]  # not needed

@@ -119,21 +119,6 @@ def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
         assert difference <= 1e-4
 
 
-def test_the_model_after_it_is_the_same_whatever_the_selector() -> None:
-    """Where models are averaged alike, as papers differ there; also the clocks, since nobody is probed."""
-    seen = {}
-    for selector in ("random", "cs-ucb", "local-accuracy", "pczfl", "tifl", "fedcor", "power-of-choice"):
-        keys = {
-            "rounds": 3, "aggregation.averaging": "fedpdp", "selectors.power-of-choice.candidates": 4,
-            "selectors.pczfl.warmup_rounds": 1,
-        }  # fmt: skip
-        history = simulate(scenario(selector, **keys), engine="vectorized").history
-        seen[selector] = [(r.accuracy, r.loss, r.simulated_s, r.total_energy_j) for r in history.rounds[:2]]
-        assert [r.num_selected for r in history.rounds[:2]] == [8, 8]
-    assert len({tuple(rows) for rows in seen.values()}) == 1
-    assert seen["random"][0] != seen["random"][1]
-
-
 def test_gpfl_s_direction_begins_in_it() -> None:
     """After one round every client has a projection on the mean of the gradients, and they differ."""
     selector = create("gpfl", clients_per_round=3, total_rounds=5, seed=1)

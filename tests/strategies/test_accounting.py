@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr import serverapp
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
-from fedsel_flwr.errors import RunError
 from tests.strategies.either_api import Server, base_of, selection
 from tests.strategies.helpers import fleet
 
@@ -20,74 +16,8 @@ pytestmark = pytest.mark.timeout(30)
 COHORT, FLEET = 3, 10
 
 
-class Counting(flower.Strategy):
-    """A wrapper that sees whom the strategy inside asks; it may leave some out."""
-
-    def __init__(self, strategy: flower.Strategy, most: int | None = None) -> None:
-        self.strategy, self.most = strategy, most
-        self.seen: list[list[int]] = []
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self.seen.append([message.metadata.dst_node_id for message in messages])
-        return messages[: self.most]
-
-    def aggregate_train(self, *args: Any) -> Any:
-        return self.strategy.aggregate_train(*args)
-
-    def configure_evaluate(self, *args: Any) -> Any:
-        return self.strategy.configure_evaluate(*args)
-
-    def aggregate_evaluate(self, *args: Any) -> Any:
-        return self.strategy.aggregate_evaluate(*args)
-
-    def summary(self) -> None:
-        self.strategy.summary()
-
-
 def _server(base: flower.Strategy, **options: Any) -> Server:
     return Server("message", selection("message", COHORT, base, **options), fleet(FLEET, extra={"one": 1.0}))
-
-
-@pytest.mark.parametrize("options", [{}, {"fraction_train": 0.1}, {"min_train_nodes": 7, "min_available_nodes": 8}])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_wrapper_sees_exactly_the_chosen(layers: int, options: dict[str, Any]) -> None:
-    inner = base_of("message", **options)
-    outer: Any = inner
-    for _ in range(layers):
-        outer = Counting(outer)
-    server = _server(outer).play(3)
-    seen = [[str(server.grid.nodes[node].proxy.client_id) for node in nodes] for nodes in outer.seen]
-    assert [sorted(one, key=int) for one in seen] == server.dispatched()
-    assert "configure_train" not in vars(inner)  # as it was
-    assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT] * 3
-
-
-class Greeting(Counting):
-    """A wrapper whose messages differ."""
-
-    def configure_train(self, *args: Any) -> Any:
-        messages = list(super().configure_train(*args))
-        for message in messages:
-            message.content = RecordDict({**message.content, "you": ConfigRecord({"id": message.metadata.dst_node_id})})
-        return messages
-
-
-def test_a_node_that_a_wrapper_leaves_out_gets_a_copy_unless_the_messages_differ() -> None:
-    server = _server(Counting(base_of("message"), most=2)).play(1)
-    assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT]
-    with pytest.raises(RunError, match="Greeting configured 2 messages to 2 nodes, with different contents, but the"):
-        _server(Greeting(base_of("message"), most=2)).play(1)
-
-
-def test_training_nobody_is_refused_by_name_before_round_1() -> None:
-    server = _server(Counting(base_of("message", fraction_train=0.0)))
-    with pytest.raises(RunError, match="FedAvg configures no messages, because its fraction_train is 0"):
-        server.play(1)
-    assert not server.strategy.history.rounds
-    assert not server.grid.sent
 
 
 accounted = pytest.mark.skipif(

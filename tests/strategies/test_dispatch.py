@@ -15,7 +15,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import BSFL, CSUCB
 from tests.strategies.either_api import BOTH, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, chosen, fedavg, fleet, initial, model, update
-from tests.strategies.message.helpers import FakeGrid, crowd, play
+from tests.strategies.message.helpers import FakeGrid, crowd
 from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -186,13 +186,3 @@ def test_message_type_and_group_of_the_bases_message_are_kept() -> None:
     messages = strategy.configure_train(1, arrays_of(), ConfigRecord(), FakeGrid(crowd(4)))
     found = {(m.metadata.message_type, m.metadata.ttl, m.metadata.group_id) for m in messages}
     assert found == {("train.special", 77.0, "r1")}
-
-
-def test_history_holds_the_central_evaluation_and_on_round_is_told_once() -> None:
-    told: list[tuple[int, float, float]] = []
-    strategy = selection(
-        "message", 2, on_round=lambda record: told.append((record.round, record.loss, record.accuracy))
-    )
-    play(strategy, FakeGrid(crowd(4)), 3)
-    assert told == [(1, 0.5, 0.1), (2, pytest.approx(1 / 3), 0.2), (3, 0.25, pytest.approx(0.3))]
-    assert [(r.round, r.loss, r.accuracy) for r in strategy.history.rounds] == told

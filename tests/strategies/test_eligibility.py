@@ -16,9 +16,8 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
 from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
-from fedsel_flwr.simulations import load_scenario, simulate
+from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.scenario_files import scenario_names
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL, SelectionStrategy
@@ -99,18 +98,6 @@ def test_a_node_that_was_away_and_came_back_is_asked(api: str) -> None:
             world.come(3, node)
 
     assert [("c1" in clients) for clients in world.play(4, between).chosen()] == [True, False, False, True]
-
-
-def test_after_the_bound_it_is_asked_again() -> None:
-    times: list[float] = []
-    world = busy("message", 3, {0: {"train": [0.1]}, 1: {"train": [inf]}}, timeout=0.2, busy_timeout=0.25)
-    chosen = world.play(5, lambda number: times.append(time.time())).chosen()
-    again = next(number for number, clients in enumerate(chosen) if number and "c1" in clients)
-    assert again > 1
-    assert times[1] + 0.2 < times[again]  # c0 takes 0.1 s, so that rounds go by
-    assert world.asked("train")[1] >= 2
-    spared = busy("legacy", 2, {1: {"train": [inf]}}, timeout=0.1, busy_timeout=0.0)
-    assert spared.play(3).chosen() == [["c0", "c1"]] * 3
 
 
 @BOTH
@@ -387,26 +374,6 @@ def test_a_papers_strategy_and_a_scenario_say_it_too(given: Any) -> None:
     for selector, on in (("divfl", given is not False), ("bsfl", given is True)):
         scenario = load_scenario("smoke", {"selector": selector, "aggregation.cooldown": given})
         assert make_strategy(world_of(scenario)).core.settings.cooldown is on
-
-
-def test_the_papers_scenarios_leave_nobody_out() -> None:
-    said = {name: load_scenario(name).aggregation.cooldown for name in scenario_names()}
-    assert said == {name: False if name.startswith(PAPERS) else "auto" for name in said}
-    assert sum(value is False for value in said.values()) == 6
-
-
-@pytest.mark.parametrize("name", sorted(FOR_EVER))
-def test_fewer_of_the_chosen_fail_among_phones_of_which_some_are_too_slow(name: str) -> None:
-    """Of 40 phones some always miss a deadline of 40 s; without the cool-down the choices keep failing."""
-    failed = []
-    for cooldown in (False, "auto"):
-        scenario = load_scenario("phones", {
-            "num_clients": 40, "clients_per_round": 4, "rounds": 30, "selector": name, "model.name": "logistic",
-            "wireless.max_latency_s": 40.0, "aggregation.cooldown": cooldown,
-        })  # fmt: skip
-        rows = simulate(scenario, engine="vectorized").history.clients
-        failed.append(sum(not row.completed for row in rows) / len(rows))
-    assert failed[1] < 0.7 * failed[0], failed
 
 
 @BOTH

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from fedsel_flwr.callbacks.prometheus import reason_label
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.callbacks.test_prometheus import Figures, is_open, scrape
 from tests.strategies.either_api import BOTH, Server, selection
-from tests.strategies.helpers import FakeProxy, fleet, run_rounds
+from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.resumed_runs import Run
 
 pytestmark = pytest.mark.timeout(60)
@@ -120,21 +118,6 @@ def test_the_vectorized_engine_has_them_too() -> None:
     assert scraper.found[-1]["fedsel_failed_clients_total", "reason=dropout"] > 0
     assert scraper.found[-1]["fedsel_energy_joules_total", ""] > 0
     assert not is_open(scraper.urls[-1])
-
-
-def test_two_strategies_of_one_process_do_not_mix() -> None:
-    one, two = selection("legacy", 1, metrics_address=0), selection("message", 2, metrics_address=0)
-    scraper = Scraper()
-    two._on_round, scraper.strategy = scraper, two
-    before = {metric.name for metric in REGISTRY.collect()}
-    Server("legacy", one, fleet(2)).play(3)
-    Server("message", two, fleet(2)).play(1)
-    check(scrape(one.metrics_url), one.history)
-    check(scraper.found[-1], two.history)
-    assert scrape(one.metrics_url)["fedsel_rounds_total", ""] == 3
-    # The library's global registry, which the process may use for metrics of its own, has none of ours.
-    assert {metric.name for metric in REGISTRY.collect()} == before
-    one.end_metrics()
 
 
 @BOTH
@@ -238,14 +221,3 @@ def test_the_option_is_checked_when_the_strategy_is_made(api: str) -> None:
     with pytest.raises(ParameterError, match=r"^metrics_address must be a port or HOST:PORT"):
         selection(api, 1, metrics_address="nowhere")
     assert selection(api, 1).metrics_url is None
-
-
-def test_a_strategy_has_no_server_before_its_run_and_flowers_own_server_begins_it() -> None:
-    urls = []
-    strategy = selection("legacy", Random(clients_per_round=1), metrics_address="127.0.0.1:0", total_rounds=2)
-    strategy._on_round = lambda record: urls.append(strategy.metrics_url)
-    assert strategy.metrics_url is None
-    # Flower counts three rounds; the run has two.
-    run_rounds(strategy, fleet(2), 3)
-    assert len(set(urls)) == 1
-    assert strategy.metrics_url is None

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from flwr.common import FitIns, FitRes, Parameters
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random
 from tests.strategies.both_ways import Course, legacy_function, message_function, play_legacy, play_messages
 from tests.strategies.either_api import BOTH, make
@@ -181,13 +180,6 @@ def _unusable(wrap: bool, value: float) -> Course:
 
 def _numbers(course: Course) -> list[dict[str, float]]:
     return [{key: one for key, one in metrics.items() if not isinstance(one, list)} for metrics in course.metrics]
-
-
-@BOTH
-def test_a_base_that_decides_itself_who_trains_is_refused(api: str) -> None:
-    base = legacy.FedXgbCyclic() if api == "legacy" else message.FedXgbCyclic()
-    with pytest.raises(ParameterError, match="FedXgbCyclic chooses clients itself"):
-        make(api, Random(clients_per_round=1, seed=0), base)
 
 
 @BOTH
