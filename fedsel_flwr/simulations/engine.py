@@ -19,7 +19,6 @@ from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report.progress import silent
 from fedsel_flwr.report.run_folder import run_name
-from fedsel_flwr.rounds.checkpoints import Resume, decide_run, replay_or_refuse
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
 from fedsel_flwr.selectors import Selector
