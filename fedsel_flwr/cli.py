@@ -266,7 +266,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         print("\n".join(reproducing.list_figures()))
         return 0
     names, data_dir = reproducing.named_figures(args.figures), args.data_dir or ""
-    _require("torch", "flwr", "scipy", "matplotlib")
+    _require("torch", "flwr", "scipy", "altair", "vl_convert")
     if args.smoke:
         reproducing.smoke(names, data_dir)
     else:

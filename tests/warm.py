@@ -21,7 +21,7 @@ from fedsel_flwr.report.page.document import vega_bundle
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 200
 PRELOADED = (
-    "altair", "matplotlib.pyplot", "sklearn.datasets", "fedsel_flwr.cli",
+    "altair", "sklearn.datasets", "fedsel_flwr.cli",
     "fedsel_flwr.simulations.comparisons.plan", "fedsel_flwr.testing",
 )  # fmt: skip
 

@@ -5,13 +5,11 @@ Modules, in the order in which a run uses them:
 ==============  =====================================================================================================
 ``progress``    progress display on the terminal; logs during a run go to a file (needs rich)
 ``run_folder``  the folder of a run: scenario, journal or Parquet files, model (pyarrow, safetensors on first use)
-``summary``     the figures of a run (accuracy, time and energy to the target, Jain index); their spread over seeds
+``summary``     the figures of a run (accuracy, time and energy to the target, Jain index), over seeds and settings
 ``paired``      ratios and differences to a reference on the same seeds, intervals, tests, Holm's correction (SciPy)
-``sweeps``      labels of a selector's settings, and notes on how many settings were tried
 ``verdict``     verdict on each selector: sooner, later, no difference, not settled; the profile over targets
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
-``panels``      the panels of the pictures: accuracy, ratios, targets, selections (matplotlib on first use)
-``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds
+``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds (Altair on first use)
 ``page``        pages for a browser: a comparison to explore, a deployment to watch (the extra ``report``)
 ``latencies``   the latencies in a folder or a CSV file: measured, cut off, failed (pyarrow on first use)
 ``components``  variance components: how much clients differ, and how much each client varies (SciPy)

@@ -24,8 +24,10 @@ Test Procedure", Scandinavian Journal of Statistics 6, 1979.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -209,10 +211,8 @@ def student_interval(differences: FloatArray, confidence: float = CONFIDENCE) ->
         >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
         [-0.484, 4.484]
     """
-    mean, n = float(differences.mean()), len(differences)
-    quantile = float(load_optional("scipy.stats").t.ppf((1 + confidence) / 2, n - 1))
-    half = quantile * float(differences.std(ddof=1)) / math.sqrt(n)
-    return mean - half, mean + half
+    low, high = _t_test(differences).confidence_interval(confidence)
+    return float(low), float(high)
 
 
 def student_p(differences: FloatArray) -> float:
@@ -225,11 +225,14 @@ def student_p(differences: FloatArray) -> float:
         >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
         0.0742
     """
-    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     # If the differences are equal, their spread is 0, and t would be infinite or 0/0.
-    if error == 0:
-        return float(differences[0] == 0)
-    return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
+    return float(differences[0] == 0) if differences.std() == 0 else float(_t_test(differences).pvalue)
+
+
+def _t_test(differences: FloatArray) -> Any:
+    # SciPy warns if the differences are almost equal.
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        return load_optional("scipy.stats").ttest_1samp(differences, 0.0)
 
 
 def sign_test(sooner: int, later: int) -> float:
@@ -243,9 +246,7 @@ def sign_test(sooner: int, later: int) -> float:
         >>> sign_test(6, 0), sign_test(4, 1), sign_test(0, 0)
         (0.03125, 0.375, 1.0)
     """
-    n = sooner + later
-    tail = sum(math.comb(n, i) for i in range(min(sooner, later) + 1))
-    return min(1.0, 2 * tail / float(2**n))
+    return float(load_optional("scipy.stats").binomtest(sooner, sooner + later).pvalue) if sooner + later else 1.0
 
 
 def holm(p: Sequence[float]) -> list[float]:

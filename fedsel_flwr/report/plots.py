@@ -1,13 +1,18 @@
 """Pictures of a comparison, as PNG, PDF or SVG files: by simulated seconds, and by rounds.
 
 The picture by seconds shows accuracy, time ratios to a reference, and the clients' selection counts. The picture by
-rounds shows accuracy, the number of clients selected so far, and the clients' selection fractions.
+rounds shows accuracy, the number of clients selected so far, and the clients' selection fractions. A picture is a grid
+of charts of the page (:mod:`fedsel_flwr.report.page.charts`), which vl-convert draws.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +20,54 @@ import numpy as np
 
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.panels import (
-    GREY,
-    draw_accuracy,
-    draw_counts,
-    draw_profile,
-    draw_ratios,
-    label_panel,
-    limit_to_percent,
-    line_style,
-)
+from fedsel_flwr.report.page import charts
+from fedsel_flwr.report.page import comparison_tables as tables
+from fedsel_flwr.report.page.comparison_tables import mean_curve
+from fedsel_flwr.report.page.document import convert
 from fedsel_flwr.report.run_folder import atomic_write, load_optional
 from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target, moving_average
 from fedsel_flwr.report.verdict import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike, NDArray
 
     from fedsel_flwr.rounds.history import History
 
 MOST_BANDS = 4
 """Largest number of selectors for which the range of the fractions is drawn. More bands would hide each other."""
-FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-"""Format (suffix of the file) -> metadata. There is no date, so that the same runs give the same file."""
-PANELS = {"accuracy": 6, "ratios": 4, "targets": 4, "selections": 4}
-"""Panels of :func:`plot_comparison`, from left to right -> their relative widths."""
+FORMATS = ("png", "pdf", "svg")
+"""Formats, which are the suffixes of the files."""
+PANELS = {"accuracy": 480, "ratios": 320, "targets": 320, "selections": 320}
+"""Panels of :func:`plot_comparison`, from left to right -> their widths."""
 NEED_VERDICT = ("ratios", "targets")
 """Panels that show ratios to a reference."""
+HEIGHT, ALONE = 300, 560
+"""Height of a panel, and width of a panel that is alone."""
+SCALE = 2
+"""Pixels of a PNG file for each unit of a picture."""
+CLIP = re.compile(rb'((?:id="|clip-path="url\(#)clip)(\d+)')
+"""Number of a clipping path in an SVG file."""
+INK = "#262626"
+"""Colour of the texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A chart of a picture.
+
+    Attributes:
+        title: Title above the chart.
+        spec: Specification of the chart, as the page has it. Its data have the name ``rows``.
+        rows: Its rows; ``series`` is the number of the selector.
+        width: Width of the chart without its axes.
+        x_title: Title of the horizontal axis, in the place of :data:`~fedsel_flwr.report.page.charts.X_TITLE`.
+    """
+
+    title: str
+    spec: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    width: int
+    x_title: str = ""
 
 
 def plot_comparison(
@@ -72,6 +96,9 @@ def plot_comparison(
     ``selections``
         Selection counts of the clients in descending order, with mean and band over the seeds at each rank.
 
+    The charts are those of the page (:mod:`fedsel_flwr.report.page.charts`). The same runs give the same bytes of a PNG
+    or SVG file. Two PDF files of the same runs may differ.
+
     Args:
         runs: The histories of each selector, one per seed.
         path: Path of the file, which is replaced if it exists. Its suffix sets the format: .png, .pdf or .svg.
@@ -88,7 +115,7 @@ def plot_comparison(
     Raises:
         ParameterError: There is no run, ``target_accuracy`` is not a fraction, the suffix or the panel is unknown, or
             the panel needs a verdict.
-        RunError: matplotlib is not installed.
+        RunError: Altair or vl-convert is not installed.
     """
     check_target(target_accuracy)
     _format_of(path)
@@ -100,31 +127,33 @@ def plot_comparison(
             "'random' or named by reference="
         )
     shown = [name for name in PANELS if verdict or name not in NEED_VERDICT] if panel is None else [panel]
-    widths = [PANELS[name] for name in shown]
-    figure = _new_figure(sum(widths) if len(shown) > 1 else 7)
-    axes = dict(zip(shown, figure.subplots(1, len(shown), width_ratios=widths, squeeze=False)[0], strict=True))
     drawn = {selector: histories for selector, histories in runs.items() if histories}
-    styles = {selector: line_style(index, len(drawn)) for index, selector in enumerate(drawn)}
+    labels, series = _series(drawn)
     goal = f"{100 * target_accuracy:g} %"
-    if own := axes.get("accuracy"):
-        for selector, histories in drawn.items():
-            draw_accuracy(own, selector, histories, styles[selector], target_rounds)
-        own.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1, label=f"target {goal}")
-        own.set_xlim(left=0)
-        limit_to_percent(own)
-        what = f"Accuracy, mean of {target_rounds} rounds{_describe_seeds(drawn)}"
-        label_panel(own, what, "simulated time (s)", "test accuracy (%)")
-    if verdict and (own := axes.get("ratios")):
-        draw_ratios(own, verdict, styles)
-        what = f"Time to {goal}, ratio to {verdict.reference}"
-        label_panel(own, what, "ratio with 95 % interval, a point a seed; grey: within 5 %", "")
-    if verdict and (own := axes.get("targets")):
-        draw_profile(own, verdict, styles)
-        what = f"Time ratio to {verdict.reference} by target" if panel else "The same by target"
-        label_panel(own, what, "target accuracy (%)", "time ratio")
-    if own := axes.get("selections"):
-        _draw_selections(own, drawn, styles, num_clients)
-    return _save_figure(figure, axes[shown[0]], title, path, dpi=200)
+    panels = []
+    for name in shown:
+        rows: list[dict[str, Any]]
+        if name == "accuracy":
+            is_fraction = charts.are_fractions(r.accuracy for own in drawn.values() for h in own for r in h.rounds)
+            rows = _accuracy_rows(drawn, target_rounds, is_fraction)
+            spec = charts.accuracy_chart(series, target_accuracy, is_fraction=is_fraction)
+            what = f"Accuracy, mean of {target_rounds} rounds{_describe_seeds(drawn)}; dashed: {goal}"
+            axis = "simulated time (s)"
+        elif name == "ratios" and verdict:
+            rows = _numbered(tables.ratio_table(verdict, ()), labels, measure="time")
+            spec = charts.ratio_chart(series, verdict.reference)
+            what, axis = f"Time to {goal}; a point a seed, grey: within 5 %", "time"
+        elif name == "targets" and verdict:
+            rows = _numbered(tables.profile_table(verdict), labels)
+            spec = charts.profile_chart(series, verdict.reference, list(verdict.profile), named=True)
+            what, axis = f"Time ratio to {verdict.reference} by target", "target accuracy"
+        else:
+            rows = _count_rows(drawn, num_clients)
+            spec = charts.count_chart(series)
+            what, axis = "How often each client was selected", "clients, most selected first"
+        width = ALONE if panel else PANELS[name]
+        panels.append(Panel(title=what, spec=spec, rows=rows, width=width, x_title=axis))
+    return save_picture(panels, path, labels=labels, title=title, has_legend=panel != "ratios")
 
 
 def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
@@ -133,22 +162,56 @@ def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
     return f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
 
 
-def _draw_selections(
-    axes: Axes, drawn: Mapping[str, Sequence[History]], styles: Mapping[str, Mapping[str, Any]], num_clients: int
-) -> None:
-    """Draw the clients' selection counts of each selector, in descending order."""
+def _series(drawn: Mapping[str, Any]) -> tuple[list[str], charts.Styles]:
+    """Return the selectors' labels, and the style of each selector's number."""
+    return list(drawn), dict(enumerate(charts.selector_styles(list(drawn)).values()))
+
+
+def _accuracy_rows(drawn: Mapping[str, Sequence[History]], window: int, is_fraction: bool) -> list[dict[str, Any]]:
+    """Return the smoothed accuracy by simulated seconds: the mean over the seeds, with one standard deviation."""
+    found = []
+    for number, histories in enumerate(drawn.values()):
+        runs = [[(r.simulated_s, r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
+        series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
+        x, mean, deviation = mean_curve([(own[:, 0], moving_average(own[:, 1], window)) for own in series])
+        low, high = mean - deviation, mean + deviation
+        # A quality that the user defines may be outside the range of a fraction, as R² can be.
+        if is_fraction:
+            low, high = low.clip(min=0.0), high.clip(max=1.0)
+        columns = (x.tolist(), mean.tolist(), low.tolist(), high.tolist())
+        found += [
+            {"series": number, "x": place, "accuracy": value, "low": below, "high": above}
+            for place, value, below, above in zip(*columns, strict=True)
+        ]
+    return found
+
+
+def _numbered(columns: Mapping[str, Any], labels: Sequence[str], **only: str) -> list[dict[str, Any]]:
+    """Return the rows of a table of the page, with the number of each selector: those with these values."""
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        row | {"series": labels.index(row["selector"])}
+        for row in rows
+        if all(row[name] == value for name, value in only.items())
+    ]
+
+
+def _count_rows(drawn: Mapping[str, Sequence[History]], num_clients: int) -> list[dict[str, Any]]:
+    """Return the clients' selection counts in descending order: mean and band over the seeds at each rank."""
+    found = []
     shapes: list[bytes] = []
-    for selector, histories in drawn.items():
-        style = styles[selector]
+    for number, histories in enumerate(drawn.values()):
         counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
-        shapes.append(counts.mean(axis=0).tobytes())
+        mean, deviation = counts.mean(axis=0), counts.std(axis=0, ddof=min(1, len(counts) - 1))
         # Selectors with equal counts, such as round-robin, would hide each other, so the lower lines are wider.
-        wider = {"linewidth": style["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}
-        draw_counts(axes, selector, counts, {**style, **wider})
-    axes.set_xlim(0, num_clients)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(load_optional("matplotlib.ticker").MaxNLocator(integer=True))
-    label_panel(axes, "How often each client was selected", "clients, most selected first", "times selected")
+        shapes.append(mean.tobytes())
+        width = 1.8 + 2.4 * (shapes.count(shapes[-1]) - 1)
+        found += [
+            {"series": number, "place": place, "count": float(mean[k]), "width": width,
+             "low": float(mean[k] - deviation[k]), "high": float(mean[k] + deviation[k])}
+            for place in range(num_clients + 1) for k in (min(place, num_clients - 1),)
+        ]  # fmt: skip
+    return found
 
 
 def plot_rounds(
@@ -185,47 +248,157 @@ def plot_rounds(
 
     Raises:
         ParameterError: There is no run, or the suffix is unknown.
-        RunError: matplotlib is not installed.
+        RunError: Altair or vl-convert is not installed.
     """
     _format_of(path)
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     if not drawn:
         raise ParameterError("plot_rounds got no run. Give at least one history of one selector.")
-    figure = _new_figure(18 if lost else 14)
-    left, middle, right, *last = figure.subplots(1, 4 if lost else 3)
+    labels, series = _series(drawn)
     banded = len(drawn) <= MOST_BANDS
+    rows: dict[str, list[dict[str, Any]]] = {"accuracy": [], "clients": [], "share": [], "theta": []}
     # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
-    for index, (selector, histories) in enumerate(drawn.items()):
-        style = line_style(index, len(drawn))
-        rounds = np.arange(1, min(len(h.rounds) for h in histories) + 1)
-        curves = [_accuracy(h, target_rounds)[: len(rounds)] for h in histories]
-        left.plot(rounds, 100 * np.mean(curves, axis=0), label=selector, **style)
+    for number, (selector, histories) in enumerate(drawn.items()):
+        length = min(len(h.rounds) for h in histories)
         fractions = [selection_fractions(h, num_clients) for h in histories]
-        seen = [(own > 0).sum(axis=1)[: len(rounds)] for own in fractions]
-        middle.plot(rounds, np.mean(seen, axis=0), **style)
-        first, own_rounds = fractions[0], np.arange(1, len(fractions[0]) + 1)
-        right.plot(own_rounds, np.median(first, axis=1), **style)
-        edges = (first.min(axis=1), first.max(axis=1)) if banded else (np.median(first, axis=1),) * 2
-        right.fill_between(own_rounds, *edges, color=style["color"], alpha=0.12, linewidth=0)
-        highest = max(highest, float(edges[1][len(first) // 5 :].max(initial=0.0)))
-        for axes in last:
-            each = [np.asarray(one, dtype=np.float64)[: len(rounds)] for one in (lost or {})[selector]]
-            axes.plot(rounds, np.mean(each, axis=0), **style)
-            axes.axhline(0, color=GREY, linewidth=1, zorder=1)
-            label_panel(axes, "Lost against knowing the means (theta)", "round", "seconds a round so far")
-    left.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1)
-    middle.axhline(num_clients, color=GREY, linestyle="--", linewidth=1, zorder=1)
-    middle.set_ylim(bottom=0)
-    right.set_ylim(0, 1.1 * highest or 1.0)
-    for axes in (left, middle, right, *last):
-        axes.set_xlim(left=1)
-    limit_to_percent(left)
-    label_panel(left, f"Accuracy, mean of {target_rounds} rounds", "round", "test accuracy (%)")
-    label_panel(middle, "Clients selected at least once", "round", "clients")
+        first = fractions[0]
+        curves = {
+            "accuracy": np.mean([_accuracy(h, target_rounds)[:length] for h in histories], axis=0),
+            "clients": np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0),
+            "share": np.median(first, axis=1),
+        }
+        if lost:
+            curves["theta"] = np.mean([np.asarray(one, dtype=np.float64)[:length] for one in lost[selector]], axis=0)
+        for name, values in curves.items():
+            rows[name] += [{"series": number, "round": t, name: value} for t, value in enumerate(values.tolist(), 1)]
+        low, high = (first.min(axis=1), first.max(axis=1)) if banded else (curves["share"],) * 2
+        highest = max(highest, float(high[len(first) // 5 :].max(initial=0.0)))
+        if banded:
+            for row, below, above in zip(rows["share"][-len(first) :], low.tolist(), high.tolist(), strict=True):
+                row |= {"low": below, "high": above}
+    alt = load_optional("altair")
+    x = alt.X(
+        "round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(zero=False, nice=False)
+    )
+    form = ".0%" if charts.are_fractions(row["accuracy"] for row in rows["accuracy"]) else ""
     spread = ": median, least to most" if banded else " of the median client"
-    label_panel(right, f"Selection fractions{spread}", "round", "share of the rounds so far")
-    return _save_figure(figure, left, title, path, dpi=150)
+    shares = {"domain": [0, 1.1 * highest or 1.0], "nice": False}
+    specs = {
+        "accuracy": (
+            f"Accuracy, mean of {target_rounds} rounds",
+            charts.line_chart(series, x, "accuracy", "test accuracy", form=form, goal=target_accuracy),
+        ),
+        "clients": (
+            "Clients selected at least once",
+            charts.line_chart(series, x, "clients", "clients", scale={"zero": True}, goal=num_clients),
+        ),
+        "share": (
+            f"Selection fractions{spread}",
+            charts.line_chart(series, x, "share", "share of the rounds so far", band=banded, scale=shares),
+        ),
+        "theta": ("Lost against knowing the means (theta)", charts.regret_chart(series)),
+    }
+    panels = [
+        Panel(title=what, spec=spec, rows=rows[name], width=360) for name, (what, spec) in specs.items() if rows[name]
+    ]
+    return save_picture(panels, path, labels=labels, title=title)
+
+
+def save_picture(
+    panels: Sequence[Panel],
+    path: str | os.PathLike[str],
+    *,
+    labels: Sequence[str],
+    title: str = "",
+    columns: int | None = None,
+    has_legend: bool = True,
+) -> Path:
+    """Write a picture of panels, with a legend below them.
+
+    Args:
+        panels: The panels, row by row.
+        path: Path of the file, which is replaced if it exists. Its suffix sets the format.
+        labels: Name of each series.
+        title: Heading of the picture.
+        columns: Number of panels in a row. If None, all panels are in one row.
+        has_legend: Whether there is a legend.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ParameterError: The suffix is unknown.
+        RunError: vl-convert is not installed.
+    """
+    kind = _format_of(path)
+    spec = _picture(panels, labels, title, columns or len(panels), has_legend)
+    size = {"scale": SCALE} if kind == "png" else {}
+    content = convert(f"vegalite_to_{kind}", vl_spec=json.dumps(spec, allow_nan=False), **size)
+    if kind == "svg":
+        # Vega numbers the clipping paths of all pictures of a process.
+        numbers: dict[bytes, int] = {}
+        content = CLIP.sub(lambda found: found[1] + b"%d" % numbers.setdefault(found[2], len(numbers)), content)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def _picture(
+    panels: Sequence[Panel], labels: Sequence[str], title: str, columns: int, has_legend: bool
+) -> dict[str, Any]:
+    """Return the specification of a picture."""
+    # Width of an entry: about 7 units per letter, and 60 for its line and spacing.
+    named = [labels[number] for number in sorted({row["series"] for panel in panels for row in panel.rows})]
+    room = sum(panel.width + 70 for panel in panels[:columns]) / (60 + 7 * max(map(len, named), default=0))
+    # As few columns as the same number of lines allows, so that the columns are equally long.
+    entries = max(1, math.ceil(len(named) / max(1, math.ceil(len(named) / max(1, int(room))))))
+    legend = {"title": None, "orient": "bottom", "columns": entries, "labelExpr": charts.LABEL, "labelLimit": 0,
+              "symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5, "symbolSize": 160}  # fmt: skip
+    shared = {"color": "shared", "strokeDash": "shared"}
+    return {
+        "title": {"text": title, "anchor": "middle", "fontSize": 17, "offset": 14, "frame": "bounds"},
+        "params": [{"name": "labels", "value": list(labels)}, {"name": "chosen", "value": ""}],
+        "columns": columns,
+        "concat": [_unit(panel, legend if has_legend else None) for panel in panels],
+        "resolve": {"scale": shared, "legend": shared},
+        "datasets": {name: rows for panel in panels for name, rows in panel.spec.get("datasets", {}).items()},
+        "bounds": "flush",
+        "spacing": {"column": 90, "row": 90},
+        "config": {
+            "background": "white", "font": "sans-serif", "view": {"stroke": None}, "aria": False,
+            "axis": _replaced(charts.SOFT),
+            "legend": {"labelColor": INK, "labelFontSize": 13, "layout": {"bottom": {"anchor": "middle"}}},
+            "title": {"color": INK, "anchor": "start", "fontWeight": "normal", "fontSize": 14, "offset": 10,
+                      "frame": "group"},
+        },
+    }  # fmt: skip
+
+
+def _unit(panel: Panel, legend: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a panel as a part of a picture."""
+    spec = {key: value for key, value in panel.spec.items() if key not in ("config", "autosize", "params", "datasets")}
+    # What comes last is on top: the first selector.
+    rows = [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+        for row in sorted(panel.rows, key=lambda row: -row["series"])
+    ]
+    found: dict[str, Any] = _replaced(spec, panel.x_title, legend)
+    return found | {"title": panel.title, "data": {"values": rows}, "width": panel.width, "height": HEIGHT}
+
+
+def _replaced(part: Any, x_title: str = "", legend: Any = None) -> Any:
+    """Return a specification with the picture's colour of texts, title of the horizontal axis, and legend."""
+    if isinstance(part, Mapping):
+        return {
+            key: legend if key == "legend" and value is None else _replaced(value, x_title, legend)
+            for key, value in part.items()
+        }
+    if isinstance(part, list):
+        return [_replaced(one, x_title, legend) for one in part]
+    if not isinstance(part, str):
+        return part
+    return INK if part == charts.TEXT else part.replace(charts.X_TITLE, x_title, part.startswith(charts.X_TITLE))
 
 
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
@@ -253,16 +426,6 @@ def _accuracy(history: History, window: int) -> NDArray[np.float64]:
     return np.asarray(means[np.searchsorted(measured, np.arange(len(values)), side="right")])
 
 
-def _new_figure(width: float) -> Figure:
-    """Return an empty figure of this width in inches."""
-    figure: Figure = load_optional("matplotlib.figure").Figure(
-        figsize=(width, 4.6), layout="constrained", facecolor="white"
-    )
-    # Not with pyplot, because it would keep every figure in global state, and might look for a screen.
-    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    return figure
-
-
 def _format_of(path: str | os.PathLike[str]) -> str:
     """Return the format of a picture, by the suffix of its file.
 
@@ -277,24 +440,3 @@ def _format_of(path: str | os.PathLike[str]) -> str:
             "these formats"
         )
     return suffix
-
-
-def _save_figure(figure: Figure, named: Axes, title: str, path: str | os.PathLike[str], dpi: int) -> Path:
-    """Add the title, and below the panels the legend of the panel ``named``; write the file and return its path."""
-    handles, labels = named.get_legend_handles_labels()
-    if labels:
-        # Width of an entry at this font size, in inches: about .075 per letter, and .75 for its line and spacing.
-        columns = int(figure.get_figwidth() / (0.75 + 0.075 * max(map(len, labels))))
-        place: dict[str, Any] = {"loc": "outside lower center", "ncols": max(1, min(6, columns, len(labels)))}
-        figure.legend(handles, labels, frameon=False, fontsize=10, **place)
-    if title:
-        figure.suptitle(title, fontsize=13)
-    # A dollar sign in a selector's label does not start a formula, and matplotlib raises an error for a wrong formula.
-    for text in figure.findobj(load_optional("matplotlib.text").Text):
-        text.set_parse_math(False)
-    kind = _format_of(path)
-    # Publishers refuse Type 3 fonts, matplotlib's default in PDF. Without a fixed salt, names in SVG would be random.
-    settings = {"pdf.fonttype": 42, "svg.hashsalt": "fedsel"}
-    with load_optional("matplotlib").rc_context(settings), atomic_write(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=dpi, metadata=FORMATS[kind])
-    return Path(path)

@@ -1,11 +1,17 @@
-"""Summaries of runs: the figures of one run, and their mean and spread over the seeds of one selector."""
+"""Summaries of runs: the figures of one run, their mean and spread over seeds, and labels of a selector's settings.
+
+A sweep runs a selector with several values of a parameter. Each setting has a row, whose label is the selector's label
+and the values, such as "bsfl alpha=0.3". The notes on the number of settings use only these labels, so that runs from
+folders have the same notes.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -133,6 +139,7 @@ class SelectorRow:
 
 FIGURES = tuple(field.name for field in fields(RunSummary) if field.name not in ("selector", "seed", "target_window"))
 """Figures of a run that are averaged over seeds."""
+_SETTING = re.compile(r"(?P<selector>.+?)(?: \w+=\S+)+")
 
 
 def jain_index(counts: ArrayLike) -> float:
@@ -369,3 +376,96 @@ def decimals_of(value: float) -> int:
     # From 100 to 999, three significant digits need no decimal, but one is kept.
     exponent = math.floor(math.log10(abs(value))) if value else 0
     return 1 if exponent == 2 else max(0, 2 - exponent)
+
+
+def setting_label(selector: str, setting: Mapping[str, str]) -> str:
+    """Return the label of a setting.
+
+    Args:
+        selector: Label of the selector.
+        setting: Parameter -> value, in the form of :func:`value_texts`.
+
+    >>> setting_label("bsfl", {"alpha": "0.3", "beta": "2"})
+    'bsfl alpha=0.3 beta=2'
+    """
+    return " ".join([selector, *(f"{name}={value}" for name, value in setting.items())])
+
+
+def value_texts(values: Sequence[Any]) -> list[str]:
+    """Return the values of a parameter as short texts for labels, all different.
+
+    Args:
+        values: Numbers, texts, booleans, or lists of them. No value occurs twice.
+
+    >>> value_texts([0.30000000000000004, 1.0, True, [40, 30], "exact"])
+    ['0.3', '1', 'true', '40,30', 'exact']
+    >>> value_texts([0.3, 0.30000000000000004])
+    ['0.3', '0.30000000000000004']
+    """
+    short = [_text(value) for value in values]
+    return short if len(set(short)) == len(short) else [_text(value, "") for value in values]
+
+
+def _text(value: Any, precision: str = "g") -> str:
+    """Return a value as text without spaces; floats have six significant digits, or all digits without a format."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(_text(one, precision) for one in value)
+    text = format(value, precision) if isinstance(value, float) else str(value)
+    # The notes split labels at spaces.
+    return "_".join(text.split())
+
+
+def selector_of(label: str) -> str:
+    """Return the selector's label without the values of a setting.
+
+    >>> selector_of("bsfl alpha=0.3 beta=2"), selector_of("cs-ucb")
+    ('bsfl', 'cs-ucb')
+    """
+    found = _SETTING.fullmatch(label)
+    return found["selector"] if found else label
+
+
+def settings_tried(labels: Iterable[str]) -> dict[str, int]:
+    """Count the settings of each selector that ran with several settings.
+
+    Args:
+        labels: Labels of the rows of a comparison.
+
+    Returns:
+        Selector -> number of its settings, for selectors with at least two settings.
+
+    >>> settings_tried(["bsfl alpha=0.3", "bsfl alpha=1", "oort", "random"])
+    {'bsfl': 2}
+    """
+    counts: dict[str, int] = {}
+    for label in labels:
+        selector = selector_of(label)
+        counts[selector] = counts.get(selector, 0) + 1
+    return {selector: count for selector, count in counts.items() if count > 1}
+
+
+def describe_settings(labels: Iterable[str]) -> str:
+    """Return the table's note on the number of settings tried per selector; empty without a sweep.
+
+    >>> describe_settings(["bsfl alpha=0.3", "bsfl alpha=1", "random"])
+    'Settings tried: 2 of bsfl.'
+    """
+    tried = settings_tried(labels)
+    return f"Settings tried: {', '.join(f'{count} of {name}' for name, count in tried.items())}." if tried else ""
+
+
+def describe_optimism(labels: Iterable[str]) -> str:
+    """Return the verdict's warning about the best of several settings; empty without a sweep.
+
+    >>> describe_optimism(["bsfl alpha=0.3", "bsfl alpha=1", "random"])
+    'The best of the 2 settings of bsfl looks better than it is: some of its lead is chance. Run it again on new seeds.'
+    """
+    tried = [f"{count} settings of {name}" for name, count in settings_tried(labels).items()]
+    if not tried:
+        return ""
+    return (
+        f"The best of the {' or of the '.join(tried)} looks better than it is: some of its lead is chance. Run it "
+        "again on new seeds."
+    )

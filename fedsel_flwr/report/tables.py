@@ -24,8 +24,8 @@ from fedsel_flwr.report.summary import (
     aggregate,
     check_target,
     decimals_of,
+    describe_settings,
 )
-from fedsel_flwr.report.sweeps import describe_settings
 from fedsel_flwr.report.verdict import SelectorVerdict, Verdict
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ from fedsel_flwr.report.paired import (
     sign_test,
 )
 from fedsel_flwr.report.run_folder import load_optional
-from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of
-from fedsel_flwr.report.sweeps import describe_optimism
+from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of, describe_optimism
 
 Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 

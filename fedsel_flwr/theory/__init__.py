@@ -3,11 +3,10 @@
 No run needs this package. It uses only NumPy, except :func:`~fedsel_flwr.theory.program.fair_optimum`, which imports
 SciPy at its call. The rooms:
 
-===========  ===========================================================================================
-``regret``   each paper's genie, which knows every client's mean, and the regret of a run against it
+===========  ===============================================================================================
+``regret``   each paper's genie, which knows every client's mean; the regret of a run, and its upper bounds
 ``program``  the fair optimum: the best policy under fairness and availability, by linear programming
-``bounds``   the papers' upper bounds on the expected regret
-===========  ===========================================================================================
+===========  ===============================================================================================
 
 >>> import numpy as np
 >>> from fedsel_flwr.theory import xia_genie, xia_regret
@@ -20,15 +19,20 @@ SciPy at its call. The rooms:
 
 from __future__ import annotations
 
-from fedsel_flwr.theory.bounds import (
+from fedsel_flwr.theory.program import fair_optimum
+from fedsel_flwr.theory.regret import (
+    bsfl_genie,
     bsfl_largest_loss,
+    bsfl_regret,
     bsfl_regret_bound,
     cs_ucb_gaps,
     cs_ucb_q_regret_bound,
     cs_ucb_regret_bound,
+    fair_regret,
+    sorted_groups,
+    xia_genie,
+    xia_regret,
 )
-from fedsel_flwr.theory.program import fair_optimum
-from fedsel_flwr.theory.regret import bsfl_genie, bsfl_regret, fair_regret, sorted_groups, xia_genie, xia_regret
 
 __all__ = [
     "bsfl_genie",

@@ -1,21 +1,24 @@
-"""Charts of a page, as Vega-Lite specifications that Altair builds and checks.
+"""Charts of pages and of pictures, as Vega-Lite specifications that Altair builds and checks.
 
-The rows come later under the name ``rows`` (:mod:`fedsel_flwr.report.page.document`). Their column ``series`` is the
-number of their selector, client or reason. ``page.js`` adds the names as ``labels``, which are data and no properties.
-Axes and texts have the colour of the page's text (``currentColor``), so that a chart is readable on a light and on a
-dark page.
+The rows come later under the name ``rows``: in a page from ``page.js``, in a picture from
+:mod:`fedsel_flwr.report.plots`. Their column ``series`` is the number of their selector, client or reason. Page and
+picture add the names as ``labels``, which are data and no properties. They also put a legend in the place of ``null``,
+and titles in the place of :data:`X_TITLE`. Axes and texts have the colour of the page's text (``currentColor``). So a
+chart is readable on a light and on a dark page.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from fedsel_flwr.report.panels import COLOURS
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.verdict import MARGIN
 
+# Okabe and Ito's palette, which people with colour-vision deficiency can distinguish. Yellow is left out, because it is
+# too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 TEXT = "currentColor"
 DASHES = ([1, 0], [6, 2], [2, 2])
 """Dashes of the lines: the first seven selectors, the next seven, and the rest."""
@@ -31,8 +34,18 @@ CHOSEN = "chosen seed"
 """Value in a specification that the menu of seeds replaces."""
 X_TITLE = "x title"
 """Text in a specification that the axis menu replaces."""
+SHAPES = ("circle", "square", "triangle-up", "diamond")
+"""Shapes of points. The next shape follows when all colours are used."""
+LONGEST_NAMES = 60
+"""Largest number of characters of the names of groups in a row."""
 LABEL = "labels[datum.value]"
 """Label of a series on an axis or in a legend."""
+SOFT = {
+    "gridColor": TEXT, "gridOpacity": 0.15, "domainColor": TEXT, "domainOpacity": 0.5, "tickColor": TEXT,
+    "tickOpacity": 0.5, "labelColor": TEXT, "titleColor": TEXT, "titleFontWeight": "normal",
+    "labelOverlap": "greedy", "labelSeparation": 6, "labelFontSize": 12, "titleFontSize": 12,
+}  # fmt: skip
+"""Settings of the axes."""
 Styles = Mapping[int, tuple[str, Sequence[int]]]
 """Number of a selector -> colour and dashes."""
 
@@ -48,20 +61,70 @@ def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]
     }
 
 
+def are_fractions(accuracies: Iterable[float]) -> bool:
+    """Return whether all known accuracies are between 0 and 1. A quality of the user, such as R², may not be."""
+    return all(0 <= value <= 1 for value in accuracies if math.isfinite(value))
+
+
+def line_chart(
+    selectors: Styles,
+    x: Any,
+    y: str,
+    y_title: str | list[str],
+    *,
+    tooltip: Sequence[str] = (),
+    band: bool = False,
+    step: bool = False,
+    points: bool = False,
+    form: str = "",
+    scale: Mapping[str, Any] | None = None,
+    rule: float | None = None,
+    goal: float | None = None,
+    width: str = "",
+    more: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Lines of the selectors over a column.
+
+    Args:
+        selectors: The selectors' styles.
+        x: Altair's channel of the horizontal axis.
+        y: Column of the values.
+        y_title: Title of the vertical axis.
+        tooltip: Columns in a tooltip, next to the selector.
+        band: Whether there is a band between the columns ``low`` and ``high``.
+        step: Whether a value stays until the next one.
+        points: Whether each value has a point.
+        form: Format of the vertical axis.
+        scale: Settings of the vertical scale.
+        rule: Place of a horizontal line.
+        goal: Place of a dashed horizontal line.
+        width: Column of the lines' widths; empty for equal widths.
+        more: Further layers.
+    """
+    alt = _altair()
+    axis = alt.Axis(format=form) if form else alt.Axis()
+    of = {"title": y_title, "axis": axis, "scale": alt.Scale(**(scale or {"zero": False}))}
+    how = {"interpolate": "step-after"} if step else {}
+    base = alt.Chart().encode(x=x, color=series_colour(selectors))
+    area = base.transform_filter("isValid(datum.low)").mark_area(opacity=0.15, clip=True, **how)
+    line = base.transform_filter(f"isValid(datum.{y})").mark_line(point=points, **how).encode(
+        y=alt.Y(f"{y}:Q", **of), strokeDash=_dash(selectors), tooltip=["selector:N", *tooltip]
+    )  # fmt: skip
+    line = line.encode(strokeWidth=alt.StrokeWidth(f"{width}:Q", scale=None) if width else alt.value(1.8))
+    layers = [area.encode(y=alt.Y("low:Q", **of), y2="high:Q")] if band else []
+    layers.append(line)
+    for place, dash in ((rule, []), (goal, [4, 4])):
+        if place is not None:
+            layers.append(_once().mark_rule(strokeDash=dash, color=TEXT, opacity=0.6).encode(y=alt.datum(place)))
+    return specification(alt.layer(*layers, *more), HEIGHT)
+
+
 def accuracy_chart(selectors: Styles, target: float, *, is_fraction: bool) -> dict[str, Any]:
     """Lines of accuracy with a band of one deviation, and the target as a dashed line."""
-    alt = _altair()
-    form = alt.Axis(format=".0%") if is_fraction else alt.Axis()
-    y = alt.Y("accuracy:Q", title="test accuracy", axis=form, scale=alt.Scale(zero=False))
-    base = alt.Chart().encode(x=alt.X("x:Q", title=X_TITLE), color=_colour(selectors))
-    band = base.mark_area(opacity=0.15, interpolate="step-after", clip=True).encode(
-        y=alt.Y("low:Q", title="test accuracy", axis=form), y2="high:Q"
-    )
-    line = base.mark_line(interpolate="step-after", strokeWidth=1.8).encode(
-        y=y, strokeDash=_dash(selectors), detail="series:N", tooltip=["selector:N", "x:Q", "accuracy:Q"]
-    )
-    goal = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(target))
-    return _specification(alt.layer(band, line, goal), HEIGHT)
+    return line_chart(
+        selectors, _altair().X("x:Q", title=X_TITLE), "accuracy", "test accuracy", tooltip=["x:Q", "accuracy:Q"],
+        band=True, step=True, form=".0%" if is_fraction else "", goal=target,
+    )  # fmt: skip
 
 
 def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
@@ -69,7 +132,7 @@ def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     alt = _altair()
     x = alt.X("ratio:Q", title=f"{X_TITLE}, ratio to {reference}", scale=alt.Scale(type="log", nice=False, padding=12))
     y = _series_axis()
-    colour = _colour(selectors)
+    colour = series_colour(selectors)
     rows = alt.Chart()
     band = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_rect(color=TEXT, opacity=0.07)
     margin = _once().mark_rect(color=TEXT, opacity=0.12).encode(x=alt.datum(1 / MARGIN), x2=alt.datum(MARGIN))
@@ -88,40 +151,71 @@ def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     point = known.mark_point(filled=True, shape="diamond", size=90, yOffset=6, opacity=1).encode(
         x=x, y=y, color=colour, tooltip=words
     )
-    note = mean.mark_text(align="left", dx=8, dy=6, color=TEXT).encode(
+    note = known.mark_text(align="left", dx=8, dy=6, color=TEXT).encode(
         x=alt.X("high:Q", scale=alt.Scale(type="log")), y=y, text="note:N"
     )
+    count = mean.transform_filter("!isValid(datum.low)").mark_text(align="left", dx=4, dy=6, color=TEXT).encode(
+        x=alt.value(0), y=y, text="note:N"
+    )  # fmt: skip
     name = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_text(
         text=f"{reference} against itself", align="left", baseline="bottom", dx=2, color=TEXT
     )
     name = name.encode(x=alt.X("low:Q", scale=alt.Scale(type="log")), y=alt.value(-3))
     layers = (band.encode(x="low:Q", x2="high:Q"), name, margin, one, seeds, interval, point)
-    found = _specification(alt.layer(*layers, note), 34 * len(selectors))
+    found = specification(alt.layer(*layers, note, count), 34 * len(selectors))
     return found | {"params": [{"name": "chosen", "value": CHOSEN}]}
 
 
-def profile_chart(selectors: Styles, reference: str, targets: Sequence[float]) -> dict[str, Any]:
-    """Lines of the time ratio over the target accuracy, with the interval as a band."""
+def profile_chart(
+    selectors: Styles, reference: str, targets: Sequence[float], *, named: bool = False
+) -> dict[str, Any]:
+    """Lines of the time ratio over the target accuracy, with the interval as a band.
+
+    ``named``: a text names the targets that some runs did not reach.
+    """
     alt = _altair()
-    scale = alt.Scale(type="log", nice=False, padding=8)
-    base = alt.Chart().encode(
-        x=alt.X(
-            "target:Q",
-            title="target accuracy",
-            axis=alt.Axis(format="~%", values=list(targets)),
-            scale=alt.Scale(zero=False, padding=10),
-        ),
-        color=_colour(selectors),
-    )
-    title = f"time, ratio to {reference}"
-    known = base.transform_filter("isValid(datum.low)")
-    band = known.mark_area(opacity=0.13).encode(y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q")
-    line = base.transform_filter("isValid(datum.ratio)").mark_line(point=True).encode(
-        y=alt.Y("ratio:Q", title=title, scale=scale), strokeDash=_dash(selectors),
-        tooltip=["selector:N", "target:Q", "ratio:Q", "low:Q", "high:Q", "reached:Q", "pairs:Q"],
+    form, scale = alt.Axis(format="~%", values=list(targets)), alt.Scale(zero=False, padding=10)
+    x = alt.X("target:Q", title="target accuracy", axis=form, scale=scale)
+    text = alt.Chart().transform_filter("datum.reached < datum.pairs").mark_text(
+        text="not on all seeds", angle=270, align="left", color=TEXT
+    ).encode(x=x, y=alt.value("height"))  # fmt: skip
+    return line_chart(
+        selectors, x, "ratio",
+        f"time, ratio to {reference}", tooltip=["target:Q", "ratio:Q", "low:Q", "high:Q", "reached:Q", "pairs:Q"],
+        band=True, points=True, scale={"type": "log", "nice": False, "padding": 8}, rule=1,
+        more=[text] if named else (),
     )  # fmt: skip
-    one = _once().mark_rule(color=TEXT, opacity=0.7).encode(y=alt.datum(1))
-    return _specification(alt.layer(band, line, one), HEIGHT)
+
+
+def interval_chart(
+    selectors: Styles, groups: Sequence[str], title: str | list[str], levels: Mapping[str, float]
+) -> dict[str, Any]:
+    """Points with intervals: one value of each selector in each group; lines at the levels, with their names."""
+    alt = _altair()
+    crowded = len(groups) > 5 or len("".join(groups)) > LONGEST_NAMES
+    axis = alt.Axis(labelAngle=-30 if crowded else 0, labelLimit=0, labelOverlap=False)
+    base = alt.Chart().encode(
+        x=alt.X("group:N", title=None, sort=list(groups), axis=axis),
+        xOffset=alt.XOffset("series:O", scale=alt.Scale(domain=list(selectors))),
+        color=series_colour(selectors),
+    )
+    of = {"title": title, "scale": alt.Scale(zero=False)}
+    whisker = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", **of), y2="high:Q")
+    shapes = alt.Scale(domain=list(selectors), range=[SHAPES[i // len(COLOURS) % len(SHAPES)] for i in selectors])
+    point = base.mark_point(filled=True, size=40, opacity=1).encode(
+        y=alt.Y("value:Q", **of), shape=alt.Shape("series:N", scale=shapes, legend=None)
+    )
+    lines = [part for name, place in levels.items() for part in named_line(place, name)]
+    return specification(alt.layer(whisker, point, *lines), HEIGHT)
+
+
+def count_chart(selectors: Styles) -> dict[str, Any]:
+    """Lines: how often the clients were selected, the most selected client first, with a band of one deviation."""
+    alt = _altair()
+    x = alt.X("place:Q", title=X_TITLE, axis=_whole(), scale=alt.Scale(nice=False))
+    return line_chart(
+        selectors, x, "count", "times selected", band=True, step=True, form="d", scale={"domainMin": 0}, width="width"
+    )
 
 
 def map_chart() -> dict[str, Any]:
@@ -145,7 +239,7 @@ def map_chart() -> dict[str, Any]:
             alt.Tooltip("selections:Q", format=".3~g"),
         ],
     )  # fmt: skip
-    return _specification(chart, HEIGHT)
+    return specification(chart, HEIGHT)
 
 
 def selection_chart(selectors: Styles) -> dict[str, Any]:
@@ -154,23 +248,19 @@ def selection_chart(selectors: Styles) -> dict[str, Any]:
     chart = alt.Chart().mark_circle(opacity=0.6, size=40).encode(
         x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
         y=alt.Y("selections:Q", title="times selected"),
-        color=_colour(selectors),
+        color=series_colour(selectors),
         tooltip=["selector:N", "client:N", "latency_s:Q", "selections:Q"],
     )  # fmt: skip
-    return _specification(chart, HEIGHT)
+    return specification(chart, HEIGHT)
 
 
 def tenth_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often a client of each tenth was selected against the tenth's mean latency."""
-    alt = _altair()
-    chart = alt.Chart().mark_line(point=True).encode(
-        x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
-        y=alt.Y("selections_per_client:Q", title="times selected"),
-        color=_colour(selectors),
-        strokeDash=_dash(selectors),
-        tooltip=["selector:N", "tenth:Q", "latency_s:Q", "selections_per_client:Q"],
-    )  # fmt: skip
-    return _specification(chart, HEIGHT)
+    x = _altair().X("latency_s:Q", title="mean latency (s)", scale=_altair().Scale(zero=False))
+    tooltip = ["tenth:Q", "latency_s:Q", "selections_per_client:Q"]
+    return line_chart(
+        selectors, x, "selections_per_client", "times selected", tooltip=tooltip, points=True, scale={"zero": True}
+    )
 
 
 def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
@@ -178,14 +268,14 @@ def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
     alt = _altair()
     y = _series_axis()
     scale, axis = alt.Scale(zero=False), alt.Axis(format=form)
-    base = alt.Chart().encode(y=y, color=_colour(selectors))
+    base = alt.Chart().encode(y=y, color=series_colour(selectors))
     spread = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5).encode(
         x=alt.X("low:Q", title=title, scale=scale, axis=axis), x2="high:Q"
     )  # fmt: skip
     point = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=alt.X("value:Q", title=title, scale=scale, axis=axis), tooltip=["selector:N", "seed:N", "value:Q"]
     )
-    return _specification(alt.layer(spread, point), 24 * len(selectors))
+    return specification(alt.layer(spread, point), 24 * len(selectors))
 
 
 def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
@@ -210,7 +300,7 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
         color=alt.Color("series:N", legend=_legend(None, LABEL)),
         tooltip=["reason:N", *_ends(), alt.Tooltip("clients_per_round:Q", title="clients per round", format=".3~g")],
     )
-    return _specification(chart, HEIGHT)
+    return specification(chart, HEIGHT)
 
 
 def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) -> dict[str, Any]:
@@ -230,7 +320,7 @@ def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) ->
         fillOpacity=alt.condition("datum.part === 'failures'", alt.value(0.4), alt.value(1)),
         tooltip=["part:N", *_ends(), alt.Tooltip("seconds:Q", format=".3~g")],
     )
-    return _specification(alt.layer(chart, *_limit(limit)), HEIGHT)
+    return specification(alt.layer(chart, *named_line(limit, "max_latency")), HEIGHT)
 
 
 def cost_chart(most: int) -> dict[str, Any]:
@@ -241,7 +331,7 @@ def cost_chart(most: int) -> dict[str, Any]:
         y=_series_axis(),
         tooltip=["client:N", "beyond_median_s:Q", "beyond_second_s:Q", "slowest:Q", "failures:Q", "problem:N"],
     )  # fmt: skip
-    return _specification(chart, 20 * most)
+    return specification(chart, 20 * most)
 
 
 def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
@@ -268,7 +358,7 @@ def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
         .mark_rule(color=PART_COLOURS["upload"], opacity=0.5)
         .encode(x=alt.X("round:Q"), y=alt.Y("measured_s:Q", scale=scale), y2="round_s:Q")
     )
-    return _specification(alt.layer(counted, chart, *_limit(limit)), HEIGHT)
+    return specification(alt.layer(counted, chart, *named_line(limit, "max_latency")), HEIGHT)
 
 
 def evaluation_chart() -> dict[str, Any]:
@@ -279,7 +369,7 @@ def evaluation_chart() -> dict[str, Any]:
         y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=True)),
         tooltip=["round:Q", "accuracy:Q", "loss:Q"],
     )  # fmt: skip
-    return _specification(chart, HEIGHT)
+    return specification(chart, HEIGHT)
 
 
 def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
@@ -293,21 +383,13 @@ def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
         order=alt.Order("order:Q"),
         tooltip=["selector:N", "part:N", "seconds:Q"],
     )  # fmt: skip
-    return _specification(chart, 24 * number)
+    return specification(chart, 24 * number)
 
 
 def regret_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: seconds lost per round so far."""
-    alt = _altair()
-    line = alt.Chart().mark_line().encode(
-        x=alt.X("round:Q", title="round", axis=_whole()),
-        y=alt.Y("theta:Q", title="seconds lost per round so far"),
-        color=_colour(selectors),
-        strokeDash=_dash(selectors),
-        tooltip=["selector:N", "round:Q", "theta:Q"],
-    )  # fmt: skip
-    zero = _once().mark_rule(color=TEXT, opacity=0.5).encode(y=alt.datum(0))
-    return _specification(alt.layer(line, zero), HEIGHT)
+    x, title = _altair().X("round:Q", title="round", axis=_whole()), "seconds lost per round so far"
+    return line_chart(selectors, x, "theta", title, tooltip=["round:Q", "theta:Q"], scale={"zero": True}, rule=0)
 
 
 def _altair() -> Any:
@@ -320,7 +402,8 @@ def _once() -> Any:
     return alt.Chart(alt.InlineData(values=[{}]))
 
 
-def _colour(selectors: Styles) -> Any:
+def series_colour(selectors: Styles) -> Any:
+    """Return the channel of the series' colours."""
     names = list(selectors)
     alt = _altair()
     scale = alt.Scale(domain=names, range=[selectors[name][0] for name in names])
@@ -348,14 +431,14 @@ def _ends() -> list[Any]:
     return [alt.Tooltip("round:Q", title="first round"), alt.Tooltip("last_round:Q", title="last round")]
 
 
-def _limit(seconds: float) -> list[Any]:
-    """Return a dashed line at ``max_latency`` with its name; nothing if it is unknown."""
-    if not math.isfinite(seconds):
+def named_line(place: float, name: str) -> list[Any]:
+    """Return a dashed horizontal line with its name; nothing if its place is unknown."""
+    if not math.isfinite(place):
         return []
     alt = _altair()
-    line = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(seconds))
-    name = _once().mark_text(text="max_latency", align="left", baseline="bottom", dx=2, dy=-2, color=TEXT)
-    return [line, name.encode(y=alt.datum(seconds), x=alt.value(0))]
+    line = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(place))
+    text = _once().mark_text(text=name, align="left", baseline="bottom", dx=2, dy=-2, color=TEXT)
+    return [line, text.encode(y=alt.datum(place), x=alt.value(0))]
 
 
 def _whole() -> Any:
@@ -378,22 +461,16 @@ def _series_axis() -> Any:
     return alt.Y("series:N", title=None, axis=alt.Axis(labelExpr=LABEL))
 
 
-def _specification(chart: Any, height: Any) -> dict[str, Any]:
+def specification(chart: Any, height: Any) -> dict[str, Any]:
     """Return a chart as a specification with the page's width, font and colours."""
-    alt = _altair()
-    soft = {"gridColor": TEXT, "gridOpacity": 0.15, "domainColor": TEXT, "domainOpacity": 0.5, "tickColor": TEXT,
-            "tickOpacity": 0.5, "labelColor": TEXT, "titleColor": TEXT, "titleFontWeight": "normal",
-            "labelOverlap": "greedy", "labelSeparation": 6}  # fmt: skip
     config = {
-        "background": None, "font": "system-ui, sans-serif", "view": {"stroke": None}, "aria": False,
-        "axis": soft | {"labelFontSize": 12, "titleFontSize": 12},
+        "background": None, "font": "system-ui, sans-serif", "view": {"stroke": None}, "aria": False, "axis": SOFT,
         "axisX": {"tickCount": {"expr": "ceil(width / 90)"}},
         "legend": {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "symbolLimit": 20,
                    "columns": {"expr": "max(3, floor(width / 90))"}},
     }  # fmt: skip
-    made = chart.properties(width="container", height=height, data=alt.NamedData("rows"))
+    made = chart.properties(width="container", height=height, data=_altair().NamedData("rows"))
     found = made.to_dict(context={"pre_transform": False})
-    found["config"] = config
-    found["autosize"] = {"type": "fit-x", "contains": "padding"}
+    found |= {"config": config, "autosize": {"type": "fit-x", "contains": "padding"}}
     found.pop("$schema", None)
     return cast("dict[str, Any]", found)

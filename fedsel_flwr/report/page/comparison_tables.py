@@ -1,8 +1,8 @@
 """Tables of a comparison's page: the rows that its charts draw and its downloads hold.
 
 Every table has a column ``seed``. The rows of one seed are that run's. The rows of :data:`ALL` are means over the
-seeds. Ratios, intervals and verdicts are those of :mod:`fedsel_flwr.report.verdict`; the mean curves are those of the
-picture (:func:`~fedsel_flwr.report.panels.mean_curve`).
+seeds. Ratios, intervals and verdicts are those of :mod:`fedsel_flwr.report.verdict`; the picture shows the same
+mean curves (:func:`mean_curve`).
 
 Curves and maps have fewer points than rounds, so that a page of 400 runs stays below 8 MB. All other values are exact
 to six digits.
@@ -22,7 +22,6 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.paired import PairedEffect, reference_band
-from fedsel_flwr.report.panels import mean_curve
 from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
 from fedsel_flwr.report.verdict import LEVEL, SelectorVerdict, Verdict
 from fedsel_flwr.rounds.history import History, failure_reason
@@ -141,6 +140,28 @@ def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Co
     return table.columns
 
 
+def mean_curve(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the mean of several seeds' curves, where each curve has the last value measured so far.
+
+    Args:
+        series: Places and values of each seed, ascending, each of shape (n,).
+
+    Returns:
+        The places from the first one at which every seed has a value, the means there, and the sample standard
+        deviations, each of shape (m,). They are empty if a seed has no values. The deviations are NaN for one seed.
+
+    >>> mean_curve([(np.array([1.0, 3.0]), np.array([0.5, 0.7])), (np.array([2.0]), np.array([0.1]))])[:2]
+    (array([2., 3.]), array([0.3, 0.4]))
+    """
+    if not all(len(x) for x, _ in series):
+        return np.empty(0), np.empty(0), np.empty(0)
+    grid = np.unique(np.concatenate([x for x, _ in series]))
+    grid = grid[grid >= max(x[0] for x, _ in series)]
+    curves = np.stack([values[np.searchsorted(x, grid, side="right") - 1] for x, values in series])
+    deviation = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(grid), np.nan)
+    return grid, curves.mean(axis=0), deviation
+
+
 def _accuracies(run: PageRun, axis: str, window: int) -> tuple[FloatArray, FloatArray]:
     """Return the smoothed accuracies of the measured rounds over an axis."""
     accuracy = np.array([one.accuracy for one in run.rounds], dtype=np.float64)
@@ -218,16 +239,14 @@ def profile_table(verdict: Verdict) -> Columns:
     return table.columns
 
 
-def fairness_table(summaries: Sequence[RunSummary]) -> Columns:
-    """Return Jain's index and the accuracy of the worst tenth of the clients: per run, and means over the seeds."""
-    table = _Rows("seed", "selector", "figure", "value", "low", "high")
-    for figure in ("jain", "worst_tenth"):
-        for one in summaries:
-            table.add(str(one.seed), one.selector, figure, getattr(one, figure), math.nan, math.nan)
-        for row in aggregate(summaries):
-            spread = row.figures[figure]
-            low, high = spread.mean - spread.deviation, spread.mean + spread.deviation
-            table.add(ALL, row.selector, figure, spread.mean, low, high)
+def fairness_table(summaries: Sequence[RunSummary], figure: str) -> Columns:
+    """Return a figure, such as Jain's index: per run, and means over the seeds with one deviation."""
+    table = _Rows("seed", "selector", "value", "low", "high")
+    for one in summaries:
+        table.add(str(one.seed), one.selector, getattr(one, figure), math.nan, math.nan)
+    for row in aggregate(summaries):
+        spread = row.figures[figure]
+        table.add(ALL, row.selector, spread.mean, spread.mean - spread.deviation, spread.mean + spread.deviation)
     return table.columns
 
 

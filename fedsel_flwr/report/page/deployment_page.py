@@ -1,7 +1,8 @@
 """Page of a deployment: which clients cost the rounds, what fails, and whether the run still proceeds.
 
-All figures are those of :class:`~fedsel_flwr.report.page.deployment_tables.Deployment`. Ids and problems come from
-clients. They are shown as printable text of limited length (:func:`shown_text`), and never as markup.
+All figures are those of :class:`~fedsel_flwr.report.page.deployment_tables.Deployment`. Page and terminal show the same
+sentences and cells. The other texts of the page are in ``deployment.html``. Ids and problems come from clients. They
+are shown as printable text of limited length (:func:`shown_text`), and never as markup.
 """
 
 from __future__ import annotations
@@ -10,57 +11,52 @@ import json
 import math
 import shutil
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.page import charts
-from fedsel_flwr.report.page.deployment_tables import (
-    DEPLOYMENT_PARTS,
-    Deployment,
-    read_deployment,
-)
-from fedsel_flwr.report.page.deployment_texts import (
-    CLIENT_HEAD,
-    EXPLANATION,
-    ID_LENGTH,
-    JOURNAL_NOTE,
-    PROBLEM_LENGTH,
-    advice_sentences,
-    client_cells,
-    count_text,
-    deployment_lines,
-    figure_rows,
-    mean_parts,
-    shown_text,
-    status_sentence,
-    time_text,
-)
-from fedsel_flwr.report.page.document import (
-    Chart,
-    Code,
-    Columns,
-    Document,
-    Grid,
-    Section,
-    missing_packages,
-    write_page,
-)
-from fedsel_flwr.report.page.glossary import CEILING, JAIN, WORDS_OF_FAILURES
+from fedsel_flwr.report.page.deployment_tables import DEPLOYMENT_PARTS, Deployment, read_deployment
+from fedsel_flwr.report.page.document import Chart, Columns, Document, missing_packages, write_page
 from fedsel_flwr.report.page.waiting_costs import ClientFigures
 from fedsel_flwr.rounds.storage import check_entries
 
 PAGE = "report.html"
 """Name of the page."""
+SECTIONS = {"figures": "Figures", "waiting": "Clients", "rounds": "Rounds", "advice": "Advice"}
+"""Name of a section -> its heading."""
 MOST_CLIENTS = 200
 """Number of clients in the page's table."""
 BARS = 20
 """Number of clients in the chart."""
 MOST_ROUNDS = 1_000
 """Number of rounds in the chart of the slowest clients."""
+TEXT_CLIENTS = 10
+"""Number of clients in the text."""
+ID_LENGTH, PROBLEM_LENGTH = 48, 100
+"""Largest number of characters of an id and of a problem."""
+MOST_REASONS = 5
+"""Number of reasons of failure in a line."""
+PART_NAMES = {"failures": "failures (counted)"}
+"""Part of a round -> its name in the text, if it differs."""
+JOURNAL_NOTE = "round {:,} is the last round in the journal"
+CLIENT_HEAD = (
+    "client", "slowest in", "beyond median (s)", "beyond second (s)", "mean (s)", "95 % (s)", "failed of selected",
+    "selected", "last update", "last reply", "reasons of failure", "last problem",
+)  # fmt: skip
+EXPLANATION = (
+    "Slowest in: number of rounds in which the client was the slowest. Beyond median: seconds by which these rounds "
+    "would have been shorter if the client had been as fast as the median client. Beyond second: the same for the "
+    "second slowest client. Mean, 95 %: mean and 95th percentile of the measured latencies of usable updates. Late "
+    "replies and failures are not in these two columns. Failed of selected: number of rounds in which the client "
+    "failed, and in which it was selected. Selected: share of the rounds. Last update: the last round with a usable "
+    "update. Last reply: the last round with any reply, also a late one or one without a usable update. In "
+    "parentheses: how many rounds ago."
+)
 
 
 def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path | None:
@@ -103,103 +99,56 @@ def report_deployment(folder: Path, out: str | None, *, as_json: bool) -> Path |
 
 def deployment_document(found: Deployment) -> Document:
     """Return the page of a deployment."""
-    tables: dict[str, Columns] = {"durations": found.parts, "clients": client_table(found.clients)}
-    shown = min(MOST_CLIENTS, len(found.clients))
     bars = max(1, min(BARS, sum(one.beyond_median_s > 0 for one in found.clients)))
-    table_title = f"The {shown:,} costliest of {len(found.clients):,} clients"
-    if shown == len(found.clients):
-        table_title = f"All {shown:,} clients, the costliest first"
-    waiting: list[str | Chart | Grid | Code] = [
-        Chart(
-            name="clients",
-            title="Seconds that waiting for a client cost",
-            text=f"The {bars} costliest clients: the seconds beyond the median client, in all rounds in which the "
-            "client was the slowest. Equally slow clients share the seconds. The CSV has all clients.",
-            table="clients",
-            series="client",
-            spec=charts.cost_chart(bars),
-        ),
-        Grid(
-            title=table_title,
-            head=CLIENT_HEAD,
-            rows=[client_cells(one, found.last_round, ID_LENGTH, PROBLEM_LENGTH) for one in found.clients[:shown]],
-        ),
-        EXPLANATION,
-    ]
     present = [part for part, seconds in mean_parts(found) if seconds > 0]
-    means = [part for part in present if part in DEPLOYMENT_PARTS[:5]] or ["latency"]
-    rounds: list[str | Chart | Grid | Code] = [
-        Chart(
-            name="durations",
-            title="Duration of the rounds",
-            text=f"Seconds of each round{_grouped(found)}. {', '.join(means).capitalize()}: means over the usable "
-            "updates. Waiting: until the slowest usable update. Up to there, the duration is measured. Failures "
-            "(counted, paler): the seconds after it, because failed clients count with max_latency.",
-            table="durations",
-            spec=charts.duration_chart(
-                present,
-                "seconds per round" if not _grouped(found) else "mean seconds per round",
-                _line_at(found, max(found.slowest["round_s"], default=found.mean_s)),
-            ),
-        )
+    grouped, longest = _grouped(found), max(found.slowest["round_s"], default=found.mean_s)
+    title = "mean seconds per round" if grouped else "seconds per round"
+    spec = charts.duration_chart(present, title, _line_at(found, longest))
+    drawn = [
+        Chart(name="clients", rows=client_table(found.clients), series="client", spec=charts.cost_chart(bars)),
+        Chart(name="durations", rows=found.parts, spec=spec),
     ]
     if found.slowest["round"]:
-        tables["slowest"] = _slowest(found.slowest)
-        limit = f" Only the last {MOST_ROUNDS:,} rounds." if len(found.slowest["round"]) > MOST_ROUNDS else ""
-        longest = max(found.slowest["round_s"])
-        rounds.append(
-            Chart(
-                name="slowest",
-                title="The slowest client of each round",
-                text="A point per round. Point at it, or open the table, for the slowest client, the seconds beyond "
-                "the median client, and the problem. A thin line ends at the last measured second; above it, a failed "
-                f"client counts with max_latency.{limit}",
-                table="slowest",
-                spec=charts.slowest_chart(longest, _line_at(found, longest)),
-            )
-        )
+        spec = charts.slowest_chart(longest, _line_at(found, longest))
+        drawn.append(Chart(name="slowest", rows=_slowest(found.slowest), spec=spec))
     if found.failures["reason"]:
-        tables["failures"] = found.failures
-        text = f"Failed clients per round by reason{_grouped(found)}. " + " ".join(
-            f"{reason}: {WORDS_OF_FAILURES[reason]}." for reason in found.reasons
-        )
-        rounds.append(
-            Chart(
-                name="failures",
-                title="Failures",
-                text=text,
-                table="failures",
-                series="reason",
-                spec=charts.failure_chart(found.last_round, None if _grouped(found) else _most_failures(found)),
-            )
-        )
-    else:
-        rounds.append("No client failed.")
+        spec = charts.failure_chart(found.last_round, None if grouped else _most_failures(found))
+        drawn.append(Chart(name="failures", rows=found.failures, series="reason", spec=spec))
     if any(map(math.isfinite, found.accuracy["accuracy"])):
-        tables["accuracy"] = found.accuracy
-        text = "Accuracy of the global model in the rounds with a central evaluation."
-        rounds.append(
-            Chart(name="accuracy", title="Accuracy", text=text, table="accuracy", spec=charts.evaluation_chart())
-        )
+        drawn.append(Chart(name="accuracy", rows=found.accuracy, spec=charts.evaluation_chart()))
+    shown, means = found.clients[:MOST_CLIENTS], [part for part in present if part in DEPLOYMENT_PARTS[:5]]
+    number = f"The {len(shown):,} costliest of {len(found.clients):,} clients"
+    status = status_sentence(found)
     return Document(
         title=f"Deployment {shown_text(Path(found.folder).resolve().name, ID_LENGTH)}",
         lead=[
-            f"{status_sentence(found)[:1].upper()}{status_sentence(found)[1:]}.",
+            f"{status[:1].upper()}{status[1:]}.",
             f"As of {time_text(found)}: {JOURNAL_NOTE.format(found.last_round)}. The page was written at "
             f"{found.read:%Y-%m-%d %H:%M:%S} UTC, and does not change by itself. For newer rounds, run fedsel report "
             "again.",
         ],
-        sections=[
-            Section(
-                name="figures",
-                title="Figures",
-                parts=[Grid(head=["figure", "value"], rows=[list(row) for row in figure_rows(found)])],
+        template="deployment.html",
+        sections=SECTIONS,
+        charts=drawn,
+        facts={
+            "figures": figure_rows(found),
+            "bars": bars,
+            "client_head": CLIENT_HEAD,
+            "clients": [client_cells(one, found.last_round, ID_LENGTH, PROBLEM_LENGTH) for one in shown],
+            "client_title": f"All {len(shown):,} clients, the costliest first"
+            if len(shown) == len(found.clients)
+            else number,
+            "explanation": EXPLANATION,
+            "grouped": grouped,
+            "means": ", ".join(means or ["latency"]).capitalize(),
+            "last_rounds": f"{MOST_ROUNDS:,}" if len(found.slowest["round"]) > MOST_ROUNDS else "",
+            "reasons": list(found.reasons),
+            "advice": advice_sentences(found),
+            "advice_output": "\n".join(
+                shown_text(line, 500) for line in (found.advice.lines() if found.advice else ())
             ),
-            Section(name="waiting", title="Clients", parts=waiting),
-            Section(name="rounds", title="Rounds", parts=rounds),
-            Section(name="advice", title="Advice", parts=_advice(found)),
-        ],
-        tables=tables,
+            "refusal": shown_text(found.refusal, 500),
+        },
     )
 
 
@@ -248,13 +197,251 @@ def _grouped(found: Deployment) -> str:
     return f", in groups of {length:,} rounds" if length > 1 else ""
 
 
-def _advice(found: Deployment) -> list[str | Chart | Grid | Code]:
-    if found.advice is None:
-        return [f"There is no advice on this history: {shown_text(found.refusal, 500)}"]
-    text = "\n".join(shown_text(line, 500) for line in found.advice.lines())
-    return [*advice_sentences(found), CEILING, JAIN, Code(title="Output of fedsel advise", text=text, closed=True)]
-
-
 def _line_at(found: Deployment, longest: float) -> float:
     """Return max_latency if a line there leaves the bars readable."""
     return found.max_latency_s if found.max_latency_s <= 2 * longest else math.nan
+
+
+def shown_text(text: str, most: int) -> str:
+    r"""Return a text from outside as printable characters, cut in the middle if it is long.
+
+    >>> shown_text("two\nlines", 48), shown_text("0123456789" * 3, 16)
+    ('two\\nlines', '012345678...6789')
+    """
+    start, end = (_printable(part) for part in (text[:most], text[most:][-most:]))
+    if len(text) <= 2 * most and len(start + end) <= most:
+        return start + end
+    return f"{start[: most - most // 4 - 3]}...{(start + end)[-(most // 4) :]}"
+
+
+def _printable(text: str) -> str:
+    """Escape all characters that change a terminal, or the direction of writing."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def figure_rows(found: Deployment) -> list[tuple[str, str]]:
+    """Return the figures of the whole deployment, each with its name."""
+    waiting, failed = found.waiting, sum(found.reasons.values())
+    rows = [
+        ("status", status_sentence(found)),
+        ("as of", f"{time_text(found)}; {JOURNAL_NOTE.format(found.last_round)}"),
+        ("settings", settings_text(found)),
+        ("rounds", f"{found.rounds:,} rounds: median {_s(found.median_s)}, mean {_s(found.mean_s)}, 95 % take at most "
+                   f"{_s(found.p95_s)}{_limited(found)}; {_s(found.seconds)} in total"),
+        *_durations(found),
+        ("clients", f"{len(found.clients):,} clients were selected, {found.selections / found.rounds:.1f} per round"),
+        ("updates", f"{found.updates:,} usable updates, {failed:,} failure{'' if failed == 1 else 's'}{_reasons(found)}"
+                    + (f", {found.spares:,} spares" if found.spares else "")),
+    ]  # fmt: skip
+    rows += [
+        ("remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")
+        for remark, rounds in found.remarks.items()
+    ]
+    if found.checkpoint:
+        one = found.checkpoint
+        behind = found.last_round - one.round
+        later = f" ({behind:,} round{'' if behind == 1 else 's'} before the last one)" if behind > 0 else ""
+        rows.append(
+            ("newest checkpoint", f"after round {one.round}{later}, written {_ago(one.age_s)} before this report")
+        )
+    else:
+        rows.append(("newest checkpoint", "none in this folder"))
+    rows.append(("accuracy", _accuracy(found)))
+    if waiting.rounds:
+        rows += [
+            ("waiting", f"the slowest client costs {_s(waiting.beyond_median_s)} per round beyond the median client "
+                        f"({_percent(waiting.share)} of all seconds), and {_s(waiting.beyond_second_s)} beyond the "
+                        "second slowest"),
+            ("failed and slowest", f"a failed client was the slowest in {waiting.slowest_failed:,} of "
+                                   f"{waiting.rounds:,} rounds; a failed client counts with max_latency"
+                                   + (f" ({found.max_latency_s:g} s)" if found.max_latency_s > 0 else "")),
+        ]  # fmt: skip
+    else:
+        rows.append(("waiting", "no round waited for two clients or more, so waiting has no cost"))
+    return rows
+
+
+def status_sentence(found: Deployment) -> str:
+    """Return whether the run is running, finished or stalled."""
+    one, total = found.status, found.settings.total_rounds
+    rounds = f"{found.last_round:,} of {total:,} rounds" if total else f"{found.last_round:,} rounds"
+    ago, usual = _ago(one.since_s), f"a round usually takes {_ago(one.usual_s)}"
+    if one.word == "finished":
+        return f"finished: {rounds}. The last round ended {ago} before this report"
+    if one.word == "running":
+        return f"running: {rounds}. The last round ended {ago} before this report, and {usual}"
+    if one.word == "no new round":
+        return f"no new round for {ago}, although {usual}: the run has ended, or it is stalled; {rounds}"
+    return f"{rounds}. The last round ended {ago} before this report. Whether the run still proceeds is unknown"
+
+
+def settings_text(found: Deployment) -> str:
+    """Return the selector in use, the clients per round and max_latency."""
+    one = found.settings
+    name = shown_text(one.selector, ID_LENGTH) if one.selector else "unknown selector (there is no checkpoint)"
+    clients = (
+        f"{found.selections / found.rounds:.1f}" if one.clients_per_round is None else f"{one.clients_per_round:,}"
+    )
+    limit = f"{found.max_latency_s:g} s" if math.isfinite(found.max_latency_s) else "unknown"
+    clock = {"server": ", durations measured by the server", "virtual": ", durations as the clients report them"}
+    return f"{name}, {clients} clients per round, max_latency {limit}{clock.get(one.clock, '')}"
+
+
+def _limited(found: Deployment) -> str:
+    return " = max_latency" if found.p95_s == found.max_latency_s else ""
+
+
+def _durations(found: Deployment) -> list[tuple[str, str]]:
+    """Return how much of a mean round is measured, and whether the rounds get slower."""
+    rows = []
+    if found.counted_s > 0:
+        measured_s = found.mean_s - found.counted_s
+        text = (
+            f"{_s(measured_s)} of the mean {_s(found.mean_s)} are measured, up to the slowest usable update. "
+            f"{_s(found.counted_s)} are counted, because a failed client counts with max_latency; "
+            "the real wait may have been shorter"
+        )
+        rows.append(("measured", text))
+    if math.isfinite(found.quarters_s[0]):
+        (first, last), measured = found.quarters_s, found.quarters_measured_s
+        only = f" (only measured: {_s(measured[0])} and {_s(measured[1])})" if found.counted_s > 0 else ""
+        rows.append(
+            ("trend", f"mean round: {_s(first)} in the first quarter of the rounds, {_s(last)} in the last{only}")
+        )
+    return rows
+
+
+def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
+    """Return the figures as lines for a terminal.
+
+    Args:
+        found: The figures.
+        columns: Number of columns of the terminal.
+    """
+    rows = figure_rows(found)
+    width = max(len(name) for name, _ in rows)
+    lines = [f"deployment in {shown_text(found.folder, 200)}", ""]
+    lines += [f"{name:{width}}  {text}" for name, text in rows]
+    parts = mean_parts(found)
+    lines += [
+        f"{'mean round':{width}}  "
+        + ", ".join(f"{PART_NAMES.get(name, name)} {_s(seconds)}" for name, seconds in parts),
+        "",
+    ]
+    shown = found.clients[:TEXT_CLIENTS]
+    cells = [list(CLIENT_HEAD), *(client_cells(one, found.last_round, 32, 60) for one in shown)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines += ["  ".join(cell.ljust(own) for cell, own in zip(row, widths, strict=True)).rstrip() for row in cells]
+    if len(found.clients) > len(shown):
+        lines.append(f"The {len(shown)} costliest of {len(found.clients):,} clients. --json prints all of them.")
+    advice = " ".join(advice_sentences(found)) if found.advice else f"no advice: {found.refusal}"
+    lines += [*textwrap.wrap(EXPLANATION, max(40, columns)), "", "fedsel advise:"]
+    return lines + textwrap.wrap(shown_text(advice, 3_000), max(40, columns))
+
+
+def advice_sentences(found: Deployment) -> list[str]:
+    """Return the advice with the settings now in use, and with what it is predicted from."""
+    one = found.advice
+    if one is None:
+        return []
+    same = " The run already uses this selector." if one.preferred and one.preferred == found.settings.selector else ""
+    return [
+        f"Now in use: {settings_text(found)}.",
+        f"The following is a prediction, no measurement. A model of {one.num_clients:,} clients was fitted to "
+        f"{one.measured:,} measured latencies. It selects {one.clients_per_round:,} clients in each of {one.rounds:,} "
+        "rounds.",
+        one.sentence + same,
+    ]
+
+
+def count_text(reasons: Mapping[str, int]) -> str:
+    """Return reasons of failure with their counts, for example "5 model, 1 exception"."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+
+
+def _back(number: int | None, last: int) -> str:
+    """Return a round with the number of rounds since.
+
+    >>> _back(75, 80), _back(80, 80), _back(None, 80)
+    ('75 (5 ago)', '80 (0 ago)', 'never')
+    """
+    return "never" if number is None else f"{number:,} ({last - number:,} ago)"
+
+
+def client_cells(one: ClientFigures, last: int, id_length: int, problem_length: int) -> list[str]:
+    """Return the cells of a client, in the order of :data:`CLIENT_HEAD`."""
+    reason = f"{one.problem_reason}, " if one.problem_reason and not one.problem.startswith(one.problem_reason) else ""
+    problem = f"round {one.problem_round:,}: {reason}{one.problem}" if one.problem_round else ""
+    return [
+        shown_text(one.client_id, id_length),
+        f"{one.slowest:,}",
+        *(_s(own, "") for own in (one.beyond_median_s, one.beyond_second_s, one.mean_s, one.p95_s)),
+        f"{one.failures:,} of {one.selections:,}",
+        _percent(one.share),
+        _back(one.last_seen, last),
+        _back(one.last_reply, last),
+        count_text(one.reasons),
+        shown_text(problem, problem_length),
+    ]
+
+
+def mean_parts(found: Deployment) -> list[tuple[str, float]]:
+    """Return the parts of a mean round over all rounds; groups count with their number of rounds."""
+    weights = np.array(found.parts["round_end"]) - np.array(found.parts["round"])
+    names, seconds = np.array(found.parts["part"]), np.array(found.parts["seconds"], dtype=np.float64)
+    return [
+        (part, float(np.average(seconds[names == part], weights=weights[names == part])))
+        for part in DEPLOYMENT_PARTS
+        if (names == part).any()
+    ]
+
+
+def _reasons(found: Deployment) -> str:
+    named = [f"{count:,} {shown_text(reason, 40)}" for reason, count in found.reasons.items()]
+    if len(named) > MOST_REASONS:
+        named[MOST_REASONS:] = [f"{sum(list(found.reasons.values())[MOST_REASONS:]):,} other"]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _accuracy(found: Deployment) -> str:
+    known = [
+        (value, number)
+        for number, value in zip(found.accuracy["round"], found.accuracy["accuracy"], strict=True)
+        if math.isfinite(value)
+    ]
+    if not known:
+        return "no round has a central evaluation"
+    best = max(known)
+    return f"{known[-1][0]:.3f} after round {known[-1][1]}; the highest is {best[0]:.3f} after round {best[1]}"
+
+
+def time_text(found: Deployment) -> str:
+    """Return the time of the journal's last change."""
+    return f"{found.as_of:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _s(seconds: float, unit: str = " s") -> str:
+    """Return seconds as text.
+
+    >>> _s(0.25), _s(12.34), _s(1234.5), _s(math.nan)
+    ('0.25 s', '12.3 s', '1,234 s', '-')
+    """
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:,.{2 if abs(seconds) < 10 else 1 if abs(seconds) < 1_000 else 0}f}{unit}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
+
+
+def _ago(seconds: float) -> str:
+    """Return a duration in its usual unit.
+
+    >>> _ago(5), _ago(600), _ago(9_000), _ago(400_000)
+    ('5 s', '10.0 min', '2.5 hours', '4.6 days')
+    """
+    for unit, length, end in (("s", 1, 120), ("min", 60, 7_200), ("hours", 3_600, 172_800)):
+        if seconds < end:
+            return f"{seconds / length:.{0 if length == 1 else 1}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

@@ -18,6 +18,9 @@ import importlib.util
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -51,8 +54,16 @@ HEADS = {
     "theta": "seconds lost per round", "reached": "seeds that reach it", "pairs": "seeds",
 }  # fmt: skip
 """Column of a table -> its head on the page, if it is not the name. A CSV file has the names."""
+CHILD = (
+    "import json, sys, vl_convert; made = getattr(vl_convert, sys.argv[1])(**json.load(sys.stdin)); "
+    "sys.stdout.buffer.write(made if isinstance(made, bytes) else made.encode())"
+)
+"""Program that calls a function of vl-convert, and writes its result."""
 Columns = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 """Table of a chart: column -> values."""
+
+# Ids of this process, and of processes from which it was forked, that have called vl-convert.
+_callers: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +83,11 @@ class Menu:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart with its table.
+    """A chart with its rows. Its title and its text are in the document's template.
 
     Attributes:
         name: Name of the chart, part of its downloads' names.
-        title: Title.
-        text: What the chart shows, in one or two sentences; also for screen readers.
-        table: Name of the table.
+        rows: Table of the chart.
         spec: Vega-Lite specification. Its data have the name ``rows``.
         menus: Column of the table -> name of the menu that selects the rows.
         series: Column whose values are the names of the series; empty if there is none. The rows get their number, and
@@ -88,64 +97,12 @@ class Chart:
     """
 
     name: str
-    title: str
-    text: str
-    table: str
+    rows: Columns
     spec: Mapping[str, Any]
     menus: Mapping[str, str] = field(default_factory=dict)
     series: str = "selector"
     shown: str = ""
     words: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A table of texts.
-
-    Attributes:
-        title: Title; empty for none.
-        head: Texts of the head.
-        rows: Texts of the rows.
-    """
-
-    title: str = ""
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    @property
-    def wraps(self) -> list[bool]:
-        """Whether each column has long texts, which start at the left and have several lines."""
-        return [any(len(row[i]) > LONG_CELL for row in self.rows) for i in range(len(self.head))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """A text to copy.
-
-    Attributes:
-        title: Title.
-        text: The text.
-        closed: Whether the reader has to open it.
-    """
-
-    title: str
-    text: str
-    closed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A section of the page.
-
-    Attributes:
-        name: Name in the address of a link.
-        title: Heading.
-        parts: Paragraphs (texts), charts, grids and codes.
-    """
-
-    name: str
-    title: str
-    parts: Sequence[str | Chart | Grid | Code]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,23 +112,22 @@ class Document:
     Attributes:
         title: Title.
         lead: Lines below the title.
-        sections: The sections.
-        tables: Name -> table of one or several charts.
+        template: File of the sections.
+        sections: Name in the address of a link -> heading, in the order of the template.
+        charts: The charts, in the order of the template.
+        facts: Values of the template's names.
         menus: The menus.
         selectors: Selectors that the reader can hide -> colour and dashes of their lines.
     """
 
     title: str
     lead: Sequence[str]
-    sections: Sequence[Section]
-    tables: Mapping[str, Columns]
+    template: str
+    sections: Mapping[str, str]
+    charts: Sequence[Chart]
+    facts: Mapping[str, Any]
     menus: Sequence[Menu] = ()
     selectors: Mapping[str, tuple[str, Sequence[int]]] = field(default_factory=dict)
-
-    @property
-    def charts(self) -> list[Chart]:
-        """All charts in their order."""
-        return [part for section in self.sections for part in section.parts if isinstance(part, Chart)]
 
 
 def missing_packages() -> list[str]:
@@ -211,20 +167,30 @@ def render(document: Document | Mapping[str, Document]) -> str:
         raise RunError(f"the page needs {', '.join(missing)}. Install the missing packages with {INSTALL}")
     jinja = load_optional("jinja2")
     environment = jinja.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
-    )
+        loader=jinja.FunctionLoader(_file), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja.StrictUndefined,
+    )  # fmt: skip
+    environment.globals["long_columns"] = long_columns
     scripts = [vega_bundle(), _file("page.js")]
     documents = {"": document} if isinstance(document, Document) else document
     return str(
-        environment.from_string(_file("page.html")).render(
+        environment.get_template("page.html").render(
             documents=documents,
             policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
             data=_json([{"scenario": name, **_data(one)} for name, one in documents.items()]),
-            kind=lambda part: type(part).__name__,
         )
     )
+
+
+def long_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Return whether each column of a table has long texts, which start at the left and have several lines.
+
+    >>> long_columns(["first", "second"], [["a", "b" * 31], ["c", "d"]])
+    [False, True]
+    """
+    return [any(len(row[i]) > LONG_CELL for row in rows) for i in range(len(head))]
 
 
 def encode_column(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
@@ -265,7 +231,7 @@ def _number(value: float) -> float | int | None:
 def _data(document: Document) -> dict[str, Any]:
     """Return what ``page.js`` reads."""
     charts = [
-        {"name": one.name, "table": one.table, "spec": one.spec, "menus": one.menus, "series": one.series,
+        {"name": one.name, "table": one.name, "spec": one.spec, "menus": one.menus, "series": one.series,
          "shown": one.shown, "words": one.words}
         for one in document.charts
     ]  # fmt: skip
@@ -276,8 +242,7 @@ def _data(document: Document) -> dict[str, Any]:
         "charts": charts,
         "heads": HEADS,
         "tables": {
-            name: {column: encode_column(values) for column, values in table.items()}
-            for name, table in document.tables.items()
+            one.name: {column: encode_column(values) for column, values in one.rows.items()} for one in document.charts
         },
     }
 
@@ -287,10 +252,35 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
+def convert(function: str, **arguments: Any) -> bytes:
+    """Call a function of vl-convert, such as ``vegalite_to_png``.
+
+    vl-convert works in a thread. After a fork, the child does not have this thread, and a call would never return. A
+    forked process therefore calls vl-convert in a new process.
+
+    Args:
+        function: Name of the function.
+        **arguments: Its arguments, as values of JSON.
+
+    Raises:
+        RunError: vl-convert is not installed.
+    """
+    module = load_optional("vl_convert")
+    _callers.add(os.getpid())
+    if len(_callers) == 1:
+        made = getattr(module, function)(**arguments)
+        return made if isinstance(made, bytes) else str(made).encode()
+    given = json.dumps(arguments).encode()
+    # With -P, the working directory is no place to import from.
+    return subprocess.run(
+        [sys.executable, "-P", "-c", CHILD, function], input=given, capture_output=True, check=True
+    ).stdout
+
+
 @functools.cache
 def vega_bundle() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script; vl-convert takes seconds to make it."""
-    return str(load_optional("vl_convert").javascript_bundle())
+    return convert("javascript_bundle").decode()
 
 
 def _file(name: str) -> str:

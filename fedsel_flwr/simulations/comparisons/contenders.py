@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
-from fedsel_flwr.report.sweeps import setting_label, value_texts
+from fedsel_flwr.report.summary import setting_label, value_texts
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import label_of, names, selector_class

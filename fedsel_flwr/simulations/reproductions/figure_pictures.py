@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.paired import student_interval
-from fedsel_flwr.report.panels import COLOURS, GREY, label_panel, line_style
-from fedsel_flwr.report.run_folder import atomic_write, load_optional
+from fedsel_flwr.report.plots import Panel, save_picture
+from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from fedsel_flwr.simulations.reproductions.rows import Results
 
 MOST_COLUMNS = 4
 """Largest number of panels side by side."""
-FRONT, OTHER = "#d55e00", "#0072b2"
-"""Colours of the balls on the Pareto front and of other balls, as in the paper."""
+FRONT, OTHER, CLIENT = "#D55E00", "#0072B2", "#009E73"
+"""Colours of the balls on the Pareto front and of other balls, as in the paper, and of the clients."""
 BALLS = "balls"
 """Curve of a picture that draws PCZFL's balls."""
-LONGEST_NAMES = 60
-"""Largest number of characters of the names of cells in a row."""
 LABELS = {
     "accuracy_last10": "test accuracy, mean of the last ten rounds", "client_spread": "standard deviation over clients",
     "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
@@ -52,8 +48,7 @@ COUNTED = ("counts", "failed", "loss", "score_energy", "seconds", "seen")
 """Curves that are never below 0."""
 BOUND_OF = "bound of "
 """Beginning of a bound's name in the legend."""
-MARKERS = "os^D"
-"""Markers of outcomes. The next marker follows when all colours are used."""
+Rows = list[dict[str, Any]]
 
 
 def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
@@ -67,44 +62,45 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
     Returns:
         The file; None if the figure has no picture, or no run has finished.
     """
-    wanted = figure.picture
+    wanted, path = figure.picture, folder / f"{figure.name}.png"
     if wanted.curve == BALLS:
-        return _draw_balls(figure, results, folder)
+        panels = _ball_panels(figure, results)
+        labels = ["ball on the Pareto front", "other ball with a client", "client"]
+        return save_picture(panels, path, labels=labels) if panels else None
     cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
     curves, outcomes = wanted.drawn_curves, wanted.drawn_outcomes
-    if not (curves or outcomes) or not cells:
+    arms = list(figure.arms)
+    styles = list(charts.selector_styles(arms).values())
+    # A bound has the colour of its arm.
+    labels = [*arms, *(f"{BOUND_OF}{arm}" for arm in arms)]
+    styles += [(colour, [4, 4]) for colour, _ in styles]
+    tables = [(cell, curve, _curve_rows(figure, results, cell, curve)) for cell in cells for curve in curves]
+    tables += [("", outcome, _outcome_rows(figure, results, outcome, cells)) for outcome in outcomes]
+    # An outcome such as "rounds_to.fedavg" needs the runs of another arm, which may be missing.
+    drawn = {row["series"] for _, _, rows in tables for row in rows}
+    if not drawn:
         return None
-    panels = [(cell, curve) for cell in cells for curve in curves]
-    count = len(panels) or len(outcomes)
+    series = {number: styles[number] for number in sorted(drawn)}
     # With several curves, each cell is a row.
-    columns = min(len(curves) if len(curves) > 1 else count, MOST_COLUMNS)
-    rows = math.ceil(count / columns)
-    drawing = _new_figure(max(4.2 * columns, 6.5), 3.6 * rows + 0.8)
-    axes = list(np.ravel(drawing.subplots(rows, columns, squeeze=False)))
-    for unused in axes[count:]:
-        unused.set_axis_off()
-    if curves:
-        for own, (cell, curve) in zip(axes, panels, strict=False):
-            _draw_curves(own, figure, results, cell, curve)
-    for own, outcome in zip(axes, outcomes, strict=False):
-        _draw_outcome(own, figure, results, outcome, cells)
-    handles: dict[str, Any] = {}
-    for own in axes[:count]:
-        handles |= {label: handle for handle, label in zip(*own.get_legend_handles_labels(), strict=True)}
-    if not handles:
-        # An outcome such as "rounds_to.fedavg" needs the runs of another arm, which may be missing.
-        return None
-    handles = dict(sorted(handles.items(), key=lambda pair: pair[0].startswith(BOUND_OF)))
-    columns = max(1, min(len(handles), int(drawing.get_figwidth() / (0.75 + 0.075 * max(map(len, handles))))))
-    # As few columns as the same number of lines allows, so that the columns are equally long.
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))
-    drawing.legend(
-        handles.values(), handles.keys(), frameon=False, fontsize=9, loc="outside lower center", ncols=columns
-    )
-    path = folder / f"{figure.name}.png"
-    with atomic_write(path) as temporary:
-        drawing.savefig(temporary, format="png", dpi=110)
-    return path
+    columns = min(len(curves) if len(curves) > 1 else len(tables), MOST_COLUMNS)
+    panels = [
+        Panel(
+            title=title,
+            spec=_curve_chart(figure, series, name) if curves
+            else charts.interval_chart(series, cells, _title(name), wanted.levels),
+            rows=rows,
+            width=max(300, 480 // columns),
+        )
+        for title, name, rows in tables
+    ]  # fmt: skip
+    return save_picture(panels, path, labels=labels, columns=columns)
+
+
+def _title(name: str) -> list[str]:
+    """Return the title of the axis of a curve or an outcome, in lines."""
+    if name.startswith(ROUNDS_TO):
+        return [f"rounds to the final accuracy of {name.removeprefix(ROUNDS_TO)}"]
+    return LABELS.get(name, name.replace("_", " ")).split("\n")
 
 
 def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
@@ -115,28 +111,35 @@ def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
     return [arm for arm in figure.arms for name in wanted.drawn_outcomes[:1] if results.values(name, arm, cell)]
 
 
-def _draw_curves(axes: Axes, figure: PaperFigure, results: Results, cell: str, curve: str) -> None:
-    """Draw a line for each arm: the mean over the seeds, with its 95 % interval as a band."""
-    wanted = figure.picture
+def _curve_chart(figure: PaperFigure, series: charts.Styles, curve: str) -> dict[str, Any]:
+    wanted, alt = figure.picture, load_optional("altair")
+    unit = "step" if figure.runner == "solvers" else LABELS.get(wanted.over, wanted.over)
+    x = alt.X("x:Q", title=unit, scale=alt.Scale(zero=False, nice=False))
+    scale = {"type": wanted.scale, "zero": False}
+    return charts.line_chart(series, x, "value", _title(curve), band=True, scale=scale)
+
+
+def _curve_rows(figure: PaperFigure, results: Results, cell: str, curve: str) -> Rows:
+    """Return a line for each arm: the mean over the seeds, with its 95 % interval; and the mean of each bound."""
+    wanted, rows = figure.picture, Rows()
     over = "at" if wanted.over == "round" else wanted.over
-    for index, arm in enumerate(figure.arms):
+    for number, arm in enumerate(figure.arms):
         found = results.curves(curve, arm, cell, over)
         if not found:
             continue
         grid = found[0][0] if over == "at" else _common_grid([x for x, _ in found])
         grid = grid[grid >= wanted.start]
         values = np.array([np.interp(grid, x, y) for x, y in found])
-        style = line_style(index, len(figure.arms))
-        axes.plot(grid, values.mean(axis=0), label=arm, **style)
+        lines = [{"x": x, "value": y} for x, y in zip(grid.tolist(), values.mean(axis=0).tolist(), strict=True)]
         if len(values) > 1:
-            ends = np.clip([student_interval(column) for column in values.T], *_limits(curve, values))
-            axes.fill_between(grid, ends[:, 0], ends[:, 1], color=style["color"], alpha=0.15, linewidth=0)
+            for line, column in zip(lines, values.T, strict=True):
+                line["low"], line["high"] = np.clip(student_interval(column), *_limits(curve, values)).tolist()
+        rows += [{"series": number, **line} for line in lines]
         if wanted.bound and (bound := results.curves(wanted.bound, arm, cell, over)):
-            mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0)
-            axes.plot(grid, mean, label=f"{BOUND_OF}{arm}", color=style["color"], linestyle="--", linewidth=1)
-    axes.set_yscale(wanted.scale)
-    unit = "step" if figure.runner == "solvers" else LABELS.get(over, over)
-    label_panel(axes, cell, unit, LABELS.get(curve, curve.replace("_", " ")))
+            mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0).tolist()
+            own = len(figure.arms) + number
+            rows += [{"series": own, "x": x, "value": y} for x, y in zip(grid.tolist(), mean, strict=True)]
+    return rows
 
 
 def _limits(name: str, values: Any) -> tuple[float, float]:
@@ -156,76 +159,60 @@ def _common_grid(series: Sequence[Any]) -> Any:
     return np.linspace(max(one[0] for one in series), min(one[-1] for one in series), 50)
 
 
-def _draw_outcome(axes: Axes, figure: PaperFigure, results: Results, outcome: str, cells: Sequence[str]) -> None:
-    """Draw a point with its 95 % interval for each arm and cell."""
-    for index, arm in enumerate(figure.arms):
-        style = line_style(index, len(figure.arms))
-        shift = (index - (len(figure.arms) - 1) / 2) * 0.6 / max(1, len(figure.arms))
-        places, means, ends = [], [], []
-        for place, cell in enumerate(cells):
+def _outcome_rows(figure: PaperFigure, results: Results, outcome: str, cells: Sequence[str]) -> Rows:
+    """Return a point with its 95 % interval for each arm and cell."""
+    rows = Rows()
+    for number, arm in enumerate(figure.arms):
+        for cell in cells:
             values = np.array(list(results.values(outcome, arm, cell).values()))
             if not len(values) or not np.isfinite(values).all():
                 continue
-            low, high = student_interval(values) if len(values) > 1 else (values[0], values[0])
-            low, high = np.clip([low, high], *_limits(outcome, values))
-            places.append(place + shift)
-            means.append(float(values.mean()))
-            ends.append((means[-1] - low, high - means[-1]))
-        if places:
-            marker = MARKERS[index // len(COLOURS) % len(MARKERS)]
-            axes.errorbar(
-                places, means, yerr=np.array(ends).T, fmt=marker, color=style["color"], label=arm, capsize=2,
-                markersize=4,
-            )  # fmt: skip
-    for dash, (name, value) in zip(("--", ":"), figure.picture.levels.items(), strict=False):
-        axes.axhline(value, color=GREY, linestyle=dash, linewidth=1, label=name)
-    names = list(cells)
-    crowded = len(cells) > 5 or len("".join(names)) > LONGEST_NAMES
-    axes.set_xticks(range(len(cells)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-    if outcome.startswith(ROUNDS_TO):
-        label_panel(axes, "", "", f"rounds to the final accuracy of {outcome.removeprefix(ROUNDS_TO)}")
-    else:
-        label_panel(axes, "", "", LABELS.get(outcome, outcome.replace("_", " ")))
+            ends = student_interval(values) if len(values) > 1 else (values[0], values[0])
+            low, high = np.clip(ends, *_limits(outcome, values)).tolist()
+            rows.append({"series": number, "group": cell, "value": float(values.mean()), "low": low, "high": high})
+    return rows
 
 
-def _draw_balls(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
-    """Draw PCZFL's balls and the clients' contexts: a panel for each recorded round of the first recorded seed."""
-    from matplotlib.patches import Circle
-
+def _ball_panels(figure: PaperFigure, results: Results) -> list[Panel]:
+    """Return PCZFL's balls and the clients' contexts: a panel for each recorded round of the first recorded seed."""
     arm, cell = next(iter(figure.arms)), figure.claimed_cells[0]
 
-    def recorded(x: str, y: str) -> tuple[Any, Any]:
-        return results.curves(y, arm, cell, x)[0]
+    def recorded(name: str) -> Any:
+        return results.curves(name, arm, cell, name)[0][1]
 
     if not results.curves("balls_rounds", arm, cell, "balls_rounds"):
-        return None
-    times = [int(number) for number in recorded("balls_rounds", "balls_rounds")[0]]
-    drawing = _new_figure(3.9 * len(times), 4.5)
-    for axes, time in zip(np.ravel(drawing.subplots(1, len(times), squeeze=False)), times, strict=True):
-        centres = np.column_stack(recorded(f"balls_{time}_x", f"balls_{time}_y"))
-        radii, front = recorded(f"balls_{time}_radius", f"balls_{time}_front")
-        for centre, radius, is_best in zip(centres, radii, front, strict=True):
+        return []
+    panels, angle = [], np.linspace(0.0, 2 * math.pi, 121)
+    for time in map(int, recorded("balls_rounds")):
+        balls = {part: recorded(f"balls_{time}_{part}") for part in ("x", "y", "radius", "front")}
+        contexts = zip(recorded(f"contexts_{time}_x").tolist(), recorded(f"contexts_{time}_y").tolist(), strict=True)
+        rows: Rows = [{"series": 2, "x": x, "y": y} for x, y in contexts]
+        for ball, (x, y, radius, front) in enumerate(zip(*balls.values(), strict=True)):
+            series = 0 if front else 1
+            path = zip((x + radius * np.cos(angle)).tolist(), (y + radius * np.sin(angle)).tolist(), strict=True)
+            rows += [{"series": series, "ball": ball, "place": i, "x": u, "y": v} for i, (u, v) in enumerate(path)]
             # The distance from a centre in the panel to the farthest corner.
-            if radius >= np.hypot(*np.maximum(centre, 1 - centre)):
-                axes.text(0.55, 0.3, f"a ball of radius {radius:g}\ncovers the panel", ha="center", fontsize=9,
-                          color=FRONT if is_best else OTHER)  # fmt: skip
-            axes.add_patch(Circle(centre, radius, fill=False, lw=1.0, color=FRONT if is_best else OTHER))
-        for label, color in (("ball on the Pareto front", FRONT), ("other ball with a client", OTHER)):
-            axes.plot([], [], color=color, label=label)
-        axes.plot(*recorded(f"contexts_{time}_x", f"contexts_{time}_y"), "o", ms=4, color="#009e73", label="client")
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        label_panel(axes, f"round {time}", "accuracy on the validation set", "energy score")
-    drawing.legend(*axes.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
-    path = folder / f"{figure.name}.png"
-    with atomic_write(path) as temporary:
-        drawing.savefig(temporary, format="png", dpi=110)
-    return path
+            if radius >= np.hypot(*np.maximum((x, y), (1 - x, 1 - y))):
+                text = f"a ball of radius {radius:g} covers the panel"
+                rows.append({"series": series, "x": 0.5, "y": 0.3, "text": text})
+        panels.append(Panel(title=f"round {time}", spec=_ball_chart(), rows=rows, width=charts.HEIGHT + 40))
+    return panels
 
 
-def _new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size in inches."""
-    figure: Figure = load_optional("matplotlib.figure").Figure(
-        figsize=(width, height), layout="constrained", facecolor="white"
+def _ball_chart() -> Mapping[str, Any]:
+    alt = load_optional("altair")
+    series: charts.Styles = {0: (FRONT, [1, 0]), 1: (OTHER, [1, 0]), 2: (CLIENT, [1, 0])}
+    scale = alt.Scale(domain=[0, 1], nice=False)
+    base = alt.Chart().encode(
+        x=alt.X("x:Q", title="accuracy on the validation set", scale=scale),
+        y=alt.Y("y:Q", title="energy score", scale=scale), color=charts.series_colour(series),
+    )  # fmt: skip
+    circle = base.transform_filter("isValid(datum.ball)").mark_line(strokeWidth=1, clip=True)
+    return charts.specification(
+        alt.layer(
+            circle.encode(detail="ball:N", order="place:Q"),
+            base.transform_filter("datum.series === 2").mark_circle(size=30, opacity=1),
+            base.transform_filter("isValid(datum.text)").mark_text().encode(text="text:N"),
+        ),
+        charts.HEIGHT,
     )
-    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    return figure

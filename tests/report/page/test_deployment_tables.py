@@ -16,15 +16,17 @@ import pytest
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.page import deployment_tables
 from fedsel_flwr.report.page.comparison_tables import PageRun, failure_seconds
+from fedsel_flwr.report.page.deployment_page import figure_rows, settings_text, status_sentence
 from fedsel_flwr.report.page.deployment_tables import (
     GROUPS,
+    RunSettings,
+    RunStatus,
     deployment_folder,
     failure_groups,
+    newest_checkpoint,
     part_groups,
     read_deployment,
 )
-from fedsel_flwr.report.page.deployment_texts import figure_rows, settings_text, status_sentence
-from fedsel_flwr.report.page.run_status import RunSettings, RunStatus, newest_checkpoint
 from fedsel_flwr.report.page.waiting_costs import client_figures
 from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.history import History

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.page import document
 from fedsel_flwr.report.page.comparison_page import comparison_document
-from fedsel_flwr.report.page.document import Chart, render, write_page
+from fedsel_flwr.report.page.document import render, write_page
 from tests.browser import Browser, browser
 from tests.report.page.made_facts import made_facts
 
@@ -103,8 +102,9 @@ def test_a_page_of_400_runs_is_small_and_opens_soon(browser: Browser, tmp_path: 
     path = write_page(page, tmp_path / "large.html")
     assert path.stat().st_size < 8e6
     # Curves and maps are thinned, figures are not.
-    assert len(page.tables["jain"]["seed"]) == 20 * 21
-    assert sum(kind == "seed" for kind in page.tables["ratios"]["kind"]) == 5 * 19 * 20
+    rows = {chart.name: chart.rows for chart in page.charts}
+    assert len(rows["jain"]["seed"]) == 20 * 21
+    assert sum(kind == "seed" for kind in rows["ratios"]["kind"]) == 5 * 19 * 20
     start = time.monotonic()
     with browser.open(path) as opened:
         print(f"{path.stat().st_size / 1e6:.2f} MB, all charts after {time.monotonic() - start:.1f} s")
@@ -112,11 +112,13 @@ def test_a_page_of_400_runs_is_small_and_opens_soon(browser: Browser, tmp_path: 
         assert opened.faults == []
 
 
-def test_every_chart_says_what_it_shows() -> None:
+def test_every_chart_says_what_it_shows_and_is_in_the_template() -> None:
     page = comparison_document(made_facts(["random", "bsfl"], 2, 20))
-    for chart in page.charts:
-        assert isinstance(chart, Chart)
-        assert chart.title
-        assert chart.text.endswith(".")
-        assert set(chart.menus) <= set(page.tables[chart.table])
-        json.dumps(chart.spec)
+    text = render(page)
+    shown = re.findall(r'<figure id="chart-(.+?)">\s*<figcaption><h3>(.+?)</h3><p>(.+?)</p>', text)
+    assert [name for name, _, _ in shown] == [chart.name for chart in page.charts]
+    for chart, (_, title, said) in zip(page.charts, shown, strict=True):
+        assert said.endswith(".")
+        assert f'aria-label="{title}. {said} The table below the chart has its values."' in text
+        assert set(chart.menus) <= set(chart.rows)
+    assert re.findall(r'<section id="(.+?)">', text) == list(page.sections)

@@ -70,7 +70,7 @@ def check_charts(opened: Opened, document: Document) -> Counter[str]:
         placed = opened.placed(chart.name)
         assert [one for one in placed if not one["is_right"]] == []
         counts[chart.name] = len(placed)
-        curves = {"round", "accuracy"} if "loss" in document.tables[chart.table] else {"x", "accuracy", "low"}
+        curves = {"round", "accuracy"} if "loss" in chart.rows else {"x", "accuracy", "low"}
         assert {one["field"] for one in placed} <= FIELDS.get(chart.name, curves)
         rows = opened.rows(chart.name)
         with opened.page.expect_download() as saved:

@@ -13,7 +13,7 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.arguments import read_sweep
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.sweeps import settings_tried, value_texts
+from fedsel_flwr.report.summary import settings_tried, value_texts
 from fedsel_flwr.selectors import BSFL, PowerOfChoice
 from fedsel_flwr.simulations import Comparison, compare
 from tests.simulations.cut_off_runs import FASTEST, Stop, content, parts, smoke

@@ -10,7 +10,7 @@ import pytest
 
 from fedsel_flwr.simulations.reproductions import figure_pictures
 from fedsel_flwr.simulations.reproductions.claims import verdict_of
-from fedsel_flwr.simulations.reproductions.paper_figure import Picture, load_figure, read_figure
+from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Picture, load_figure, read_figure
 from fedsel_flwr.simulations.reproductions.rows import cells_of, open_rows, results_of
 from tests.simulations.reproductions.test_training_runs import BALLS
 
@@ -44,20 +44,28 @@ scale = "symlog"
 """
 
 
+def drawn_panels(figure: PaperFigure, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """The panels and labels of a picture, which is not drawn."""
+    seen: list[Any] = []
+    note = lambda panels, path, labels, columns: seen.extend((panels, labels))  # noqa: E731
+    monkeypatch.setattr(figure_pictures, "save_picture", note)
+    figure_pictures.draw(figure, results_of(figure, folder), folder)
+    panels, labels = seen
+    return panels, labels
+
+
 def test_a_picture_has_a_panel_for_each_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = read_figure(TEXT, "xia-fig-9")
     rows = open_rows(tmp_path, figure)
     for cell in cells_of(figure):
         rows.add(cell.simulate())
-    drawn: list[Any] = []
-    new = figure_pictures._new_figure
-    monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
     assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) == tmp_path / "xia-fig-9.png"
-    regret, margin = drawn[0].axes
-    assert (regret.get_ylabel(), margin.get_ylabel()) == ("regret of means", "share of client 1 minus c_1")
-    labels = regret.get_legend_handles_labels()[1]
-    assert labels == ["cs-ucb-q", "bound of cs-ucb-q", "random"]
-    assert regret.get_yscale() == "symlog"
+    panels, labels = drawn_panels(figure, tmp_path, monkeypatch)
+    axes = [panel.spec["layer"][-1]["encoding"]["y"] for panel in panels]
+    assert [axis["title"] for axis in axes] == [["regret of means"], ["share of client 1 minus c_1"]]
+    assert axes[0]["scale"]["type"] == "symlog"
+    used = [sorted({labels[row["series"]] for row in panel.rows}) for panel in panels]
+    assert used == [["bound of cs-ucb-q", "cs-ucb-q", "random"]] * 2
 
 
 def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
@@ -72,18 +80,11 @@ def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
         rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
                   "cpu_s": 1.0, "outcomes": json.dumps({"regret": 1.0, "best_above": cell.scenario.seed - 1}),
                   "curves": "{}"})  # fmt: skip
-    drawn: list[Any] = []
-    new = figure_pictures._new_figure
-    monkeypatch.setattr(figure_pictures, "_new_figure", lambda *size: drawn.append(new(*size)) or drawn[0])
-    figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path)
-    share, regret = drawn[0].axes
-    assert (share.get_ylabel(), regret.get_ylabel()) == (
-        "share of instances\nbest state, equal steps",
-        "regret of means",
-    )
-    assert share.get_legend_handles_labels()[1] == ["chance", "cs-ucb-q", "random"]
-    (bar,) = share.collections[0].get_segments()
-    assert [y for _, y in bar] == [0.0, 1.0]
+    (share, regret), _ = drawn_panels(figure, tmp_path, monkeypatch)
+    titles = [panel.spec["layer"][0]["encoding"]["y"]["title"] for panel in (share, regret)]
+    assert titles == [["share of instances", "best state, equal steps"], ["regret of means"]]
+    assert share.spec["layer"][-1]["mark"]["text"] == "chance"
+    assert [(row["low"], row["value"], row["high"]) for row in share.rows] == [(0, 0.5, 1)] * 2
 
 
 def test_an_illustration_with_arms_has_runs_and_a_picture(tmp_path: Path) -> None:
