@@ -190,16 +190,7 @@ def test_doctor_finds_this_installation_healthy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = said(capsys, "doctor", "--data-dir", str(tmp_path))
-    for word in (
-        "Python: 3.",
-        "flwr 1.",
-        "numpy ",
-        "extra sim: ",
-        "GPU: ",
-        "Ray: ",
-        "holds no data set",
-        "GB free",
-    ):
+    for word in ("Python: 3.", "flwr 1.", "numpy ", "extra sim: ", "GPU: ", "Ray: ", "holds no data set", "GB free"):
         assert word in out, out
     assert out.splitlines()[-1] == "No problem found"
     facts = json.loads(said(capsys, "doctor", "--data-dir", str(tmp_path), "--json"))

@@ -95,11 +95,7 @@ class RunFolder:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        scenario: Scenario,
-        label: str | None = None,
-        fingerprints: Identity | None = None,
+        self, folder: str | Path, scenario: Scenario, label: str | None = None, fingerprints: Identity | None = None
     ) -> None:
         # Loaded now although it is needed only at the end, so that a missing package does not cost the run.
         load_optional("pyarrow.parquet")

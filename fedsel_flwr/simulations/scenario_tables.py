@@ -348,8 +348,4 @@ class Aggregation(Table):
         named = {option.name: option for option in fields(Options) if option.metadata.get("key")}
         values = {name: getattr(self, option.metadata["key"]) for name, option in named.items()}
         unset = {name for name, option in named.items() if option.default is None and not values[name]}
-        return {
-            "filter": Filter(score=self.filter) if self.filter else None,
-            **values,
-            **dict.fromkeys(unset),
-        }
+        return {"filter": Filter(score=self.filter) if self.filter else None, **values, **dict.fromkeys(unset)}

@@ -50,11 +50,7 @@ AT_ONCE = 10_000
 
 
 def run_vectorized(
-    world: World,
-    strategy: Any,
-    device: str = "cpu",
-    backend: Backend | None = None,
-    pace: CheckpointPace | None = None,
+    world: World, strategy: Any, device: str = "cpu", backend: Backend | None = None, pace: CheckpointPace | None = None
 ) -> RunResult:
     """Run a scenario's rounds with a strategy of the legacy API, starting from its checkpoint if there is one.
 
