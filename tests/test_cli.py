@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -16,9 +15,7 @@ import pytest
 from fedsel_flwr import __version__
 from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 from fedsel_flwr.report.run_folder import read_history, read_model
-from fedsel_flwr.selectors import names
-from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import Command, environment
 from tests.simulations.inprocess import play
@@ -61,28 +58,6 @@ def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 # ---- without a run -------------------------------------------------------------------------------------------------
-
-
-def test_list_names_every_scenario_and_selector(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    assert main(["list"]) == 0
-    out, err = capsys.readouterr()
-    scenarios, selectors = out.removeprefix("scenarios\n").split("selectors\n")
-    for listed, known in ((scenarios, scenario_names()), (selectors, names())):
-        rows = [line.split(maxsplit=1) for line in listed.splitlines() if not line.startswith("   ")]
-        assert [row[0] for row in rows] == list(known)
-        assert all(len(row[1]) > 10 for row in rows)
-    for name in names():
-        said = selectors.split(f"  {name} ")[1].splitlines()[1:4]
-        paper, reads, parameters = (line.strip().partition(": ") for line in said)
-        assert (paper[0], reads[0], parameters[0]) == ("paper", "reads", "parameters")
-        assert len(paper[2]) > 20, f"{name} has no section References"
-        assert all(column in reads[2] for column in selector_class(name).needs | selector_class(name).asks)
-        assert parameters[2].startswith(tuple(inspect.signature(selector_class(name)).parameters))
-    assert load_scenario("smoke").description in out
-    assert err == ""
 
 
 @pytest.mark.parametrize("argv", [["list"], ["run", "smoke", "--engine", "vectorized"]], ids=lambda argv: argv[0])
@@ -260,22 +235,6 @@ def test_the_resolved_scenario_is_the_same_run(first: Shell) -> None:
     assert repr(result.history.clients) == repr(history.clients)
     assert repr(result.history.rounds) == repr(history.rounds)
     assert [a.tobytes() for a in result.arrays] == [a.tobytes() for a in read_model(first.folder)]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_resolved_scenario_makes_the_same_run(first: Shell, tmp_path: Path) -> None:
-    """In a process of its own: the same choices, latencies and losses, and the same model, bit by bit."""
-    again = Shell(tmp_path, "run", str(first.folder / "scenario.toml"), "--runs-dir", str(tmp_path / "elsewhere"))
-    assert again.status == 0, again.err
-    assert again.folder.parent == tmp_path / "elsewhere"
-    assert again.left == []
-    ours, theirs = read_history(first.folder), read_history(again.folder)
-    assert repr(ours.clients) == repr(theirs.clients)
-    assert repr(ours.rounds) == repr(theirs.rounds)
-    model = (first.folder / "model.safetensors").read_bytes()
-    assert model == (again.folder / "model.safetensors").read_bytes()
-    assert (first.folder / "scenario.toml").read_text() == (again.folder / "scenario.toml").read_text()
 
 
 BUSY = """

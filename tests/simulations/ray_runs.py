@@ -13,14 +13,11 @@ from typing import Any
 import psutil
 
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord
 from tests.processes import ROOT, Command, command_line
-from tests.simulations.agreement import Course, recorded
 
 SMOKE = load_scenario(
     "smoke", {"training.local_epochs": 5, "rounds": 4, "partition.kind": "dirichlet", "partition.alpha": 0.3}
@@ -54,16 +51,6 @@ def once() -> tuple[RunResult, list[RoundRecord]]:
 def played(text: str) -> RunResult:
     """A scenario, given as JSON."""
     return simulate(Scenario.model_validate_json(text), engine="ray")
-
-
-def agreeing(text: str) -> Course:
-    """The course of a scenario, given as JSON."""
-    scenario = Scenario.model_validate_json(text)
-    strategy = make_strategy(world_of(scenario))
-    course = recorded(strategy)
-    result = simulate(scenario, engine="ray", strategy=strategy)
-    course.ended = [*course.received[1:], result.arrays]
-    return course
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,19 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.simulations import vectorized
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.vectorized import BatchedEvaluation, NamedClient, aggregate, probe_clients, stack_mean
+from fedsel_flwr.simulations.vectorized import (
+    BatchedEvaluation,
+    NamedClient,
+    aggregate,
+    probe_clients,
+    run_vectorized,
+    stack_mean,
+)
+from fedsel_flwr.simulations.worlds.data import Split
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
@@ -57,6 +68,34 @@ def test_as_clients_that_train_one_by_one(selector: str) -> None:
     own = {f"selectors.{name}.candidates": 6 for name in ("power-of-choice", "cpow-d", "rpow-d")}
     own |= {"selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
     _same(_scenario(selector, 8, **{"model.name": "logistic", "num_clients": 12, "clients_per_round": 4, **own}))
+
+
+def _in_double(scenario: Scenario) -> World:
+    """A scenario's world whose examples and model are in double precision."""
+
+    def doubled(split: Split) -> Split:
+        split = copy.copy(split)  # a split refuses other types than single precision
+        object.__setattr__(split, "inputs", split.inputs.astype(np.float64))
+        return split
+
+    world = World(scenario)
+    held = world.dataset
+    parts = {name: doubled(getattr(held, name)) for name in ("train", "validation", "test")}
+    world.dataset = replace(held, **parts)
+    world.model.double()
+    world._initial = [array.astype(np.float64) for array in world._initial]
+    return world
+
+
+@pytest.mark.parametrize("selector", ["gpfl", "fedcm-ts"])
+def test_in_double_precision_both_ways_are_the_same(selector: str) -> None:
+    """A network of rectifiers, which the rounding of single precision may turn off or on."""
+    scenario = _scenario(selector, 20, **{"num_clients": 40, "training.local_epochs": 2})
+    alone, world = inprocess.play(scenario, _in_double(scenario)), _in_double(scenario)
+    together = run_vectorized(world, make_strategy(world))
+    chosen = [[(row.round, row.client_id) for row in one.history.clients] for one in (alone, together)]
+    assert chosen[0] == chosen[1]
+    assert max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True)) <= 1e-9
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import itertools
 import time
 import tracemalloc
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, get_args
 
 import datasets
@@ -93,13 +91,6 @@ def test_rows_ascend_and_the_seed_decides(kind: str) -> None:
         assert 0 <= ours[0] <= ours[-1] < 6000
         assert not np.array_equal(ours, another)
     assert_same(first, again)
-
-
-def test_a_spawned_process_draws_the_same() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for kind in ("sizes", "classes", "sampled", "writers"):
-            theirs = pool.submit(partition_indices, MORE, 3, kind=kind, seed=2, **OPTIONS[kind])
-            assert_same(drawn(kind, 2), theirs.result(timeout=120))
 
 
 @EVERY_KIND
