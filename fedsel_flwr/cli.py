@@ -218,8 +218,7 @@ def _show_scenario(args: argparse.Namespace) -> int:
 
 def _cite(args: argparse.Namespace) -> int:
     """Print BibTeX entries, each once."""
-    from fedsel_flwr.selectors.citations import package_entry
-    from fedsel_flwr.selectors.registry import citations
+    from fedsel_flwr.selectors.registry import citations, package_entry
 
     found = [entry for name in args.cited for entry in citations(name)]
     print("\n\n".join(dict.fromkeys(found)) or package_entry())

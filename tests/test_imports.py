@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from fedsel_flwr import flower
+from fedsel_flwr.selectors import catalogue
 from tools.house import LAYERS, LONGEST, PACKAGE, ROOT, House, Room
 
 HOUSE = House.here()
@@ -213,4 +214,7 @@ def test_every_exported_class_has_its_source(package: str) -> None:
             assert f"class {exported.__name__}" in inspect.getsource(exported), name
             assert getattr(importlib.import_module(exported.__module__), exported.__qualname__) is exported
     rooms = HOUSE.within(package.replace(".", "/")) if package != PACKAGE else []
-    assert [room.path.stem for room in rooms if not re.search(rf"\b{room.path.stem}`", str(home.__doc__))] == []
+    # The catalogue has a line for each file of selectors.
+    listed = {cls.__module__ for cls in vars(catalogue).values() if isinstance(cls, type)}
+    unlisted = [room.path.stem for room in rooms if room.module not in listed]
+    assert [name for name in unlisted if not re.search(rf"\b{name}`", str(home.__doc__))] == []

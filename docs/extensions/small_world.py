@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -17,9 +18,11 @@ import numpy.typing as npt
 import fedsel_flwr
 from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.selectors.registry import example, selector_class
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.run_identity import scenario_fingerprint
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import own_parameters
 from fedsel_flwr.simulations.worlds.world import world_of
 
 SCENARIO = Path(__file__).parent / "small_world.toml"
@@ -66,8 +69,11 @@ class Played:
 
 
 def scenario(name: str) -> Scenario:
-    """The small world with a selector."""
-    return load_scenario(SCENARIO, {"selector": name})
+    """The small world with a selector; a parameter that the file does not give has its example's value."""
+    given = tomllib.loads(SCENARIO.read_text("utf-8"))["selectors"].get(name, {})
+    needed = set(own_parameters(selector_class(name))) - set(given)
+    examples = {f"selectors.{name}.{key}": value for key, value in example(name).items() if key in needed}
+    return load_scenario(SCENARIO, {"selector": name} | examples)
 
 
 def play(name: str) -> Played:

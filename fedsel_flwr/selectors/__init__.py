@@ -10,36 +10,22 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 >>> len(np.intersect1d(chosen, selector.select(np.arange(4))))  # next come the two clients without a play
 0
 
-===================  ==========================================================================================
-room                 contents
-===================  ==========================================================================================
-``catalogue``        the list of our selectors
-``registry``         selectors by name: look up, create, describe
-``citations``        the papers: their keys in ``papers.bib``, and its entries
-``base``             the interface: probe, select, observe, inform
-``selector_state``   declared state: grow, forget, save, load
-``_contract``        checks of an author's declarations, reports and choices
-``columns``          the table of columns: names, sources, ranges
-``round_report``     the report of a round, the probe, failures in a row
-``_draws``           top scores, weighted draws, numbers of examples
-``_vectors``         vectors by client, random projections
-``baselines``        random, random-by-size, round-robin, local-accuracy
-``cs_ucb``           Xia et al.: CS-UCB, and the rewards that it shares with CS-UCB-Q
-``cs_ucb_q``         Xia et al.: CS-UCB-Q
-``bsfl``             Ben Ami et al.: BSFL
-``bsfl_solvers``     BSFL's objective: the exact sweep, simulated annealing, ALSA
-``fedcm``            Kim et al.: FedCM with UCB and with Thompson sampling
-``pczfl``            PCZFL
-``gpfl``             GPFL
-``power_of_choice``  Cho et al.: pow-d, cpow-d, rpow-d
-``active_fl``        Goetz et al.: active federated learning
-``fedcs``            Nishio and Yonetani: FedCS
-``oort``             Lai et al.: Oort
-``tifl``             Chai et al.: TiFL
-``fedcor``           Tang et al.: FedCor
-``divfl``            Balakrishnan et al.: DivFL
-``nccb``             Pan et al.: NCCB and LSH, bandits over hashes of the clients' data
-===================  ==========================================================================================
+Each paper has a file, which ``catalogue`` names. The other files are:
+
+==================  ===============================================================
+room                contents
+==================  ===============================================================
+``catalogue``       the list of our selectors, with examples of their parameters
+``registry``        selectors by name: look up, create, describe, cite
+``base``            the interface: probe, select, observe, inform
+``selector_state``  declared state: grow, forget, save, load
+``_contract``       checks of an author's declarations, reports and choices
+``columns``         the table of columns: names, sources, ranges
+``round_report``    the report of a round, the probe, failures in a row
+``_draws``          top scores, weighted draws, numbers of examples
+``_vectors``        vectors by client, random projections
+``bsfl_solvers``    BSFL's objective: the exact sweep, simulated annealing, ALSA
+==================  ===============================================================
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
 from fedsel_flwr.selectors.base import Probe
-from fedsel_flwr.selectors.citations import GOETZ
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import FAILURES_THAT_COUNT, RoundReport, repeated_failures
 
@@ -91,7 +90,7 @@ class ActiveFL(UtilityOption):
     """
 
     name: ClassVar[str] = "active-fl"
-    citations: ClassVar[tuple[str, ...]] = (GOETZ,)
+    citations: ClassVar[tuple[str, ...]] = ("goetz2019active",)
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size", "loss": "_loss"}

@@ -15,7 +15,6 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.citations import BEN_AMI, LI, MCMAHAN, XIA
 
 
 class Random(Selector):
@@ -45,7 +44,7 @@ class Random(Selector):
     """
 
     name: ClassVar[str] = "random"
-    citations: ClassVar[tuple[str, ...]] = (MCMAHAN,)
+    citations: ClassVar[tuple[str, ...]] = ("mcmahan2017communication",)
 
     def _select(self, available: IntArray) -> IntArray:
         return self._generator.permutation(available)[: self.asked_per_round]
@@ -91,7 +90,7 @@ class RandomBySize(Selector):
     """
 
     name: ClassVar[str] = "random-by-size"
-    citations: ClassVar[tuple[str, ...]] = (BEN_AMI, LI)
+    citations: ClassVar[tuple[str, ...]] = ("benami2025client", "li2020federated")
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     # A size of -1 is unknown.
     client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
@@ -165,7 +164,7 @@ class RoundRobin(Selector):
     """
 
     name: ClassVar[str] = "round-robin"
-    citations: ClassVar[tuple[str, ...]] = (XIA,)
+    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     scalar_state: ClassVar[tuple[str, ...]] = ("_next",)
 
     def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
@@ -211,7 +210,7 @@ class LocalAccuracy(Selector):
     """
 
     name: ClassVar[str] = "local-accuracy"
-    citations: ClassVar[tuple[str, ...]] = (XIA,)
+    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     # An unknown accuracy is 2, above every other.
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}

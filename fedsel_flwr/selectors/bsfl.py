@@ -23,7 +23,6 @@ from fedsel_flwr.checks import (
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl_solvers import anneal, maximize
-from fedsel_flwr.selectors.citations import BEN_AMI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 __all__ = ["BSFL", "maximize"]
@@ -121,7 +120,7 @@ class BSFL(Selector):
     """
 
     name: ClassVar[str] = "bsfl"
-    citations: ClassVar[tuple[str, ...]] = (BEN_AMI,)
+    citations: ClassVar[tuple[str, ...]] = ("benami2025client",)
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     by_client: ClassVar[frozenset[str]] = frozenset({"data_weights"})
     client_state: ClassVar[dict[str, float | int]] = {

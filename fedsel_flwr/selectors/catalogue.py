@@ -1,6 +1,7 @@
 """List of our selectors: a new selector needs a file and a line here (CONTRIBUTING.md has the other steps).
 
-The names, the parameters, the exports of :mod:`fedsel_flwr.selectors` and the lists of the tests follow from this file.
+The names, the parameters, the exports of :mod:`fedsel_flwr.selectors`, the tests of every selector and the tables of
+the documentation site follow from this file. If a parameter has no default, add its value to :data:`EXAMPLES`.
 """
 
 # With "as", type checkers see the class as exported.
@@ -26,3 +27,12 @@ from fedsel_flwr.selectors.power_of_choice import CPowD as CPowD
 from fedsel_flwr.selectors.power_of_choice import PowerOfChoice as PowerOfChoice
 from fedsel_flwr.selectors.power_of_choice import RPowD as RPowD
 from fedsel_flwr.selectors.tifl import TiFL as TiFL
+
+EXAMPLES: dict[str, dict[str, object]] = {
+    "bsfl": {"min_latency": 0.1},
+    "cs-ucb": {"max_latency": 5.0},
+    "cs-ucb-q": {"max_latency": 5.0},
+    "fedcs": {"deadline": 2.0},
+    "gpfl": {"total_rounds": 60},
+}
+"""Example values of parameters without a default, for clients that take about a second each."""

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, Seconds, real, seconds
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import XIA
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
@@ -150,7 +149,7 @@ class CSUCB(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb"
-    citations: ClassVar[tuple[str, ...]] = (XIA,)
+    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     scalar_state: ClassVar[tuple[str, ...]] = ("_ideal_fleet",)
 
     def __init__(

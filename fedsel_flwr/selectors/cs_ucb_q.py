@@ -11,7 +11,6 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
-from fedsel_flwr.selectors.citations import XIA
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -90,7 +89,7 @@ class CSUCBQ(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
-    citations: ClassVar[tuple[str, ...]] = (XIA,)
+    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {

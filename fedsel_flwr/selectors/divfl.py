@@ -13,7 +13,6 @@ from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
-from fedsel_flwr.selectors.citations import BALAKRISHNAN
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -113,7 +112,7 @@ class DivFL(VectorSelector, UtilityOption):
     """
 
     name: ClassVar[str] = "divfl"
-    citations: ClassVar[tuple[str, ...]] = (BALAKRISHNAN,)
+    citations: ClassVar[tuple[str, ...]] = ("balakrishnan2022diverse",)
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True

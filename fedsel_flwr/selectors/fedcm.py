@@ -8,7 +8,6 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import KIM
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
@@ -62,7 +61,7 @@ class FedCMUCB(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ucb"
-    citations: ClassVar[tuple[str, ...]] = (KIM,)
+    citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
     paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}  # Appendix C
@@ -122,7 +121,7 @@ class FedCMTS(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ts"
-    citations: ClassVar[tuple[str, ...]] = (KIM,)
+    citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
     paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}  # Beta(1, 1), Appendix C

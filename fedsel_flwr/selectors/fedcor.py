@@ -26,7 +26,6 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.citations import TANG
 
 DIMENSION = 15
 """Numbers in a client's embedding."""
@@ -140,7 +139,7 @@ class FedCor(Selector):
     """
 
     name: ClassVar[str] = "fedcor"
-    citations: ClassVar[tuple[str, ...]] = (TANG,)
+    citations: ClassVar[tuple[str, ...]] = ("tang2022fedcor",)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}

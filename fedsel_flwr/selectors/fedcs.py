@@ -8,7 +8,6 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import NISHIO
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 ROUNDING = 1e-9
@@ -79,7 +78,7 @@ class FedCS(Selector):
     """
 
     name: ClassVar[str] = "fedcs"
-    citations: ClassVar[tuple[str, ...]] = (NISHIO,)
+    citations: ClassVar[tuple[str, ...]] = ("nishio2019client",)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
     # The deadline alone decides the number of clients.
     may_exceed_clients_per_round: ClassVar[bool] = True

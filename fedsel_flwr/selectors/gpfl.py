@@ -8,7 +8,6 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import NA
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CLIP = 50.0
@@ -94,7 +93,7 @@ class GPFL(Selector):
     """
 
     name: ClassVar[str] = "gpfl"
-    citations: ClassVar[tuple[str, ...]] = (NA,)
+    citations: ClassVar[tuple[str, ...]] = ("na2024gpfl",)
     needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
     # Round 1 asks all clients.
     may_exceed_clients_per_round: ClassVar[bool] = True

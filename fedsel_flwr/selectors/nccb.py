@@ -12,7 +12,6 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
-from fedsel_flwr.selectors.citations import PAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 MOST_STEPS = 100
@@ -154,7 +153,7 @@ class NCCB(GroupBandit):
     """
 
     name: ClassVar[str] = "nccb"
-    citations: ClassVar[tuple[str, ...]] = (PAN,)
+    citations: ClassVar[tuple[str, ...]] = ("pan2024contextual",)
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {**GroupBandit.client_state, "_cluster": -1}
     scalar_state: ClassVar[tuple[str, ...]] = (*GroupBandit.scalar_state, "_regroup")
 
@@ -253,7 +252,7 @@ class LSH(GroupBandit):
     """
 
     name: ClassVar[str] = "lsh"
-    citations: ClassVar[tuple[str, ...]] = (PAN,)
+    citations: ClassVar[tuple[str, ...]] = ("pan2024contextual",)
 
     def __init__(
         self,

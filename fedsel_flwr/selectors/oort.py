@@ -9,7 +9,6 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import LAI
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
@@ -155,7 +154,7 @@ class Oort(Selector):
     """
 
     name: ClassVar[str] = "oort"
-    citations: ClassVar[tuple[str, ...]] = (LAI,)
+    citations: ClassVar[tuple[str, ...]] = ("lai2021oort",)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
     client_state: ClassVar[dict[str, float | int | bool]] = {

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import ANONYMOUS_PCZFL
 from fedsel_flwr.selectors.round_report import RoundReport
 
 INSIDE = 1e-12
@@ -91,7 +90,7 @@ class PCZFL(Selector):
     """
 
     name: ClassVar[str] = "pczfl"
-    citations: ClassVar[tuple[str, ...]] = (ANONYMOUS_PCZFL,)
+    citations: ClassVar[tuple[str, ...]] = ("pczfl2025optimizing",)
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     remembers: ClassVar[dict[str, str]] = {"accuracy": "_accuracy", "energy_score": "_energy_score"}

@@ -12,7 +12,6 @@ from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.citations import CHO
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
@@ -125,7 +124,7 @@ class PowerOfChoice(Candidates, UtilityOption):
     """
 
     name: ClassVar[str] = "power-of-choice"
-    citations: ClassVar[tuple[str, ...]] = (CHO,)
+    citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
@@ -292,7 +291,7 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
-    citations: ClassVar[tuple[str, ...]] = (CHO,)
+    citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {

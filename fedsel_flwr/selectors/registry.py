@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import inspect
 import re
+from importlib import resources
 from typing import Any
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors import catalogue
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import papers
 
 _CLASSES: dict[str, type[Selector]] = {
     cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Selector)
@@ -131,6 +132,15 @@ def description(name: str) -> list[str]:
     ]
 
 
+def example(name: str) -> dict[str, Any]:
+    """Return example values of a selector's parameters without a default, other than ``clients_per_round``.
+
+    >>> create("bsfl", clients_per_round=2, **example("bsfl")).min_latency
+    0.1
+    """
+    return dict(catalogue.EXAMPLES.get(name, {}))
+
+
 def describe(name: str) -> dict[str, Any]:
     """Return the facts about a selector, by name.
 
@@ -224,6 +234,31 @@ def citations(name: str) -> tuple[str, ...]:
     # A text would otherwise be taken for a tuple of letters.
     cited = (cls.citations,) if isinstance(cls.citations, str) else cls.citations
     return tuple(papers().get(one, one) for one in cited)
+
+
+@functools.cache
+def papers() -> dict[str, str]:
+    """Return the BibTeX entries of ``papers.bib`` by their keys.
+
+    The file is read only by ``fedsel cite``: it is not in Flower's app bundle.
+    """
+    text = resources.files("fedsel_flwr.selectors").joinpath("papers.bib").read_text("utf-8")
+    return {entry[2]: entry[1] for entry in re.finditer(r"^(@\w+\{([\w-]+),\n.*?^\})", text, re.MULTILINE | re.DOTALL)}
+
+
+def package_entry() -> str:
+    """Return the BibTeX entry of this package.
+
+    >>> print(package_entry().splitlines()[1])
+      author  = {{The fedsel-flwr authors}},
+    """
+    from fedsel_flwr import __version__
+
+    return f"""@software{{fedsel_flwr,
+  author  = {{{{The fedsel-flwr authors}}}},
+  title   = {{fedsel-flwr: client selection for federated learning as {{Flower}} strategies}},
+  version = {{{__version__}}},
+}}"""
 
 
 def _installed() -> dict[str, str]:

@@ -10,7 +10,6 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.citations import CHAI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
@@ -88,7 +87,7 @@ class TiFL(Selector):
     """
 
     name: ClassVar[str] = "tifl"
-    citations: ClassVar[tuple[str, ...]] = (CHAI,)
+    citations: ClassVar[tuple[str, ...]] = ("chai2020tifl",)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare", "first"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     remembers: ClassVar[dict[str, str]] = {"local_accuracy": "_accuracy"}

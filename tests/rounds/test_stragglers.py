@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from typing import Any
 
@@ -16,8 +15,8 @@ from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.collecting import end_round
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.selectors import CSUCB, PCZFL, Random, names
-from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.selectors import CSUCB, PCZFL, Random, create, names
+from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy, message
@@ -121,11 +120,8 @@ def test_how_many_are_asked(share: float, asked: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(names()) - {"pczfl"}))
 def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
-    cls = selector_class(name)
-    given = {"max_latency": 5.0, "min_latency": 0.1, "total_rounds": 10, "deadline": 100.0}
-    accepted = inspect.signature(cls).parameters
-    params: dict[str, Any] = {key: value for key, value in given.items() if key in accepted}
-    selector = cls(clients_per_round=4, seed=0, **params)
+    options = {"deadline": 100.0} if name == "fedcs" else {}
+    selector = create(name, clients_per_round=4, seed=0, **example(name) | options)
     selector.plan_rounds(over_selection=0.5)
     available = np.arange(30)
     selector.inform(available, num_examples=np.arange(1.0, 31.0))

@@ -11,17 +11,10 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors.registry import example
 from tests.selectors.rounds import play, report
 
 NAN = math.nan
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "bsfl": {"min_latency": 0.1},
-    "cs-ucb": {"max_latency": 1.0},
-    "cs-ucb-q": {"max_latency": 1.0},
-    "fedcs": {"deadline": 4.0},
-    "gpfl": {"total_rounds": 100},
-    "tifl": {"tiers": 3},
-}
 WRONG: dict[str, list[tuple[str, Any]]] = {
     "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1), ("accuracy_weight", 1.1)],
     "bsfl": [
@@ -62,7 +55,7 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
 
 
 def build(name: str, **parameters: Any) -> Any:
-    return create(name, **{"clients_per_round": 2, "seed": 0} | PARAMETERS.get(name, {}) | parameters)
+    return create(name, **{"clients_per_round": 2, "seed": 0} | example(name) | parameters)
 
 
 @pytest.mark.parametrize(

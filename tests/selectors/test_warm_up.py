@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import RoundReport, Selector, create, names
+from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.testing import check_stateful, play, report_for
 
 FLEET, WARMUP = 6, 3
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "bsfl": {"min_latency": 0.1, "alpha": 0.0},
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bsfl": {"alpha": 0.0},
     "cs-ucb": {"max_latency": 10.0},
     "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * 10},
     "gpfl": {"total_rounds": 20},
@@ -23,10 +24,12 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "rpow-d": {"candidates": 3},
     "tifl": {"tiers": 2, "interval": 4, "credits": 2},
 }
+"""Values of the rounds that are worked out by hand below."""
 
 
 def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
-    selector = create(name, **{"clients_per_round": 2, "seed": 0} | PARAMETERS.get(name, {}) | parameters)
+    given = {"clients_per_round": 2, "seed": 0} | example(name) | OPTIONS.get(name, {}) | parameters
+    selector = create(name, **given)
     selector.plan_rounds(warmup_rounds=rounds)
     return selector
 

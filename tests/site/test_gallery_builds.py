@@ -28,7 +28,6 @@ Runs = dict[str, small_world.Played]
 NEWEST = '''"""Newest: a new selector of ours."""
 
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.citations import MCMAHAN
 
 
 class Newest(Selector):
@@ -44,7 +43,7 @@ class Newest(Selector):
     """
 
     name = "newest"
-    citations = (MCMAHAN,)
+    citations = ("mcmahan2017communication",)
 
     def __init__(self, *, clients_per_round, seed=None):
         super().__init__(clients_per_round=clients_per_round, seed=seed)

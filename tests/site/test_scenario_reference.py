@@ -13,11 +13,10 @@ from scenario_keys import LARGE, Key, tables, text
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import names
-from fedsel_flwr.selectors.registry import create, selector_class
+from fedsel_flwr.selectors.registry import create, example, selector_class
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
-from tests.selectors.test_conformance import PARAMETERS
 from tools.prose import Block
 
 DIMENSIONLESS = frozenset({
@@ -89,7 +88,7 @@ def refusal(name: str, value: Any) -> str:
     table, _, last = name.rpartition(".")
     if table.startswith("selectors."):
         selector = table.removeprefix("selectors.")
-        params = {"clients_per_round": 2, **PARAMETERS.get(selector, {}), last: value}
+        params = {"clients_per_round": 2, **example(selector), last: value}
         try:
             create(selector, **params)
         except ParameterError as error:

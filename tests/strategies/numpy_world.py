@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.selectors.registry import example
 
 Array = npt.NDArray[Any]
 FLEET, COHORT, ROUNDS, MAX_LATENCY, ETA, STEPS = 8, 3, 10, 4.0, 0.5, 3
 FEATURES, CLASSES, EXAMPLES = 4, 3, 12
 PARAMETERS = FEATURES * CLASSES
-PARAMS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "cs-ucb": {"max_latency": MAX_LATENCY},
     "cs-ucb-q": {"max_latency": MAX_LATENCY, "queue_weight": 0.1},
     "bsfl": {"min_latency": 0.1, "alpha": 2.0},
@@ -32,11 +33,11 @@ PARAMS: dict[str, dict[str, Any]] = {
     "fedcor": {"warmup_rounds": 3, "interval": 4},
     "nccb": {"clusters": 3},
 }
-"""Selector -> parameters beside ``clients_per_round`` and ``seed``."""
+"""Selector -> values that show more in ten rounds than its example and its defaults do."""
 
 
 def selector_params(name: str) -> dict[str, Any]:
-    return {"clients_per_round": COHORT, "seed": 3, **PARAMS.get(name, {})}
+    return {"clients_per_round": COHORT, "seed": 3, **example(name), **OPTIONS.get(name, {})}
 
 
 def _examples(stream: int, labels: Array) -> Array:

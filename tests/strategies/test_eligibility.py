@@ -16,6 +16,7 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
 from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
@@ -336,7 +337,7 @@ def test_a_cap_below_a_clients_fairness_is_refused(api: str) -> None:
     make(api, CSUCBQ(clients_per_round=1, max_latency=5.0), max_latency=5.0, max_participation=0.3)
 
 
-FOR_EVER = {"divfl", "pczfl"}
+FOR_EVER = {name for name in names() if selector_class(name).asks_failed_for_ever}
 PAPERS = ("ben-ami-", "gpfl-", "pczfl-", "xia-")
 
 

@@ -13,6 +13,8 @@ from flwr.server import strategy as flower
 from fedsel_flwr import strategies
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors import create, names
+from fedsel_flwr.selectors.columns import PER_UPDATE
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.strategies import Filter, Validation, message
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import BOTH, Server, base_of, private, selection
@@ -21,7 +23,7 @@ from tests.strategies.helpers import OK
 
 pytestmark = pytest.mark.timeout(30)
 PAPERS: dict[str, Any] = {"legacy": strategies, "message": message}
-READERS = ("fedcm-ts", "fedcm-ucb", "gpfl", "lsh", "nccb", "pczfl")
+READERS = tuple(name for name in names() if selector_class(name).needs & PER_UPDATE)
 """Selectors that read what the server measures on each client's model."""
 
 

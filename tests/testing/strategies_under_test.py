@@ -14,6 +14,7 @@ from flwr.common import ndarrays_to_parameters
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.selectors import create, names
+from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.strategies import Validation
 from fedsel_flwr.strategies import message as message
 
@@ -23,12 +24,7 @@ MAX_LATENCY, COHORT, FEW = 5.0, 7, 4
 VALIDATION = Validation(
     lambda arrays, inputs: inputs @ arrays[0] + arrays[1], np.eye(3, dtype=np.float32), np.array([0, 1, 1])
 )
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "bsfl": {"min_latency": 0.1},
-    "cs-ucb": {"max_latency": MAX_LATENCY},
-    "cs-ucb-q": {"max_latency": MAX_LATENCY},
-    "fedcs": {"deadline": MAX_LATENCY / 3},
-    "gpfl": {"total_rounds": 40},
+OPTIONS: dict[str, dict[str, Any]] = {
     "fedcor": {"warmup_rounds": 3, "interval": 4},
     "pczfl": {"clients_per_round": None, "warmup_rounds": 2},
     "power-of-choice": {"candidates": 8},
@@ -36,8 +32,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "rpow-d": {"candidates": 8},
     "tifl": {"tiers": 3, "interval": 5},
 }
-SELECTORS: dict[str, dict[str, Any]] = {name: PARAMETERS.get(name, {}) for name in names()}
-"""Every selector, with its parameters."""
+SELECTORS: dict[str, dict[str, Any]] = {name: example(name) | OPTIONS.get(name, {}) for name in names()}
+"""Every selector, with its parameters; :data:`OPTIONS` make openings short."""
 PAPERS: dict[str, dict[str, Any]] = {
     "BSFL": {"min_latency": 0.1},
     "CSUCB": {},
