@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import ModelStack, Validation
 from fedsel_flwr.rounds.replies import Reply

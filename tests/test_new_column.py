@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.clients.metrics import fit_metrics
+from fedsel_flwr.clients.answering import fit_metrics
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS

@@ -42,7 +42,7 @@ AREAS = {
         "fedsel_flwr/rounds/state_dicts.py",
         "fedsel_flwr/strategies/wrapping/resuming.py",
     ),
-    "aggregation": ("fedsel_flwr/aggregation", "fedsel_flwr/rounds/models.py"),
+    "aggregation": ("fedsel_flwr/aggregation.py", "fedsel_flwr/rounds/models.py"),
 }
 """Area -> its files and folders; those that do not exist are left out."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

@@ -1,4 +1,4 @@
-"""Answers of a simulated client about the received model, and the cost of these answers.
+"""What a simulated client tells the server: answers about the received model, metrics of an update, and their costs.
 
 A strategy asks in the train config (key ``needs``) or by a probe (key ``probe``), with names of columns separated by
 commas. A client answers the columns that it knows, each under the column's name, and ignores the others:
@@ -25,25 +25,30 @@ examples, ``sketch`` one over the training examples. ``gradient`` takes three pa
 also yield the losses. ``batch_loss`` takes a pass over its mini-batch, or nothing if the losses of all examples are
 computed anyway. Numbers travel with the update at no cost, and so does a sketch, which is as large as a number. A
 gradient is as large as an update, and takes as long to send.
+
+The system model is the only source of the energy. A meter would count all processes on the machine, and so all clients
+together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from flwr.common import Scalar
 from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.device import RoundDelays
+from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System, probe_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
 from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
 
 SKETCH_BITS = 64
 """Number of bits of a sketch."""
@@ -292,3 +297,87 @@ def losses_and_gradient(
     model.train(was_training)
     flat = [(part / len(labels)).cpu().numpy().astype(np.float32).ravel() for part in total]
     return np.concatenate(losses), np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)
+
+
+def fit_metrics(
+    system: System,
+    partition_id: int,
+    delays: RoundDelays,
+    *,
+    train_loss: float,
+    compute_s: float | None = None,
+    energy_score: float | None = None,
+) -> dict[str, Scalar]:
+    """Return the metrics of an update.
+
+    Args:
+        system: Delays and energy.
+        partition_id: The client's partition.
+        delays: The client's delays in the round.
+        train_loss: Mean loss over the local steps.
+        compute_s: Measured seconds of computing; None takes the system model's.
+        energy_score: The client's energy score (PCZFL), reported if it is set.
+
+    Returns:
+        ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet capped),
+        ``energy_j`` (always modelled, hence ``energy_modelled`` = 1), ``train_loss``, ``client_id``.
+    """
+    compute = delays.compute_s if compute_s is None else compute_s
+    metrics: dict[str, Scalar] = {
+        "latency_s": delays.download_s + compute + delays.upload_s,  # (4) before the cap
+        "energy_j": system.energy_j(delays, compute),
+        "energy_modelled": 1,
+        "download_s": delays.download_s,
+        "compute_s": compute,
+        "upload_s": delays.upload_s,
+        "train_loss": train_loss,
+        "client_id": partition_id,
+    }
+    return metrics if energy_score is None else metrics | {"energy_score": energy_score}
+
+
+def dropout_metrics(partition_id: int, outcome: int, spent: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """Return the metrics of a simulated client that drops out.
+
+    Args:
+        partition_id: The client's partition.
+        outcome: :data:`~fedsel_flwr.rounds.replies.FAILED` or :data:`~fedsel_flwr.rounds.replies.CRASHED`.
+        spent: The metrics that the reply would have had; None if the client has not trained.
+
+    Returns:
+        The client's costs, for the history, without the training loss, which a server could not know.
+    """
+    known = {key: value for key, value in (spent or {}).items() if key != "train_loss"}
+    return known | {"client_id": partition_id, SIMULATED_FAILURE: outcome}
+
+
+def probe_costs(
+    system: System,
+    delays: RoundDelays,
+    asked: Collection[str],
+    shares: Shares,
+    compute_s: float | None = None,
+) -> dict[str, Scalar]:
+    """Return the cost of answering a probe.
+
+    Args:
+        system: Delays and energy.
+        delays: The client's delays in the round.
+        asked: The columns that it answers. Without any, the client still makes one pass over its test examples.
+        shares: The client's examples.
+        compute_s: Measured seconds of computing; None takes the system model's.
+
+    Returns:
+        ``latency_s`` and ``energy_j``.
+    """
+    # All numbers together are one answer, and so is a reply without any number.
+    vectors = {"gradient", "sketch"} & set(asked)
+    bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
+    bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
+    passes = forward_passes(asked, shares) or shares.test
+    answering = probe_delays(system, delays, forward_passes=passes, bits=bits)
+    compute = answering.compute_s if compute_s is None else compute_s
+    return {
+        "latency_s": answering.download_s + compute + answering.upload_s,
+        "energy_j": system.energy_j(answering, compute),
+    }

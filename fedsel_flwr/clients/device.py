@@ -1,14 +1,8 @@
-"""System model of clients: the delays of a round, the methods of every system model, and the device of a client.
+"""Simulated devices: the delays of a round, the methods of every system model, and the clients that drop out.
 
 :class:`System` is the base class of a system model, and :class:`RoundDelays` what it draws for engines and clients.
 :func:`mean_latencies` returns the true means, which no selector knows. Regret and genies are computed from these means.
-The device of Xia's clients, with its computing rate and energy, follows.
-
-References:
-    [1] W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on
-        Wireless Communications, 2020, section V-A.
-    [2] N. H. Tran, W. Bao, A. Zomaya, M. N. H. Nguyen and C. S. Hong, "Federated learning over wireless networks:
-        optimization model design and analysis", IEEE INFOCOM, 2019.
+:class:`ClientDropout` draws the clients that crash before training, and those whose updates never arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, real, whole
+from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.replies import CRASHED, FAILED
 
 PROBE_BITS = 64
 """Size of a scalar answer, bit."""
@@ -206,75 +202,68 @@ def mean_latencies(system: System) -> FloatArray:
     return system.mean_latencies(quasirandom_points())
 
 
-PRINTED_CLIENTS = 20
-"""The largest number of clients in Xia's experiments."""
-
-COMPUTING_STEP = 20.0
-"""Width of Xia's ranges of computing rates, samples/s."""
+REPLIED = 0
+"""Outcome of a client whose reply arrives."""
 
 
-def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTING_STEP) -> tuple[float, float]:
-    """Return the range from which a client's computing rate is drawn in every round.
+@dataclass(frozen=True, kw_only=True)
+class ClientDropout:
+    """Draws the clients that drop out of a round, each client from its own random streams.
 
-    Xia gives client k = 1, 2, …, K the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20], with K up to 20.
-
-    Deviations:
-        For more than 20 clients, the span of the printed 20 is divided evenly: k' = 1 + 19 (k - 1) / (K - 1). Otherwise
-        client 500 would be 170 times as fast as client 1.
+    A client whose reply is lost has trained, so its seconds and joules are in the history. A client that crashes has
+    spent nothing. The server cannot distinguish the two. It waits for both until ``max_latency_s``, and the selector
+    sees a failure.
 
     Args:
-        index: Partition id of the client, 0-based, below `num_clients`.
-        num_clients: Number of clients of the run.
-        step: Width of the range, samples/s.
-
-    Returns:
-        Lower and upper bound of the uniform distribution, samples/s.
+        seed: Seed of the run.
+        failure_probability: Probability that the reply of a client that trained is lost, in [0, 1].
+        crash_probability: Probability that a client crashes before it trains, in [0, 1].
 
     Raises:
-        ParameterError: Unless 0 <= index < num_clients and step > 0.
-
-    References:
-        [1], section V-A. The paper prints the lower bound twice. The second one is the upper bound.
+        ParameterError: A probability is outside [0, 1].
 
     Example:
-        >>> computing_rate_bounds(0, 20), computing_rate_bounds(19, 20), computing_rate_bounds(499, 500)
-        ((20.0, 40.0), (210.0, 230.0), (210.0, 230.0))
-        >>> computing_rate_bounds(2, 3)
-        (40.0, 60.0)
+        >>> ClientDropout(seed=1, failure_probability=0.3, crash_probability=0.2).outcomes(range(8), 2)
+        [1, 0, 0, 1, 2, 1, 2, 0]
     """
-    check_partition(index, num_clients)
-    if not 0 < step < float("inf"):
-        raise ParameterError(f"step must be a finite number above 0, got {step!r}. Give a width in samples/s.")
-    rank = 1.0 + int(index)  # k
-    # int(), because K - 1 of a NumPy integer of few bits would overflow.
-    if num_clients > PRINTED_CLIENTS:
-        rank = 1.0 + (PRINTED_CLIENTS - 1.0) * int(index) / (int(num_clients) - 1)  # k' = 1 + 19 (k-1) / (K-1)
-    return (0.5 * rank + 0.5) * step, (0.5 * rank + 1.5) * step  # phi^LB, phi^UB in section V-A
 
+    seed: int
+    failure_probability: float = 0.0
+    crash_probability: float = 0.0
 
-def cpu_energy(cycles: float, frequency_hz: float, effective_capacitance: float) -> float:
-    """Return the energy of a computation, from the usual model of dynamic power.
+    def __post_init__(self) -> None:
+        """Check both probabilities."""
+        for name in ("failure_probability", "crash_probability"):
+            if real(name, getattr(self, name), at_least=0.0) > 1:
+                raise ParameterError(
+                    f"{name} must be a probability in [0, 1], got {getattr(self, name)!r}. Give a number in [0, 1]."
+                )
 
-    Args:
-        cycles: Processor cycles of the computation.
-        frequency_hz: Clock frequency, Hz.
-        effective_capacitance: Effective switched capacitance, F (J per cycle and Hz^2); alpha / 2 in [2].
+    @property
+    def probability(self) -> float:
+        """Probability that a chosen client drops out, for either reason."""
+        return 1 - (1 - self.crash_probability) * (1 - self.failure_probability)
 
-    Returns:
-        Energy in J.
+    def outcomes(self, partition_ids: Sequence[int], round: int) -> list[int]:
+        """Draw the outcome of a round for each client.
 
-    Raises:
-        ParameterError: If an argument is negative or not a number.
+        Args:
+            partition_ids: The clients' partitions.
+            round: Absolute round.
 
-    References:
-        [2], computation energy alpha/2 x cycles x f^2.
+        Returns:
+            One outcome for each client: :data:`REPLIED`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
+            :data:`~fedsel_flwr.rounds.replies.CRASHED` in its reply.
+        """
+        # Both are drawn for all clients, each from its own stream, so that a change of one probability does not change
+        # the other draws.
+        crashed = self._drawn("crash", self.crash_probability, partition_ids, round)
+        failed = self._drawn("failure", self.failure_probability, partition_ids, round)
+        return [CRASHED if c else FAILED if f else REPLIED for c, f in zip(crashed, failed, strict=True)]
 
-    Example:
-        >>> round(cpu_energy(2e7, 1e9, 1e-28), 6)
-        0.002
-    """
-    given = {"cycles": cycles, "frequency_hz": frequency_hz, "effective_capacitance": effective_capacitance}
-    for name, value in given.items():
-        if not value >= 0:
-            raise ParameterError(f"{name} must be at least 0, got {value!r}. Change {name}.")
-    return effective_capacitance * cycles * frequency_hz**2
+    def _drawn(self, purpose: str, probability: float, partition_ids: Sequence[int], round: int) -> list[bool]:
+        # Most runs have no dropout, and seeding the streams takes longer than the rest of this function.
+        if not probability:
+            return [False] * len(partition_ids)
+        drawn: list[bool] = (first_uniforms(self.seed, purpose, partition_ids, round) < probability).tolist()
+        return drawn

@@ -20,10 +20,18 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import Shares, answer, asked_columns, local_accuracy, mini_batch, with_answering
-from fedsel_flwr.clients.device import System
-from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
-from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
+from fedsel_flwr.clients.answering import (
+    Shares,
+    answer,
+    asked_columns,
+    dropout_metrics,
+    fit_metrics,
+    local_accuracy,
+    mini_batch,
+    probe_costs,
+    with_answering,
+)
+from fedsel_flwr.clients.device import REPLIED, ClientDropout, System
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
+from fedsel_flwr.aggregation import READS_TOTAL_EXAMPLES
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import state_dicts

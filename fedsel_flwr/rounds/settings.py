@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedsel_flwr.aggregation import SCHEMES
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import SCHEMES, Filter
 from fedsel_flwr.checks import one_of, parse_address, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Resume

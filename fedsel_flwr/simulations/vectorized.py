@@ -18,15 +18,23 @@ import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
+from fedsel_flwr.clients.answering import (
+    answer,
+    asked_columns,
+    dropout_metrics,
+    fit_metrics,
+    local_accuracy,
+    mini_batch,
+    probe_costs,
+    sketch,
+    with_answering,
+)
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
-from fedsel_flwr.clients.dropout import REPLIED
-from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
+from fedsel_flwr.clients.device import REPLIED
 from fedsel_flwr.clients.objectives import CLASSIFICATION, fresh_copy
 from fedsel_flwr.clients.streams import streams
-from fedsel_flwr.clients.threads import using_threads
-from fedsel_flwr.clients.training import outputs, read_only_tensor
+from fedsel_flwr.clients.training import outputs, read_only_tensor, using_threads
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack

@@ -24,7 +24,7 @@ The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``
 
 from __future__ import annotations
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Validation
@@ -46,7 +46,7 @@ class FedCA(CombinatorialAveraging, SelectionStrategy):
 
     The paper asks for:
         * Selector: any; the default is uniform sampling of ``clients_per_round`` clients.
-        * Filter: :class:`fedsel_flwr.aggregation.filter.Filter`, which keeps the best combination (4).
+        * Filter: :class:`fedsel_flwr.aggregation.Filter`, which keeps the best combination (4).
         * Averaging: FedPdp of the kept models (5).
         * Validation set: required, for the filter.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
+from fedsel_flwr.clients.device import REPLIED, ClientDropout
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds.eligibility import NewcomerQuota
 from fedsel_flwr.rounds.models import Validation

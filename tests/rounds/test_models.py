@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays, update_norm

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
 from fedsel_flwr.clients.batched.backends import Backend, Choice, choose_backend
-from fedsel_flwr.clients.threads import using_threads
+from fedsel_flwr.clients.training import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp

@@ -12,7 +12,7 @@ from flwr.common import EvaluateIns, EvaluateRes, Parameters, ndarrays_to_parame
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg as MessageFedAvg
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.reply_checks import ReplyStructure

@@ -17,7 +17,7 @@ from flwr.common import Parameters, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint
 from fedsel_flwr.rounds.core import SelectionCore

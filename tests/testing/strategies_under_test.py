@@ -12,7 +12,7 @@ import numpy as np
 from flwr.common import ndarrays_to_parameters
 
 from fedsel_flwr import strategies as legacy
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.strategies import Validation

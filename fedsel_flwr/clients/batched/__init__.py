@@ -12,8 +12,7 @@ The rooms, in the order in which a round's training uses them:
 ``backends``         chooses the backend, and gives the reasons against the others
 ``examples``         holds all clients' examples once, and draws the examples of each step
 ``steps``            takes the steps of many clients: SGD on stacked parameters, dropout masks, losses
-``manual_backprop``  backend "manual": the forward and backward pass of a sequential model
-``layers``           layers of many models for the backend "manual": forward pass, backward pass and step
+``manual_backprop``  backend "manual": a sequential model as layers of many models, forward and backward
 ``vmap``             backend "vmap": any model that torch.func can batch
 ``numba_mlp``        backend "numba": perceptrons, one client at a time on each thread
 ``numba_kernels``    compiled loops for the backend "numba"

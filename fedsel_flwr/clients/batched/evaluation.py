@@ -13,12 +13,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedsel_flwr.clients.batched.layers import Dropout, ForwardContext
-from fedsel_flwr.clients.batched.manual_backprop import Plan, plan
+from fedsel_flwr.clients.batched.manual_backprop import Dropout, ForwardContext, Plan, plan
 from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.batched.trainer import default_chunk
-from fedsel_flwr.clients.threads import map_on_threads
-from fedsel_flwr.clients.training import device_of, read_only_tensor
+from fedsel_flwr.clients.training import device_of, map_on_threads, read_only_tensor
 from fedsel_flwr.errors import ParameterError
 
 MODELS = 50

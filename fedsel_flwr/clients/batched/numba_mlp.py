@@ -18,8 +18,7 @@ from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.batched.examples import order_of_examples
-from fedsel_flwr.clients.batched.layers import Flatten, Linear, ReLU
-from fedsel_flwr.clients.batched.manual_backprop import plan
+from fedsel_flwr.clients.batched.manual_backprop import Flatten, Linear, ReLU, plan
 from fedsel_flwr.clients.batched.steps import Unsupported, mean_loss
 from fedsel_flwr.clients.objectives import Loss, cross_entropy
 from fedsel_flwr.clients.training_settings import TrainingSettings

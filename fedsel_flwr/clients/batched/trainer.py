@@ -19,8 +19,7 @@ from fedsel_flwr.clients.batched.manual_backprop import ManualKernel
 from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel
 from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, mean_loss, take_steps
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays, set_arrays
-from fedsel_flwr.clients.threads import single_threaded_pool
-from fedsel_flwr.clients.training import check_images, train
+from fedsel_flwr.clients.training import check_images, single_threaded_pool, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 

@@ -15,8 +15,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import Examples, Shares
 from fedsel_flwr.clients.batched.backends import RunSize, convolves, step_operations
 from fedsel_flwr.clients.batched.evaluation import stack_predict
-from fedsel_flwr.clients.device import System
-from fedsel_flwr.clients.dropout import ClientDropout
+from fedsel_flwr.clients.device import ClientDropout, System
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, fresh_copy, get_arrays
 from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.clients.torch_client import TorchClient

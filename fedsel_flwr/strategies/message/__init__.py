@@ -10,7 +10,7 @@ Each paper's class is the twin of the legacy API's class, and inherits the paper
 
 from __future__ import annotations
 
-from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys

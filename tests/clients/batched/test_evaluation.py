@@ -15,8 +15,7 @@ from torch import nn
 from fedsel_flwr.clients.batched import evaluation
 from fedsel_flwr.clients.batched.evaluation import logits_batched, stack_predict
 from fedsel_flwr.clients.objectives import get_arrays
-from fedsel_flwr.clients.threads import map_on_threads, using_threads
-from fedsel_flwr.clients.training import outputs, torch_predict
+from fedsel_flwr.clients.training import map_on_threads, outputs, torch_predict, using_threads
 from fedsel_flwr.errors import ParameterError
 from tests.clients.batched.helpers import Branching, Residual, built, normalized, pooled, seeded, shared, world
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.clients import torch_client
-from fedsel_flwr.clients.dropout import ClientDropout
+from fedsel_flwr.clients.device import ClientDropout
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import evaluate

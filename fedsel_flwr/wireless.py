@@ -1,7 +1,7 @@
-"""Channel of an OFDMA cell (path loss, rate, transfer time, radio energy), the cell's random draws, and a round's time.
+"""Wireless cell of Xia et al.: an OFDMA channel, distances and fading, and the time of a round. NumPy only.
 
-The cell draws the clients' distances to the access point and the fading of their channels. More clients than channels
-share them in waves.
+A channel has path loss, rate, transfer time and radio energy. The cell draws the clients' distances to the access point
+and the fading of their channels. More clients than channels share them in waves.
 
 References:
     W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang and H. Zhu, "Multi-armed bandit-based client scheduling for
@@ -31,6 +31,8 @@ from numpy.typing import ArrayLike
 
 from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.errors import ParameterError
+
+__all__ = ["OFDMAChannel", "finish_times", "rayleigh_power", "round_time", "uniform_disc"]
 
 _ABOVE_ZERO = frozenset({"bandwidth_hz", "min_distance_km"})
 _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
