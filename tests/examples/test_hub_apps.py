@@ -19,7 +19,7 @@ from flwr.cli.config_utils import load_and_validate
 from tests.examples.test_drop_in import EXAMPLE as DROP_IN
 from tests.examples.test_drop_in import AppNode
 from tests.flwr_command import ANSI, LocalSuperLink
-from tests.pages import ROOT, blocks, links
+from tests.pages import ROOT, blocks
 from tests.strategies.message.helpers import FakeGrid
 
 APPS = ("selection-quickstart", "selection-compare")
@@ -100,12 +100,6 @@ def test_an_app_prints_what_its_page_shows(
         )
         assert [name for name, _ in accuracies] == ["random", "cs-ucb"]
         assert all(float(accuracy) > 0.6 for _, accuracy in accuracies)
-
-
-@pytest.mark.parametrize("app", APPS)
-def test_the_pages_links_lead_somewhere(app: str) -> None:
-    page = ROOT / "examples" / app / "README.md"
-    assert [link for link in links(page) if not (ROOT / link).exists()] == []
 
 
 @pytest.mark.slow

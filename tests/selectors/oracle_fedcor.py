@@ -71,18 +71,3 @@ def greedy(
         }
         chosen.append(max(scores, key=lambda k: scores[k]))
     return chosen
-
-
-def stepwise(x: Array, noise: float, share: Array, discount: Array, candidates: Array, count: int) -> list[int]:
-    """The same choice in NumPy, with all variances and sums made in every step: O(count n D^2)."""
-    inner, remaining, chosen = np.eye(len(x)), np.array(share), list[int]()
-    for _ in range(count):
-        own = x[:, candidates]
-        variance = noise**2 + (own * (inner @ own)).sum(axis=0)
-        toward = noise**2 * remaining[candidates] + own.T @ (inner @ (x @ remaining))
-        best = int(candidates[np.argmax(discount[candidates] * toward / np.sqrt(variance))])
-        column = inner @ x[:, best]
-        inner -= np.outer(column, column) / (noise**2 + x[:, best] @ column)
-        remaining[best], candidates = 0.0, candidates[candidates != best]
-        chosen.append(best)
-    return chosen

@@ -21,10 +21,11 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("alpha", -1.0), ("alpha", NAN), ("min_latency", 0.0), ("min_latency", -0.1), ("min_latency", NAN),
         ("beta", -1), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0), ("solver_steps", -5),
         ("data_weights", [1.0, -1.0]), ("data_weights", [0.0, 0.0]), ("data_weights", [1.0, NAN]),
-        ("data_weights", [[1.0, 2.0]]),
+        ("data_weights", [[1.0, 2.0]]), ("exploration", -0.1), ("exploration", math.inf),
     ],
     "cpow-d": [("candidates", 1)],
-    "cs-ucb": [("max_latency", 0.0), ("max_latency", -1.0), ("max_latency", NAN), ("clients_per_round", 0)],
+    "cs-ucb": [("max_latency", 0.0), ("max_latency", -1.0), ("max_latency", NAN), ("clients_per_round", 0),
+               ("exploration", -0.1)],
     "cs-ucb-q": [
         ("queue_weight", -0.1), ("queue_weight", 1.1), ("queue_weight", NAN), ("fairness_scale", -0.5),
         ("fairness_scale", 1.5), ("fairness_scale", NAN), ("max_latency", 0.0), ("max_latency", NAN),
@@ -43,6 +44,8 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("total_rounds", 0), ("rho", -0.5), ("rho", NAN), ("exploration", -1.0), ("loss_sign", "minus"),
         ("clients_per_round", 0),
     ],
+    "lsh": [("bits", 0), ("accuracy_weight", 1.5)],
+    "nccb": [("exploration", -1.0), ("clusters", 0)],
     "oort": [
         ("exploration", 1.5), ("penalty", -1), ("pacer_step", 0), ("first_percentile", 101),
         ("score_range", "largest"), ("trained_examples", 0),
@@ -119,3 +122,34 @@ def test_spares_keep_their_loss_or_get_the_one_that_they_report(name: str, colum
         selector.observe(report([0, 1], {0: 9.0}, late=4.0, spare=[True, True], **{column: {0: 0.4}}))
     assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
     assert selector.state_dict()["failures"].tolist() == [0, 0]
+
+
+SCALED = {"bsfl": {"min_latency": 1.0, "alpha": 0.0}, "cs-ucb": {"max_latency": 10.0},
+          "cs-ucb-q": {"max_latency": 10.0, "queue_weight": 0.0}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "slower"), [("bsfl", 0.0), ("cs-ucb", 0.0), ("cs-ucb-q", 4.0)])
+def test_the_factor_of_the_confidence_radius_by_hand(name: str, slower: float) -> None:
+    """(12) of Ben Ami et al., (18) and (26) of Xia et al.; round 6: client 0 was played four times, client 1 once.
+
+    Client 0 has the better mean, client 1 the larger radius, which decides above a factor x.
+
+    BSFL, min_latency 1: speeds .5 and .25; (m+1) ln(t-1) = 2 ln 5 = 3.2189; radii sqrt(3.2189/4) = .8971 and
+        sqrt(3.2189/1) = 1.7941. Client 1 leads if .25 < (1.7941 - .8971) x = .8971 x, so above x = .2787.
+    CS-UCB, max_latency 10: rewards .8 and .6; (m+1) ln t = 2 ln 6 = 3.5835; radii .9465 and 1.8930: above .2113.
+    CS-UCB-Q: rewards .8 and .6; 2 ln t = 3.5835 too, but cut at 1. At x = 1 both bounds are 1: drawn. At .3: 1.0
+        (1.084 cut) and 1.0 (1.168 cut) are drawn too, so rewards are lowered by 4 s: .4 and .2, at .3 .6840 and .7679,
+        at .2 .5893 and .5786.
+    """
+
+    def choices(factor: float, seconds: float, seeds: int = 1) -> set[int]:
+        found = set()
+        for seed in range(seeds):
+            selector = create(name, clients_per_round=1, seed=seed, exploration=factor, **SCALED[name])
+            for client, taken in [(0, 2.0 + seconds)] * 4 + [(1, 4.0 + seconds)]:
+                play(selector, [client], taken)
+            found |= set(selector.select(np.arange(2)).tolist())
+        return found
+
+    assert [choices(factor, slower) for factor in (0.0, 0.2, 0.3)] == [{0}, {0}, {1}]
+    assert choices(1.0, 0.0, seeds=20) == ({0, 1} if name == "cs-ucb-q" else {1})

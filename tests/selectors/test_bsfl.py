@@ -73,18 +73,6 @@ def test_data_weights_are_summed_over_the_registered() -> None:
     assert selector._generalization()[[0, 1]] == pytest.approx(np.array([1, 2]) / 3)
 
 
-def test_data_weights_decide_the_opening() -> None:
-    """Weights 1..6, m = 2, nobody observed: all bounds are infinite, so g decides: {4, 5} for every seed.
-
-    Without weights g ties too: the generator decides.
-    """
-    weights = np.arange(1.0, 7.0)
-    opening = [BSFL(clients_per_round=2, min_latency=0.1, data_weights=weights, seed=seed) for seed in range(200)]
-    assert {tuple(selector.select(np.arange(6)).tolist()) for selector in opening} == {(4, 5)}
-    drawn = [BSFL(clients_per_round=2, min_latency=0.1, seed=seed) for seed in range(200)]
-    assert len({tuple(selector.select(np.arange(6)).tolist()) for selector in drawn}) == 15
-
-
 def test_data_weights_may_become_known_with_the_fleet() -> None:
     """A mapping may be empty at first; who is admitted must have a weight that can be one; all zero: no targets."""
     weights: dict[int, float] = {}

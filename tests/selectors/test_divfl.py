@@ -12,9 +12,8 @@ import pytest
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.selectors._vectors import projected
 from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
-from tests.selectors.rounds import quickest, report
+from tests.selectors.rounds import report
 
 
 def build(**parameters: Any) -> Any:
@@ -97,19 +96,6 @@ def test_every_choice_with_the_utility_is_the_brute_force_greedy_one(seed: int) 
     assert decided > 15  # the weights matter
 
 
-def test_the_two_limits_of_the_utility() -> None:
-    """Equal utilities: the selections of DivFL. Equal distances: the m largest utilities, by any weight."""
-    rng = np.random.default_rng(4)
-    points, utility = rng.normal(size=(12, 5)), rng.permutation(12) / 12
-    for seed in range(10):
-        plain, equal = told(points, seed=seed), told(points, seed=seed, accuracy_weight=0.5)
-        equal.inform(np.arange(12), accuracy=np.full(12, 0.3), energy_score=np.full(12, 0.7))
-        assert plain.select(np.arange(12)).tolist() == equal.select(np.arange(12)).tolist()
-        far = told(np.eye(12), seed=seed, clients_per_round=4, accuracy_weight=0.5)
-        far.inform(np.arange(12), accuracy=utility, energy_score=utility)
-        assert sorted(utility[far.select(np.arange(12))] * 12) == pytest.approx([8, 9, 10, 11])
-
-
 def test_everybody_is_asked_and_who_gives_no_gradient_three_times() -> None:
     """Client 3 never answers, and fills the choice only; newcomer 4 is asked when it comes."""
     selector = build(clients_per_round=3)
@@ -180,16 +166,6 @@ def instance(seed: int) -> tuple[Any, int]:
     return points, (1, count, int(rng.integers(1, count + 1)))[seed // 5 % 3]
 
 
-def test_the_lazy_choice_costs_a_fraction_of_the_plain_one() -> None:
-    """1,000 clients in 20 clusters, m = 40: less than half of the plain greedy's processor time."""
-    rng = np.random.default_rng(0)
-    points = 2 * rng.normal(size=(20, 16))[rng.integers(0, 20, 1000)] + rng.normal(size=(1000, 16))
-    selector, order = told(points, clients_per_round=40), rng.permutation(1000)
-    distances = selector._distances()
-    plain = quickest(lambda: plain_greedy(distances[order], order, 40, lambda left: left))
-    assert quickest(lambda: selector._greedy(order)) < plain / 2
-
-
 @pytest.mark.parametrize(("epsilon", "weight"), [(None, None), (0.3, None), (None, 0.5)])
 def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None, weight: float | None) -> None:
     """60 instances, three choices each, with gradients that change in between: the same clients in the same order."""
@@ -229,34 +205,6 @@ def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:
     assert steps == {5: 180}
     assert reach * 12 - float(np.mean(left)) >= (1 - 1 / math.e - 0.3) * (reach * 12 - best(gradients, 3))
     assert len({round(value, 9) for value in left}) > 3
-
-
-def distance_error(size: int, num_vectors: int) -> float:
-    """The e of the docstring, by bisection."""
-    exponent = math.log(num_vectors * (num_vectors - 1) / 0.05) / size
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle**2 / 4 - middle**3 / 6 < exponent else (low, middle)
-    return high
-
-
-def test_projected_distances_keep_the_bound_that_the_docstring_states() -> None:
-    """30 vectors of 2,000 numbers, some near together, 200 numbers kept: at most 5 of 100 seeds may break e."""
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(30, 2000)) * rng.choice([0.01, 1.0], size=(30, 1)) + rng.normal(size=2000)
-    true = ((vectors[:, None] - vectors) ** 2).sum(axis=2)
-    pairs = np.triu_indices(30, 1)
-    error = distance_error(200, 30)
-    assert 30 * 29 * math.exp(-200 * (error**2 / 4 - error**3 / 6)) == pytest.approx(0.05, rel=1e-6)
-    off = []
-    for seed in range(100):
-        short = projected(vectors, 200, seed)
-        ratio = ((short[:, None] - short) ** 2).sum(axis=2)[pairs] / true[pairs]
-        off.append(float(np.abs(ratio - 1).max()))
-    assert sum(value > error for value in off) <= 5
-    assert 0.1 < float(np.mean(off)) < error
-    assert round(distance_error(1024, 100), 2) == 0.24  # the docstring's example
 
 
 def test_a_sketched_selector_keeps_so_many_numbers_and_chooses_like_a_whole_one_where_clusters_are_clear() -> None:

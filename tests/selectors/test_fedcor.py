@@ -11,7 +11,6 @@ import pytest
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.fedcor import Evidence, Posterior, adam, closed_form, likeliest
 from tests.selectors import oracle_fedcor as dense
-from tests.selectors.rounds import quickest
 
 
 def build(**parameters: Any) -> Any:
@@ -115,28 +114,6 @@ def loss_changes(seed: int, count: int, gaps: float = 0.0) -> tuple[Any, Any]:
     samples = 0.08 * rng.normal(size=(12, 4)) @ rng.normal(size=(4, count)) - 0.02 + 0.01 * rng.normal(size=(12, count))
     samples[rng.random(samples.shape) < gaps] = np.nan
     return samples, 0.8 ** np.arange(12.0)[::-1]
-
-
-def test_the_fit_of_a_selector_is_the_least_cost_there_is() -> None:
-    """Twelve rounds of warm-up: no Adam from three starts, nor from the fit itself, ends below the fit's cost.
-
-    1,500 steps, at rates that fall from 1e-2 to 1e-4.
-    """
-    samples, weights = loss_changes(0, 9)
-    selector, everybody, losses = build(warmup_rounds=12, gamma=0.8), np.arange(9), np.full(9, 3.0)
-    for change in [*samples, 0.0]:
-        selector.inform(everybody, loss=losses)
-        selector.select(everybody)
-        losses = losses + change
-    x = selector.state_dict()["embedding"].T
-    cost, rng = dense.cost(x, samples, weights.tolist(), 0.01), np.random.default_rng(1)
-    found = []
-    for start in (x, *rng.normal(0, 15**-0.5, (3, *x.shape))):
-        for rate in (1e-2, 1e-3, 1e-4):
-            start = adam(start, samples, weights, 0.01, steps=500, rate=rate)
-        found.append(Evidence(samples, weights, 0.01).cost(start)[0])
-    assert cost <= min(found) + 1e-6, f"{cost:.3f}, searched {min(found):.3f}"
-    assert min(found) < cost + 0.1  # the searches come near: they could have passed it
 
 
 @pytest.mark.parametrize(("size", "count", "noise"), [(3, 7, 0.01), (15, 6, 0.05), (2, 20, 0.1), (15, 30, 0.01)])
@@ -287,19 +264,6 @@ def test_the_ordered_choices_are_the_brute_force_greedy_ones() -> None:
         assert selector._greedy(there).tolist() == expected, seed
 
 
-def test_a_choice_costs_a_fraction_of_one_with_all_variances_made_in_every_step() -> None:
-    """10,000 clients, m = 60: less than a third of the processor time, and the same clients in the same order."""
-    rng, order = np.random.default_rng(0), np.random.default_rng(1).permutation(10_000)
-    selector = known(0.2 * rng.normal(size=(10_000, 15)), clients_per_round=60)
-    x, share = np.ascontiguousarray(selector.state_dict()["embedding"].T), np.full(10_000, 1e-4)
-
-    def stepwise() -> list[int]:
-        return dense.stepwise(x, 0.01, share, np.ones(10_000), order, 60)
-
-    assert selector._greedy(order).tolist() == stepwise()
-    assert quickest(lambda: selector._greedy(order)) < quickest(stepwise) / 3
-
-
 def test_a_client_whose_samples_are_all_too_old_is_independent_again() -> None:
     """Client 2 tells its loss before rounds 1 to 3; 32 samples later nothing is kept of it."""
     selector, rng, losses = build(warmup_rounds=40), np.random.default_rng(0), np.full(3, 3.0)
@@ -331,13 +295,3 @@ def test_random_rounds_reset_the_discounts() -> None:
     for _ in range(2):
         selector.select(np.arange(3))
     assert selector.state_dict()["discount"].tolist() == [1.0, 1.0, 1.0]
-
-
-def test_ten_thousand_clients_take_no_square_matrix() -> None:
-    """The state holds fewer than 100 numbers a client; a covariance would hold 10,000."""
-    selector, everybody, rng = build(clients_per_round=10), np.arange(10_000), np.random.default_rng(0)
-    for _ in range(2):
-        selector.inform(everybody, loss=rng.random(10_000))
-        chosen = selector.select(everybody)
-    assert chosen.size == 10
-    assert sum(np.size(value) for value in selector.state_dict().values()) < 100 * 10_000

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.clients.answering import SKETCH_BITS
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.selectors.nccb import cluster
-from fedsel_flwr.simulations.worlds.partitions import partition_indices
-from tests.processes import ROOT
 from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
 
 BOTH = pytest.mark.parametrize("name", ["lsh", "nccb"])
@@ -104,34 +101,6 @@ def test_a_state_with_hashes_of_64_bits_is_continued() -> None:
     assert narrow.hashes.shape == (5, SKETCH_BITS)
     narrow.inform(np.array([5]), sketch=hashes[:1])
     assert narrow._groups()[0] == narrow._groups()[5]
-
-
-# with 4, 6, 8, 10, 16 and 64 bits
-ARMS = {"shards": (4.0, 6.7, 10.1, 13.3, 29.3, 96.5), "dirichlet": (4.1, 6.4, 9.2, 11.6, 24.1, 95.7)}
-
-
-@pytest.mark.parametrize("kind", ARMS)
-def test_the_default_makes_about_as_many_arms_as_clients_an_arm(kind: str) -> None:
-    """Arms of 100 clients that share scikit-learn's digits, means of ten seeds; 8 bits come nearest to sqrt(100)."""
-    load = pytest.importorskip("sklearn.datasets").load_digits
-    inputs, labels = load(return_X_y=True)
-    lengths, inputs = (4, 6, 8, 10, 16, 64), (inputs / 16.0).astype(np.float32)
-    arms = np.zeros((10, len(lengths)))
-    for seed in range(10):
-        parts = partition_indices(labels, 100, kind=kind, alpha=0.3, shards_per_client=2, seed=seed)
-        selector = build("lsh")
-        selector.inform(np.arange(100), sketch=np.array([sketch(inputs[rows], seed) for rows in parts], dtype=float))
-        for i, selector.bits in enumerate(lengths):
-            arms[seed, i] = len(set(selector._groups().tolist()))
-    assert arms.mean(axis=0).round(1).tolist() == list(ARMS[kind])
-    assert lengths[int(np.argmin(np.abs(arms.mean(axis=0) - 10)))] == build("lsh").bits == 8
-
-
-def test_the_table_of_selectors_says_that_no_network_is_here() -> None:
-    (row,) = [
-        line for line in (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line
-    ]
-    assert "*not* the neural bandit of Pan et al." in row
 
 
 @pytest.mark.parametrize(("weight", "utility"), [(0.0, 0.6), (0.25, 0.65), (1.0, 0.8)])
@@ -247,12 +216,3 @@ def test_ties_are_broken_at_random(name: str) -> None:
         selector.inform(np.arange(4), sketch=np.ones((4, 3)))
         counts[int(selector.select(np.arange(4))[0])] += 1
     assert max(abs(counts[k] - 100) for k in range(4)) < 39
-
-
-@pytest.mark.parametrize(
-    ("name", "parameter", "value"),
-    [("lsh", "bits", 0), ("lsh", "accuracy_weight", 1.5), ("nccb", "exploration", -1.0), ("nccb", "clusters", 0)],
-)
-def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=f"{parameter} must be"):
-        build(name, **{parameter: value})

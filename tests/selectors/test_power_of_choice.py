@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import CPowD, RoundReport, RPowD, create
 from fedsel_flwr.selectors._draws import draw
 from tests.selectors import rounds
@@ -188,13 +187,6 @@ def test_a_dead_client_keeps_the_largest_utility() -> None:
     assert [rounds.play(selector, range(3), failed=[1], **absent) for _ in range(20)] == [[1]] * 20
     assert selector.asks_failed_for_ever
     assert not build().asks_failed_for_ever
-
-
-def test_only_power_of_choice_has_the_utility() -> None:
-    """Its variants differ from it in how they learn losses, of which the utility reads none."""
-    for name in ("cpow-d", "rpow-d"):
-        with pytest.raises(ParameterError, match="does not know accuracy_weight"):
-            create(name, clients_per_round=2, accuracy_weight=0.5)
 
 
 def test_rounds_of_rpow_d_by_hand() -> None:

@@ -12,8 +12,6 @@ import pytest
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors import Random, RoundReport
 
-TYPES = [np.bool_, np.int8, np.int32, np.int64, np.uint8, np.uint64, np.float16, np.float32, np.float64]
-
 
 class Keeper(Random):
     """Keeps a bit of everything."""
@@ -87,33 +85,6 @@ def test_everything_survives(as_lists: bool) -> None:
     assert_same(resumed.state_dict(), straight.state_dict())
     for _ in range(20):
         assert resumed.select(np.arange(9)).tolist() == straight.select(np.arange(9)).tolist()
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
-def test_every_type_survives(dtype: Any) -> None:
-    """The largest and the least number of each type, in rows, free arrays and numbers."""
-    info: Any = {"b": None, "f": np.finfo}.get(np.dtype(dtype).kind, np.iinfo)
-    ends = [True, False] if info is None else [info(dtype).max, info(dtype).min]
-
-    class Typed(Random):
-        """Keeps one type."""
-
-        client_state: ClassVar[dict[str, Any]] = {"_rows": dtype(0)}
-        free_state: ClassVar[dict[str, Any]] = {"_free": (dtype, ())}
-        scalar_state = ("_one",)
-        _rows: Any
-
-        def __init__(self, **parameters: Any) -> None:
-            super().__init__(**parameters)
-            self._one = dtype(1)
-
-    straight, resumed = Typed(clients_per_round=1), Typed(clients_per_round=1)
-    straight.inform(np.arange(2))
-    straight._rows[:] = ends
-    straight._free, straight._one = np.array(ends, dtype), dtype(ends[0])
-    resumed.load_state_dict(straight.state_dict())
-    assert_same(resumed.state_dict(), straight.state_dict())
-    assert resumed.state_dict()["rows"].dtype == dtype
 
 
 MISFITS: dict[str, list[Any]] = {

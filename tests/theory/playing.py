@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.clients.device import computing_rate_bounds
-from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.selectors import RoundReport, create
-from fedsel_flwr.wireless import rayleigh_power
 
 
 def play(
@@ -50,16 +47,3 @@ def lowest_first(mean: np.ndarray, m: int, available: np.ndarray) -> np.ndarray:
     for row, here in zip(chosen, available, strict=True):
         row[[k for k in np.argsort(mean) if here[k]][:m]] = True
     return chosen
-
-
-def xia_latencies(model: SystemModel, rounds: int, seed: int) -> np.ndarray:
-    """Capped latencies of shape (rounds, K), of the same law as SystemModel.draw but drawn all at once."""
-    generator, clients = np.random.default_rng(seed), range(model.num_clients)
-    shape, distance = (rounds, model.num_clients), np.array([model.distance_km(k) for k in clients])
-    down, up = (
-        channel.transfer_time(bits, distance, rayleigh_power(generator, shape))
-        for channel, bits in ((model.downlink, model.payload_down_bits), (model.uplink, model.payload_up_bits))
-    )
-    low, high = np.array([computing_rate_bounds(k, model.num_clients, step=model.computing_step) for k in clients]).T
-    compute = model.samples_per_round / generator.uniform(low, high, shape)
-    return np.minimum(down + compute + up, model.max_latency_s)

@@ -1,4 +1,4 @@
-"""Write the traces of the authors' code: ``python tests/golden/authors/make_traces.py FOLDER``.
+"""Write the traces of the authors' code: ``python tools/authors_traces.py FOLDER``.
 
 FOLDER holds clones of the repositories in :data:`SOURCES`, each at its commit. Their code is read from there and run
 as it stands; nothing of it is kept here, only the numbers that it returned. README.md of this folder says more.
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.golden.authors.recipe import (
     ACTIVE_FL_CHOSEN,
@@ -317,7 +317,7 @@ def write(name: str, told: Sequence[str], columns: str, rows: Iterable[Sequence[
         f"commit: {source.commit}",
         f"code: {source.file}, {source.code}",
         f"licence of that code: {source.licence}; nothing of it is copied here, these are numbers that it returned",
-        f"made by: tests/golden/authors/make_traces.py on {date.today()}",
+        f"made by: tools/authors_traces.py on {date.today()}",
         *told,
     ]
     with (FOLDER / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
