@@ -36,12 +36,6 @@ def test_the_numbers_of_the_purposes_never_change() -> None:
         PURPOSES["placement"] = 9  # type: ignore[index]
 
 
-def test_every_name_has_its_own_stream() -> None:
-    names = list(itertools.product((0, 1, 2**32, 2**96 + 1), PURPOSES, (0, 1, 2, 2**32 - 1), (0, 1, 2, 500)))
-    words = {stream(*name).bit_generator.random_raw() for name in names}
-    assert len(words) == len(names)
-
-
 def test_calls_do_not_disturb_each_other() -> None:
     first = stream(1, "energy", 2, 3).random(4)
     np.random.seed(0)  # noqa: NPY002

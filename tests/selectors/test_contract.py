@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,7 +10,6 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Random, RoundReport, Selector, create
-from fedsel_flwr.testing import check_selector
 
 
 def report(completed: list[bool], **columns: Any) -> RoundReport:
@@ -28,7 +26,6 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
     [
         ({"needs": {"latancy"}}, r"Mine\.needs names 'latancy', .*'latency'\?\)"),
         ({"needs": "latency"}, r"Mine\.needs must be a set of column names, got 'latency'"),
-        ({"needs": None}, "set of column names"),
         ({"needs": {"loss": 1}}, "set of column names"),
         ({"needs": {3}}, "names 3, .* Choose from accuracy, "),
         ({"requires": {"loss"}}, r"Mine\.requires names 'loss', which is not in needs"),
@@ -36,11 +33,6 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
         ({"remembers": {"lozz": "_loss"}}, r"Mine\.remembers names 'lozz'"),
         ({"need": {"latency"}}, r"Mine\.need looks like 'needs'"),
         ({"Needs": {"latency"}}, "'needs'"),
-        ({"require": {"loss"}}, "'requires'"),
-        ({"client_states": {"_plays": 0}}, "'client_state'"),
-        ({"scalar_states": ("_next",)}, "'scalar_state'"),
-        ({"by_clients": {"fairness"}}, "'by_client'"),
-        ({"free_states": {}}, "'free_state'"),
         ({"paper_option": {}}, "'paper_options'"),
         ({"scalar_state": "_next"}, r"Mine\.scalar_state .* got '_next'\. Write \('_next',\)"),
         ({"scalar_state": {"_now": 0}}, r"Mine\.scalar_state .* Write \('_now',\)"),
@@ -123,23 +115,6 @@ def test_a_completed_client_may_lack_only_what_clients_report(lacking: str | Non
     columns[lacking][1] = row
     with pytest.raises(ParameterError, match=f"column '{lacking}' must be finite for completed clients"):
         selector.observe(report([True, True, False], **columns))
-
-
-def test_the_checks_say_that_columns_of_failed_rows_are_nan() -> None:
-    class Naive(Selector):
-        needs = frozenset({"loss"})
-        client_state: ClassVar[dict[str, Any]] = {"_loss": 0.0}
-        _loss: Any
-
-        def _select(self, available: Any) -> Any:
-            return self._largest(self._loss, available)
-
-        def _observe(self, report: Any) -> None:
-            self._loss[report.clients] = report.loss
-
-    said = r"failed clients the columns \(loss\) are NaN: read them at report\.completed"
-    with warnings.catch_warnings(action="ignore"), pytest.raises(AssertionError, match=said):
-        check_selector(partial(Naive, clients_per_round=3))
 
 
 # ---- what _select may return ----------------------------------------------------------------------------------------

@@ -214,39 +214,6 @@ def test_every_choice_after_the_warm_up_is_the_brute_force_greedy_one(seed: int)
     assert decided > 30
 
 
-@pytest.mark.parametrize(
-    ("clients", "seed", "parameters", "same"),
-    [
-        (8, None, {}, True),
-        (8, None, {"fit": "adam", "learning_rate": 1e-3}, True),
-        (8, None, {"fit": "adam"}, False),
-        (30, 0, {}, True),
-        (30, 1, {}, True),
-    ],
-)
-def test_a_rounding_of_the_losses_changes_no_choice(
-    clients: int, seed: int | None, parameters: dict[str, Any], same: bool
-) -> None:
-    """40 rounds with losses that differ by a part in 10^9: the same choices, and at the authors' rate of 1e-2 not.
-
-    Eight clients have three causes between them, thirty have shares of four causes.
-    """
-    shares = np.random.default_rng(seed or 0).normal(size=(4, clients))
-    choices: list[list[Any]] = [[], []]
-    for found, error in zip(choices, (0.0, 1e-9), strict=True):
-        selector = build(clients_per_round=3, warmup_rounds=10, interval=5, gamma=0.8, **parameters)
-        rng, rounding, losses = np.random.default_rng(1), np.random.default_rng(2), np.linspace(1.0, 2.5, clients)
-        for _ in range(40):
-            selector.inform(np.arange(clients), loss=losses * (1 + error * rounding.normal(size=clients)))
-            found.append(selector.select(np.arange(clients)).tolist())
-            if seed is None:
-                falls = 0.05 * rng.normal(0.5, 1, 3)[np.arange(clients) % 3]
-            else:
-                falls = 0.02 - 0.025 * rng.normal(size=4) @ shares
-            losses = losses - falls - 0.01 * rng.normal(size=clients)
-    assert (choices[0] == choices[1]) is same
-
-
 def test_the_ordered_choices_are_the_brute_force_greedy_ones() -> None:
     """100 instances: 5 to 17 clients, one to all chosen, discounts, absent clients, clients without a sample."""
     for seed in range(100):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from typing import ClassVar
 
@@ -78,20 +77,3 @@ def test_a_comparison_shows_how_many_a_round_asked() -> None:
     assert lines[1].split()[-2:] == ["a", "round"]
     assert [line.split()[-1] for line in lines[3:5]] == [str(scenario.clients_per_round), str(scenario.num_clients)]
     assert "clients a round" in latex_table(comparison.summaries, None, 0.5).splitlines()[2]
-
-
-def test_the_table_with_the_column_has_room_at_80_columns() -> None:
-    (summary,) = compare(load_scenario("smoke", {"rounds": 1}), "random", seeds=1).summaries
-    rows = aggregate(
-        dataclasses.replace(summary, selector="power-of-choice", seed=seed, failed_clients=120 + seed, accuracy=acc,
-                            time_to_target_s=12.5 + seed, energy_to_target_j=1234.0 + seed, asked_per_round=18.25)
-        for seed, acc in enumerate((0.8, 0.9, 1.0))
-    )  # fmt: skip
-    out = io.StringIO()
-    render_table(rows, 0.8, Console(file=out, width=80))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    # The second of two tables: Jain's index, failed clients, clients asked.
-    (heading,) = [i for i, line in enumerate(lines) if line.split()[-1:] == ["asked"]]
-    assert lines[heading + 3].split()[-1] == "18.2"
-    assert lines[heading + 4].split()[-2:] == ["±0.000", "±1.0"]
