@@ -1,4 +1,4 @@
-"""What every system model promises, of Xia's cell and of the phones; computing rates and processor energy by hand."""
+"""What every system model promises, of Xia's cell and of the phones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import (
-    RoundDelays,
-    computing_rate_bounds,
-    cpu_energy,
-    mean_latencies,
-    probe_delays,
-    quasirandom_points,
-)
+from fedsel_flwr.clients.device import RoundDelays, mean_latencies, probe_delays, quasirandom_points
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
@@ -159,56 +152,3 @@ def test_the_points_are_even_and_inside() -> None:
     assert 0 < points.min() < points.max() < 1
     np.testing.assert_allclose(points.mean(axis=0), 0.5, atol=1e-3)
     np.testing.assert_allclose((points[:, 0] * points[:, 2]).mean(), 0.25, atol=2e-3)
-
-
-# ---- Xia's devices -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_clients", [1, 3, 20])
-def test_up_to_twenty_clients_as_printed(num_clients: int) -> None:
-    """k = 1 ... K: [(0.5k + 0.5) 20, (0.5k + 1.5) 20] = [10k + 10, 10k + 30], exactly."""
-    for k in range(1, num_clients + 1):
-        assert computing_rate_bounds(k - 1, num_clients) == (10.0 * k + 10, 10.0 * k + 30)
-
-
-@pytest.mark.parametrize(
-    ("index", "num_clients", "bounds"),
-    [
-        (0, 21, (20.0, 40.0)),  # k' = 1
-        (10, 21, (115.0, 135.0)),  # k' = 1 + 19 x 10/20 = 10.5: (5.25 + 0.5) 20, (5.25 + 1.5) 20
-        (20, 21, (210.0, 230.0)),  # k' = 20
-        (499, 500, (210.0, 230.0)),
-        (250, 500, (20 + 190 * 250 / 499, 40 + 190 * 250 / 499)),  # 10 k' + 10 with k' = 1 + 19 x 250/499
-    ],
-)
-def test_more_than_twenty_clients_share_the_span(index: int, num_clients: int, bounds: tuple[float, float]) -> None:
-    """The first and the last client are as fast as Xia's first and twentieth."""
-    assert computing_rate_bounds(index, num_clients) == pytest.approx(bounds, rel=1e-14)
-
-
-def test_step_scales_the_bounds() -> None:
-    assert computing_rate_bounds(1, 20, step=1.0) == (1.5, 2.5)
-
-
-@pytest.mark.parametrize(
-    ("name", "index", "num_clients", "step"),
-    [
-        ("partition_id", -1, 20, 20.0),
-        ("partition_id", 20, 20, 20.0),
-        ("partition_id", 0, 0, 20.0),
-        *[("step", 0, 20, step) for step in (0.0, -20.0, math.inf, math.nan)],
-    ],
-)
-def test_wrong_bounds(name: str, index: int, num_clients: int, step: float) -> None:
-    with pytest.raises(ParameterError, match=f"^{name} must "):
-        computing_rate_bounds(index, num_clients, step=step)
-
-
-def test_cpu_energy() -> None:
-    """1e-28 F x 2e7 cycles x (1e9 Hz)^2 = 2e-3 J; four times as much at twice the frequency."""
-    assert cpu_energy(2e7, 1e9, 1e-28) == pytest.approx(2e-3, rel=1e-14)
-    assert cpu_energy(2e7, 2e9, 1e-28) == pytest.approx(8e-3, rel=1e-14)
-    for name in ("cycles", "frequency_hz", "effective_capacitance"):
-        for value in (-1.0, math.nan):
-            with pytest.raises(ParameterError, match=f"^{name} must be at least 0"):
-                cpu_energy(**{"cycles": 1.0, "frequency_hz": 1.0, "effective_capacitance": 1.0, name: value})

@@ -1,4 +1,4 @@
-"""Xia's cell: golden draws, their distributions, and energies worked by hand."""
+"""Xia's cell: golden draws, their distributions, computing rates, and energies worked by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from fedsel_flwr.clients.device import RoundDelays, probe_delays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.system import SystemModel, computing_rate_bounds, cpu_energy
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
 
 SYSTEM = SystemModel(num_clients=20, seed=7)
@@ -129,3 +130,56 @@ def test_energy_takes_the_power_of_the_uplink() -> None:
     """30 dBm up is 1 W, whatever the access point sends with."""
     system = SystemModel(num_clients=1, seed=0, uplink=OFDMAChannel(transmit_power_dbm=30), cycles_per_sample=0)
     assert system.energy_j(RoundDelays(0.1, 0.1, 0.25, 30.0)) == pytest.approx(0.25, rel=1e-12)
+
+
+# ---- Xia's devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 20])
+def test_up_to_twenty_clients_as_printed(num_clients: int) -> None:
+    """k = 1 ... K: [(0.5k + 0.5) 20, (0.5k + 1.5) 20] = [10k + 10, 10k + 30], exactly."""
+    for k in range(1, num_clients + 1):
+        assert computing_rate_bounds(k - 1, num_clients) == (10.0 * k + 10, 10.0 * k + 30)
+
+
+@pytest.mark.parametrize(
+    ("index", "num_clients", "bounds"),
+    [
+        (0, 21, (20.0, 40.0)),  # k' = 1
+        (10, 21, (115.0, 135.0)),  # k' = 1 + 19 x 10/20 = 10.5: (5.25 + 0.5) 20, (5.25 + 1.5) 20
+        (20, 21, (210.0, 230.0)),  # k' = 20
+        (499, 500, (210.0, 230.0)),
+        (250, 500, (20 + 190 * 250 / 499, 40 + 190 * 250 / 499)),  # 10 k' + 10 with k' = 1 + 19 x 250/499
+    ],
+)
+def test_more_than_twenty_clients_share_the_span(index: int, num_clients: int, bounds: tuple[float, float]) -> None:
+    """The first and the last client are as fast as Xia's first and twentieth."""
+    assert computing_rate_bounds(index, num_clients) == pytest.approx(bounds, rel=1e-14)
+
+
+def test_step_scales_the_bounds() -> None:
+    assert computing_rate_bounds(1, 20, step=1.0) == (1.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "num_clients", "step"),
+    [
+        ("partition_id", -1, 20, 20.0),
+        ("partition_id", 20, 20, 20.0),
+        ("partition_id", 0, 0, 20.0),
+        *[("step", 0, 20, step) for step in (0.0, -20.0, math.inf, math.nan)],
+    ],
+)
+def test_wrong_bounds(name: str, index: int, num_clients: int, step: float) -> None:
+    with pytest.raises(ParameterError, match=f"^{name} must "):
+        computing_rate_bounds(index, num_clients, step=step)
+
+
+def test_cpu_energy() -> None:
+    """1e-28 F x 2e7 cycles x (1e9 Hz)^2 = 2e-3 J; four times as much at twice the frequency."""
+    assert cpu_energy(2e7, 1e9, 1e-28) == pytest.approx(2e-3, rel=1e-14)
+    assert cpu_energy(2e7, 2e9, 1e-28) == pytest.approx(8e-3, rel=1e-14)
+    for name in ("cycles", "frequency_hz", "effective_capacitance"):
+        for value in (-1.0, math.nan):
+            with pytest.raises(ParameterError, match=f"^{name} must be at least 0"):
+                cpu_energy(**{"cycles": 1.0, "frequency_hz": 1.0, "effective_capacitance": 1.0, name: value})
