@@ -96,7 +96,6 @@ def test_a_client_that_is_always_cut_off_is_slower_than_the_limit() -> None:
         (([0, 0, 1, 2], [1, 2, 3, 4]), "at least two clients need two measured rows"),
         (([0, 0, 1, 1], [5, 5, 5, 5], [True] * 4), "no latency was measured"),
     ],
-    ids=["one client", "one row each", "one client with two rows", "all cut off"],
 )
 def test_too_little_to_tell(rows: tuple[list[float], ...], problem: str) -> None:
     with pytest.raises(ParameterError, match=problem):

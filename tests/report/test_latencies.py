@@ -134,17 +134,12 @@ def test_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "limit", "remark"),
     [
-        (
-            [9, 180, 180, 180],
-            None,
-            r"3 rows have the largest value, 180 s. If this is the server's timeout, set --max-la",
-        ),
+        ([9, 180, 180, 180], None, "3 rows have the largest value, 180 s. If this is the server's timeout, set --max"),
         ([9, 180, 180, 170], None, ""),
         ([9, 180, 180, 180], 180.0, ""),
         ([9, 170, 170, 170], 180.0, "No row is cut off. If slow clients timed out, add a row with the timeout"),
         ([9000, 4000, 179_000, 8000], None, "more than an hour. If the values are milliseconds, divide them by 1,000"),
     ],
-    ids=["timeout", "two rows", "known timeout", "no timeouts", "milliseconds"],
 )
 def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
@@ -172,22 +167,6 @@ def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: 
         ("client,seconds\n,3\n", "line 2"),
         ("client,seconds\na\n", "line 2"),
         (b"client,seconds\n\xff,3\n", "cannot read .* Give a CSV file in UTF-8"),
-    ],
-    ids=[
-        "empty",
-        "column",
-        "no rows",
-        "text",
-        "zero",
-        "tiny",
-        "huge",
-        "thousands",
-        "doubled",
-        "timeout",
-        "infinite",
-        "no client",
-        "short",
-        "bytes",
     ],
 )
 def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:

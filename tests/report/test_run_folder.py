@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -247,19 +245,6 @@ def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path
     found = read_journal(tmp_path)
     assert [record.round for record in found.rounds] == [1, 2]
     assert [row.round for row in found.clients] == [1, 1, 2]
-
-
-def test_each_round_is_on_disk_when_the_process_dies(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from fedsel_flwr.rounds.journal import Journal;"
-        "from fedsel_flwr.rounds.records import RoundRecord; journal = Journal(sys.argv[1] + '/journal.jsonl');"
-        "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
-        " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"
-        "[(journal.add(new(r), []), journal.close_round()) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
-    assert done.returncode == -9
-    assert [record.round for record in read_journal(tmp_path).rounds] == [1, 2, 3]
 
 
 def test_a_damaged_line_is_refused_by_number(history: History, tmp_path: Path) -> None:
