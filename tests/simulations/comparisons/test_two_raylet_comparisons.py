@@ -269,9 +269,9 @@ def test_what_was_broken_off_is_finished_without_the_cluster(cluster: Cluster, t
 def test_figures_and_pages_are_played_there_too(cluster: Cluster, tmp_path: Path) -> None:
     commands = {
         "reproduce": ("-m", "fedsel_flwr.cli", "reproduce", "xia-fig-1b", "--seeds", "1", "--out", "out"),
-        "selectors": (str(ROOT / "benchmarks" / "selectors"), "--smoke", "--page", "out/page.md", "--seeds", "1",
+        "selectors": (str(ROOT / "studies" / "selectors"), "--smoke", "--page", "out/page.md", "--seeds", "1",
                       "--selectors", "bsfl", "cs-ucb", "--worlds", "shards"),
-        "when": (str(ROOT / "benchmarks" / "when.py"), "--smoke", "--seeds", "1", "--page", "out/page.md"),
+        "when": (str(ROOT / "studies" / "when" / "when.py"), "--smoke", "--seeds", "1", "--page", "out/page.md"),
     }  # fmt: skip
     timed = {"cpu_s", "run_s", "server_ms"}
     for name, argv in commands.items():

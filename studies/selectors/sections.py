@@ -88,7 +88,7 @@ def missing_sentence(world: World, parts: str = "table controls") -> str:
     hours = missing_hours(world)
     rows = [f"`{label}` {world.missing.count(label)} ({hours[label]:.2f})" for label in hours]
     which = f"Runs of each row, with core-hours: {', '.join(rows)}" if world.run_seconds else "All runs are missing"
-    command = f"python benchmarks/selectors --data-dir DIR --worlds {world.scenario.name}"
+    command = f"python studies/selectors --data-dir DIR --worlds {world.scenario.name}"
     command += f" --parts {parts}" if world.scenario.name == WITH_CONTROLS else ""
     return (
         f"**Missing: {len(world.missing):,} runs, about {sum(hours.values()):.1f} hours of one core.** "

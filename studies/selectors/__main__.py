@@ -1,11 +1,11 @@
 """Comparison of all selectors in three worlds, as page, CSV files and pictures.
 
-    python benchmarks/selectors --data-dir DIR                             # everything: many core-hours
-    python benchmarks/selectors --data-dir DIR --worlds shards --seeds 20  # one world
-    python benchmarks/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
-    python benchmarks/selectors --data-dir DIR --ray-address HOST:PORT     # each run is a task on a Ray cluster
-    python benchmarks/selectors --page-only                                # pages from the stored rows, without data
-    python benchmarks/selectors --smoke --page FILE                        # small test with handwritten digits
+    python studies/selectors --data-dir DIR                             # everything: many core-hours
+    python studies/selectors --data-dir DIR --worlds shards --seeds 20  # one world
+    python studies/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
+    python studies/selectors --data-dir DIR --ray-address HOST:PORT     # each run is a task on a Ray cluster
+    python studies/selectors --page-only                                # pages from the stored rows, without data
+    python studies/selectors --smoke --page FILE                        # small test with handwritten digits
 
 Each finished run is a row of docs/results/selectors-runs.csv. The command simulates only the runs without a row, so an
 interrupted command continues. Then it writes docs/results/selectors.md and docs/results/joules.md from all rows.
@@ -23,14 +23,11 @@ from typing import Any
 
 # Set before NumPy and torch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-HERE = Path(__file__).resolve().parent
-# Last, so that no file of this folder hides a module of another package.
-sys.path.append(str(HERE.parent))
 
-from cells import Cell  # noqa: E402
-from effects import World  # noqa: E402
-from frontier import write_frontier  # noqa: E402
-from lineup import (  # noqa: E402
+from cells import Cell
+from effects import World
+from frontier import write_frontier
+from lineup import (
     ABLATION_SEEDS,
     ABLATIONS,
     CONTROL_SEEDS,
@@ -45,15 +42,15 @@ from lineup import (  # noqa: E402
     table_entries,
     world_file,
 )
-from page import write_page  # noqa: E402
-from playing import open_rows, play  # noqa: E402
-from runs import parse_row  # noqa: E402
+from page import write_page
+from playing import open_rows, play
+from runs import parse_row
 
-from fedsel_flwr.selectors import names  # noqa: E402
-from fedsel_flwr.simulations import load_scenario  # noqa: E402
-from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs  # noqa: E402
+from fedsel_flwr.selectors import names
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs
 
-PAGE = HERE.parents[1] / "docs" / "results" / "selectors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "selectors.md"
 FRONTIER = "frontier"
 PARTS = ("table", "controls", FRONTIER)
 SMOKE = {
@@ -82,7 +79,7 @@ def main() -> None:
     if args.rows.exists():
         # After an interruption, the rows of the last run are at the end of the file.
         open_rows(args.rows).sort()
-    command = "python benchmarks/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
+    command = "python studies/selectors" + (" --smoke --page FILE" if args.smoke else " --data-dir DIR")
     read = [
         read_world(name, letter, ["table", "controls"], args, common)
         for letter, name in zip("abcd", WORLDS, strict=True)

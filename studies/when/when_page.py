@@ -365,7 +365,7 @@ def _made(page: Path, grid: Grid, rows: Sequence[Row], checks: Sequence[Row], ma
     else:
         state = "No row is missing."
     stem = page.stem
-    return f"""Written by `python benchmarks/when.py`. The same command resumes an interrupted run.
+    return f"""Written by `python studies/when/when.py`. The same command resumes an interrupted run.
 
 {MACHINE}{machine}.
 

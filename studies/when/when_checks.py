@@ -31,8 +31,8 @@ from fedsel_flwr.simulations import Scenario, compare, load_scenario
 from fedsel_flwr.simulations.reproductions.rows import Rows
 from fedsel_flwr.simulations.worlds.world import World
 
-HERE = Path(__file__).resolve().parent
-MEASURED_RUNS = HERE.parent / "docs" / "results" / "selectors-runs.csv"
+STUDIES = Path(__file__).resolve().parents[1]
+MEASURED_RUNS = STUDIES.parent / "docs" / "results" / "selectors-runs.csv"
 SOURCE = "a1efc2e"
 """Commit whose ``docs/results/selectors-runs.csv`` has the runs with training of the known worlds."""
 TRAINING_REVISION, KNOWN_REVISION = 1, 2
@@ -46,8 +46,8 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 TRAINING_KEY = TRAINING_COLUMNS[:6]
 WORLDS: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
-    "a": (str(HERE / "selectors" / "shards.toml"), "shards", {"bsfl": 10.0, "cs-ucb": 180.0}),
-    "b": (str(HERE / "selectors" / "cell.toml"), "cell", {"bsfl": 0.05, "cs-ucb": 5.0}),
+    "a": (str(STUDIES / "selectors" / "shards.toml"), "shards", {"bsfl": 10.0, "cs-ucb": 180.0}),
+    "b": (str(STUDIES / "selectors" / "cell.toml"), "cell", {"bsfl": 0.05, "cs-ucb": 5.0}),
     "c": ("", "trace", {}),
     "fashion-500": ("fashion-500", "", {"bsfl": 0.05, "cs-ucb": 5.0}),
 }

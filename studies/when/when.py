@@ -1,10 +1,10 @@
 """Measure when selection by latency pays, and by how much: ``docs/results/when.md`` with its CSV files and picture.
 
-    python benchmarks/when.py                  # 30 fleets, 16 selectors, 20 seeds; half an hour of one core
-    python benchmarks/when.py --seeds 3        # fewer seeds; a later command with more seeds runs only the others
-    python benchmarks/when.py --ray-address HOST:PORT  # each fleet and seed is a task on a Ray cluster
-    python benchmarks/when.py --page-only      # write the page again from the CSV files
-    python benchmarks/when.py --smoke          # two small fleets and two seeds, in the folder runs/when
+    python studies/when/when.py                  # 30 fleets, 16 selectors, 20 seeds; half an hour of one core
+    python studies/when/when.py --seeds 3        # fewer seeds; a later command with more seeds runs only the others
+    python studies/when/when.py --ray-address HOST:PORT  # each fleet and seed is a task on a Ray cluster
+    python studies/when/when.py --page-only      # write the page again from the CSV files
+    python studies/when/when.py --smoke          # two small fleets and two seeds, in the folder runs/when
 
 The fleets of :mod:`when_grid` run without training. Then :mod:`when_checks` runs three of the fleets with training, and
 the worlds of the comparison page without training. Each finished run is a row of a CSV file. A run that has its row is
@@ -35,7 +35,7 @@ from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "when.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "when.md"
 SMOKE_PAGE = Path("runs") / "when" / "when.md"
 
 
