@@ -188,6 +188,7 @@ class PaperFigure(Table):
         paper: A key of :data:`PAPERS`.
         figure: Its name in the paper, for example "Fig. 1a".
         claim: What the paper claims, one sentence.
+        reason: Why the verdict is not "reproduced".
         runner: How the runs are computed. "choices" draws latencies and trains nothing. "training" simulates the
             scenario. "solvers" searches for the best set of BSFL.
         minutes: Estimated minutes of one core for all runs.
@@ -216,6 +217,7 @@ class PaperFigure(Table):
     paper: str
     figure: str
     claim: str
+    reason: str = ""
     runner: Runner = "training"
     minutes: Positive = 1.0
     seeds: Count = 20
