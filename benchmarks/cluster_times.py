@@ -19,6 +19,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
 import numpy as np
 
 from fedsel_flwr.simulations import Comparison, load_scenario
-from fedsel_flwr.simulations.comparisons import cluster_runs
-from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks, read_inputs, write_code
+from fedsel_flwr.simulations.comparisons.cluster import Cluster, play_on_node, receive
 from fedsel_flwr.simulations.comparisons.comparison import Run
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job
 from fedsel_flwr.simulations.comparisons.plan import Plan
+from fedsel_flwr.simulations.comparisons.runtime_environment import read_inputs, runtime_environment
 from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs
 from fedsel_flwr.simulations.results import read_run
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -50,7 +51,7 @@ CORE_GFLOPS = 0.64 / 0.0195 / 2
 CALL_S = 0.006
 """Seconds of a call on a cluster, as measured with ``--ray-address``: "each further call"."""
 MEASURED_ROUNDS = 100
-START = "from fedsel_flwr.simulations.comparisons import cluster_runs; import time; print(time.process_time())"
+START = "from fedsel_flwr.simulations.comparisons import cluster; import time; print(time.process_time())"
 
 
 @dataclass
@@ -94,21 +95,21 @@ def measure(data_dir: str) -> Parts:
     scenario = load_scenario("fashion-500", keys)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        (place / "code").mkdir()
-        write_code(place / "code", [scenario])
-        parts.code_mb = _megabytes(sum(one.stat().st_size for one in (place / "code").rglob("*") if one.is_file()))
+        with runtime_environment([scenario], 1) as sent:
+            files = [one for one in Path(sent["working_dir"]).rglob("*") if one.is_file()]
+            parts.code_mb = _megabytes(sum(one.stat().st_size for one in files))
         inputs = read_inputs([scenario], OwnParts())
         parts.data_mb = _megabytes(len(pickle.dumps(inputs, protocol=5)))
         world_of(scenario)
         parts.world_s, _ = spent(lambda: world_of(scenario.model_copy(update={"seed": 77})))
         (one,) = Plan.of(scenario, ["random"], seeds=1, engine="vectorized").contenders
         job = Job(one.scenario(scenario, 1), one, {"folder": place / "random-seed1", "label": "random"})
-        outcome = cluster_runs.play_on_node((job, {}), {}, lambda rounds: None)
+        outcome = play_on_node((job, {}), {}, lambda rounds: None)
         parts.files_mb = _megabytes(sum(map(len, outcome.files.values()))) * scale
-        receive = partial(cluster_runs._receive, job, outcome, None, resume=False)
-        parts.receive_s = float(np.median([spent(receive)[0] for _ in range(5)])) * scale
+        arrive = partial(receive, job, outcome, None)
+        parts.receive_s = float(np.median([spent(arrive)[0] for _ in range(5)])) * scale
         tracemalloc.start()
-        result = receive()
+        result = arrive()
         parts.rows_mb = _megabytes(tracemalloc.get_traced_memory()[0]) * scale
         tracemalloc.stop()
         _, other, result = read_run(place / "random-seed1")
@@ -135,7 +136,7 @@ def on_ray(address: str) -> dict[str, float]:
     found: dict[str, float] = {}
     start = time.monotonic()
     names = [f"call {number}" for number in range(200)]
-    with ClusterTasks(_nothing, list(range(200)), where, None, names=names) as tasks:
+    with closing(Cluster(where).map(_nothing, list(range(200)), names)) as tasks:
         next(tasks)
         found["until the first call has ended"] = 1000 * (time.monotonic() - start)
         start = time.monotonic()

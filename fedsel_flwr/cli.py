@@ -287,20 +287,21 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.callbacks.tracking import Tracking
     from fedsel_flwr.report.progress import Progress, errors_in_one_line, logging_to
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
-    from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
+    from fedsel_flwr.simulations.comparisons.comparing import describe_effort, lock_comparison, run_plan
+    from fedsel_flwr.simulations.comparisons.plan import find_newest_run
     from fedsel_flwr.simulations.comparisons.report_page import show_comparison
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
-    scenario = plan.form.scenario
+        resumed = str(find_newest_run(plan, Path(args.runs_dir), _print_note))
+    scenario = plan.scenario
     tracking: Tracking | None = args.track and Tracking.of(
         args.track, scenario.name, scenario.num_clients, folder=args.runs_dir, track_clients=args.track_clients
     )
     # The world is built here, so that errors in the data come before anything is written.
-    world_of(plan.contenders[0].scenario(scenario, plan.form.seeds[0]))
+    world_of(plan.contenders[0].scenario(scenario, plan.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(scenario.name, args.runs_dir)).resolve()
     # Locked before the log is opened, because a refusal must not name rounds of another process.
     held = lock_comparison(folder)
@@ -323,8 +324,9 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
             shutdown.on_signal, shutdown.folder = progress.stop, folder
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
             if args.command == "compare" and resumed is None and not (args.json or args.quiet):
-                progress.announce(plan.describe_effort())
-            comparison = plan.run(
+                progress.announce(describe_effort(plan))
+            comparison = run_plan(
+                plan,
                 folder,
                 progress.start_run,
                 progress.update,

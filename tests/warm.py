@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 200
 PRELOADED = (
     "altair", "sklearn.datasets", "fedsel_flwr.cli",
-    "fedsel_flwr.simulations.comparisons.plan", "fedsel_flwr.testing",
+    "fedsel_flwr.simulations.comparisons.comparing", "fedsel_flwr.testing",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from cells import Cell
 from runs import COLUMNS, KEY, RunRow, row_values
 
-from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
+from fedsel_flwr.simulations.comparisons.cluster import Cluster
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
@@ -59,8 +60,8 @@ def _on_cluster(cells: Sequence[Cell], path: Path, where: RayResources, workers:
     for cell in cells:
         cell.check_data()
     scenarios = [cell.scenario for cell in cells]
-    with ClusterTasks(_simulate_on_node, cells, where, workers, names=names, scenarios=scenarios) as tasks:
-        for index, row in tasks:
+    with closing(Cluster(where, workers, scenarios=scenarios).map(_simulate_on_node, cells, names)) as ended:
+        for index, row in ended:
             rows.add(row_values(row))
             print(f"{names[index]} took {row.run_s:.0f} s", flush=True)
 

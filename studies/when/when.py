@@ -19,6 +19,7 @@ import os
 import platform
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from when_fleet import Fleet
 from when_grid import KEY, Grid, Variant, columns, make_grid, rows_of
 from when_page import machine_of, write_page
 
-from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
+from fedsel_flwr.simulations.comparisons.cluster import Cluster
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
@@ -46,8 +47,8 @@ def simulate(grid: Grid, rows: Rows, workers: int | None, where: RayResources | 
     print(f"{left} runs to do", flush=True)
     if where is not None:
         names = [f"fleet {fleet.spread:g}/{fleet.noise:g}, seed {seed}" for fleet, seed, _ in missing]
-        with ClusterTasks(_rows_on_node, missing, where, workers, shared=grid, names=names) as tasks:
-            for _, found in tasks:
+        with closing(Cluster(where, workers).map(_rows_on_node, missing, names, grid)) as ended:
+            for _, found in ended:
                 for row in found:
                     rows.add(row)
         return

@@ -18,7 +18,7 @@ from fedsel_flwr.report.run_folder import JOURNAL, read_history
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.simulations import OwnData, Scenario, compare, engine, existing_runs, simulate
-from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.comparisons.comparison import Agreement
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings

@@ -2,16 +2,14 @@
 
 Modules, in the order in which a comparison uses them:
 
-====================  ===========================================================================================
-``comparing``         :func:`~fedsel_flwr.simulations.comparisons.comparing.compare`, the entry point
-``contenders``        the selectors to compare, and the selectors that can run in a scenario
-``plan``              the plan: check it, run it, and resume it from its folder
-``plan_files``        ``plan.json``: writing, reading and comparing it; the lock of the folder
-``flower_agreement``  the first rounds on Flower and Ray, to check that both engines choose the same clients
-``parallel_runs``     several runs at a time in worker processes, and reports of their progress
-``cluster_tasks``     calls on the nodes of a Ray cluster, with retries and progress; what travels to the nodes
-``cluster_runs``      runs on the nodes of a Ray cluster, which come back as files
-``comparison``        the result: table, summary, verdict, pictures, folder
-``report_page``       the comparison on the terminal, as JSON, and as the page ``report.html``
-====================  ===========================================================================================
+=======================  ========================================================================================
+``comparing``            :func:`~fedsel_flwr.simulations.comparisons.comparing.compare`, and the course of a plan
+``contenders``           the selectors to compare, and the selectors that can run in a scenario
+``plan``                 the plan: its checks, its file ``plan.json``, and the code that it names
+``parallel_runs``        runs in other processes: the protocol of executors, worker processes, reports of progress
+``cluster``              the executor on a Ray cluster, whose runs come back as files
+``runtime_environment``  what travels to the nodes of the cluster: code, files and data sets
+``comparison``           the result: table, summary, verdict, pictures; agreement with Flower
+``report_page``          files and page of a comparison, and its table on the terminal or as JSON
+=======================  ========================================================================================
 """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,17 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import from_json, to_json
 
-from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.page.document import missing_packages
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder
-from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
-from fedsel_flwr.simulations.comparisons.report_page import write_report_page
+from fedsel_flwr.rounds.storage import check_entries, check_links
+from fedsel_flwr.simulations.comparisons.report_page import write_report
 from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.run_identity import check_poolable, describe_shared
@@ -63,6 +59,27 @@ class Run:
     def name(self) -> str:
         """Name of the run in messages, for example "bsfl, seed 1"."""
         return f"{self.selector}, seed {self.scenario.seed}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of two runs: whether they selected the same clients in their common rounds.
+
+    Attributes:
+        rounds: Number of common rounds.
+        parted: First round with a different choice; 0 if there is none.
+    """
+
+    rounds: int
+    parted: int
+
+    @property
+    def sentence(self) -> str:
+        """Agreement as a sentence."""
+        engines = "Flower on Ray and the vectorized engine"
+        if self.parted:
+            return f"{engines} selected different clients from round {self.parted} on."
+        return f"{engines} selected the same clients in all {self.rounds} rounds that both ran."
 
 
 @dataclass
@@ -287,36 +304,7 @@ class Comparison:
             ParameterError: No run has finished.
             RunError: The folder cannot be written to. The error names the reason.
         """
-        if not self.runs:
-            unfinished = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
-            raise ParameterError(
-                f"no run has finished: {unfinished or 'there are no runs'}. Finish at least one run. The "
-                "comparison's cut_off holds the rounds so far"
-            )
-        lock = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
-            with contextlib.suppress(RunError):
-                lock = lock_folder(folder)
-            self.plot(folder / "comparison.png")
-            self.plot_rounds(folder / "rounds.png", folder)
-            self.to_csv(folder / "runs.csv")
-            self.to_latex(folder / "comparison.tex")
-            figures = self.figures()
-            for name in figures.keys() & {"summary", "verdict"}:
-                with atomic_write(folder / f"{name}.json") as temporary:
-                    temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            # Last, because the page is large.
-            if not missing_packages():
-                write_report_page({self.scenario.name: self}, folder)
-        except OSError as error:
-            raise RunError(
-                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
-                "from the runs with fedsel report"
-            ) from error
-        finally:
-            del lock
+        write_report(self, folder)
 
     def figures(self) -> dict[str, Any]:
         """Return ``summary`` (one entry per run) and ``verdict`` in JSON's types, with null for values not finite."""
@@ -378,6 +366,27 @@ class Comparison:
         if runs:
             comparison.reference = choose_reference(reference, comparison.selectors)
         return comparison
+
+
+def compare_choices(one: History, other: History) -> Agreement:
+    """Compare the clients selected in two runs; the order within a round does not count.
+
+    Args:
+        one: A history.
+        other: Another history.
+
+    Returns:
+        Number of common rounds, and the first round that differs.
+    """
+    shared = min(len(one.rounds), len(other.rounds))
+    for record in one.rounds[:shared]:
+        if _chosen(one, record.round) != _chosen(other, record.round):
+            return Agreement(shared, record.round)
+    return Agreement(shared, 0)
+
+
+def _chosen(history: History, round: int) -> set[str]:
+    return {row.client_id for row in history.clients if row.round == round}
 
 
 def profile_targets(target_accuracy: float) -> list[float]:

@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     selector_params,
 )
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import check_label
+from fedsel_flwr.simulations.scenario_files import check_label, check_selector_tables
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
@@ -247,6 +247,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> None:
+    """Refuse parameters of the named selectors that are unknown, missing or out of range.
+
+    Args:
+        scenario: The scenario of the comparison.
+        contenders: The selectors.
+
+    Raises:
+        ParameterError: A parameter cannot be used. The error names it.
+    """
+    for one in contenders:
+        if one.name:
+            own = one.scenario(scenario, scenario.seed)
+            if one.params:
+                # Only the parameters of the sweep are checked, because reading the scenario checked its tables.
+                swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
+                check_selector_tables(scenario.name, swept, [one.name])
+            check_selectors(own, [one.name])
 
 
 def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)

@@ -1,17 +1,18 @@
-"""Parallel runs of a comparison in worker processes, and reports of their progress."""
+"""Runs in other processes: the protocol of executors, worker processes on this machine, and reports of the progress."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import pickle
 import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.references import OWN_FILES
@@ -20,6 +21,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.existing_runs import has_finished
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.run_identity import code_identity
 from fedsel_flwr.simulations.scenario import Scenario
@@ -33,6 +35,8 @@ StartRun = Callable[[str, int], None]
 """Function called with the label and the number of rounds of a run that starts."""
 Update = Callable[[RoundRecord, int], None]
 """Function called with a finished round and the number of failed clients so far."""
+Report = Callable[[int], None]
+"""Function called in another process with the number of rounds that are done."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,11 @@ class Job:
     contender: Contender
     place: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Name of the run in messages, for example "bsfl, seed 1"."""
+        return f"{self.contender.label}, seed {self.scenario.seed}"
+
     def selector(self) -> Selector | None:
         """Return a new selector for the run; None if its scenario names the selector."""
         return self.contender.selector(self.scenario)
@@ -57,75 +66,149 @@ class Job:
         """Return the fingerprints of the run's code, including the caller's parts."""
         return code_identity(self.scenario, self.selector(), own)
 
+    def is_over(self, options: Mapping[str, Any]) -> bool:
+        """Return whether the run is resumed and has finished, so that it only needs to be read from its folder."""
+        place = self.place.get("folder")
+        return bool(options.get("resume")) and not options.get("replay") and place is not None and has_finished(place)
 
-def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
-    """Run jobs in worker processes, which share the cores equally and end with the generator.
+    def simulate(self, options: Mapping[str, Any], on_round: Callable[[RoundRecord], None] | None = None) -> RunResult:
+        """Do the run in this process, or read it if it is over.
+
+        Args:
+            options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+            on_round: Function called with each finished round.
+        """
+        result = simulate(self.scenario, selector=self.selector(), on_round=on_round, **{**options, **self.place})
+        # A copy is in memory. A history that reads a file keeps it open, and systems limit their number.
+        return replace(result, history=copy.copy(result.history))
+
+    def simulate_elsewhere(self, options: Mapping[str, Any], report: Report) -> RunResult:
+        """Do the run in a process of an executor; the traceback of an error of the user's code goes to the log.
+
+        Raises:
+            FedSelError: The run raised this error.
+            RunError: The user's code raised another error. The message names the error and its line.
+        """
+        try:
+            return self.simulate(options, lambda record: report(record.round))
+        except FedSelError:
+            raise
+        # The user's code may raise any error. Its traceback is logged here, because the error that comes back has none.
+        except Exception as error:
+            if log_file() is not None:
+                logging.getLogger("fedsel_flwr").exception("the run failed")
+            run = f"the run of {self.contender.label!r} on seed {self.scenario.seed} failed"
+            raise RunError(f"{run}: {described(error)}") from error
+
+
+class Executor(Protocol):
+    """Executor of calls in other processes, on this machine (:class:`Processes`) or on a Ray cluster."""
+
+    def map(
+        self,
+        call: Callable[[Given, Any, Report], Got],
+        given: Sequence[Given],
+        names: Sequence[str],
+        shared: Any = None,
+    ) -> Generator[tuple[int, Got]]:
+        """Call a function of a module several times. When the generator is closed, calls that still run are ended.
+
+        Args:
+            call: The function. It gets one of ``given``, ``shared`` and a :data:`Report`.
+            given: Its first argument in each call. The calls begin in this order.
+            names: Name of each call in messages.
+            shared: Its second argument in all calls, which is packed once.
+
+        Yields:
+            The index and the result of each call, in the order in which the calls end.
+
+        Raises:
+            ParameterError: An argument cannot be sent to another process.
+            FedSelError: A call raised this error.
+            RunError: A process was killed, or no machine has room for a call.
+        """
+
+    def play(self, jobs: Sequence[Job], options: Mapping[str, Any]) -> Generator[tuple[int, RunResult]]:
+        """Do runs, with :meth:`map`.
+
+        Args:
+            jobs: The runs, which begin in this order.
+            options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+
+        Yields:
+            The index and the result of each run, in the order in which the runs end.
+
+        Raises:
+            FedSelError: As for :meth:`map`. The other runs are then stopped.
+        """
+
+
+def play_in_order(jobs: Sequence[Job], options: Mapping[str, Any], executor: Executor) -> Generator[RunResult]:
+    """Do runs in other processes, and yield their results in the order of the runs; finished runs are only read here.
 
     Args:
         jobs: The runs, which begin in this order.
         options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
-        at_a_time: Number of parallel runs.
-
-    Yields:
-        The results, in the order of the runs.
-
-    Raises:
-        ParameterError: A run cannot be sent to another process.
-        RunError: A process was killed, or the user's code raised an error. The message names the error and its line.
-        FedSelError: A run raised another error. The other runs are then stopped.
+        executor: The executor.
     """
-    from loky import cpu_count
+    left = [number for number, job in enumerate(jobs) if not job.is_over(options)]
+    ended: dict[int, RunResult] = {}
+    with contextlib.closing(executor.play([jobs[number] for number in left], options)) as played:
+        for number, job in enumerate(jobs):
+            if number not in left:
+                yield job.simulate(options)
+                continue
+            while number not in ended:
+                index, result = next(played)
+                ended[left[index]] = result
+            yield ended.pop(number)
 
-    # Packed once for all runs, because the caller's data may be large.
-    shared = _packed(options, "what the runs share")
-    own = [_packed(job, repr(job.contender.label)) for job in jobs]
-    at_a_time = min(at_a_time, len(jobs))
-    threads = str(max(1, cpu_count() // at_a_time))
-    with _worker_processes(at_a_time, threads) as workers:
-        runs = [workers.submit(_play, job, shared, log_file(), os.getpid()) for job in own]
-        for run in runs:
-            yield run.result()
 
-
-def map_in_parallel(call: Callable[[Given], Got], given: Sequence[Given], at_a_time: int) -> Generator[Got]:
-    """Call a function in worker processes of one thread each, which end with the generator.
+class Processes:
+    """Worker processes on this machine: an :class:`Executor`. They end with the calls.
 
     Args:
-        call: A function of a module.
-        given: Its argument in each call. The calls begin in this order.
-        at_a_time: Number of processes.
-
-    Yields:
-        The results, in the order in which the calls end.
-
-    Raises:
-        RunError: A process was killed.
+        number: Largest number of processes.
+        threads: Number of threads of each process. If None, an equal share of the cores.
     """
-    from loky import as_completed
 
-    with _worker_processes(min(at_a_time, len(given)), "1") as workers:
-        for future in as_completed([workers.submit(call, one) for one in given]):
-            yield future.result()
+    def __init__(self, number: int, threads: int | None = None) -> None:
+        self._number, self._threads = number, threads
 
+    def map(
+        self,
+        call: Callable[[Given, Any, Report], Got],
+        given: Sequence[Given],
+        names: Sequence[str],
+        shared: Any = None,
+    ) -> Generator[tuple[int, Got]]:
+        """Call a function several times, see :meth:`Executor.map`."""
+        # loky, not concurrent.futures, because it sets the environment of its workers, and can kill them.
+        from loky import ProcessPoolExecutor, as_completed, cpu_count
+        from loky.process_executor import BrokenProcessPool
 
-@contextlib.contextmanager
-def _worker_processes(number: int, threads: str) -> Generator[Any]:
-    """Yield an executor of worker processes with this number of threads each."""
-    # loky, not concurrent.futures, because it sets the environment of its workers, and can kill them.
-    from loky import ProcessPoolExecutor
-    from loky.process_executor import BrokenProcessPool
+        # Packed once for all calls, because the caller's data may be large.
+        common = _packed((call, shared), "what the runs share")
+        own = [_packed(one, repr(name)) for one, name in zip(given, names, strict=True)]
+        number = max(1, min(self._number, len(given)))
+        threads = str(self._threads or max(1, cpu_count() // number))
+        # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
+        workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
+        try:
+            calls = {workers.submit(_call, one, common, os.getpid()): index for index, one in enumerate(own)}
+            for ended in as_completed(calls):
+                yield calls[ended], ended.result()
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a worker process was killed, perhaps because memory ran out: {error}. Use fewer jobs, and resume"
+            ) from error
+        finally:
+            # Workers are killed, because after an error or Ctrl-C the rounds of the other runs are of no use.
+            workers.shutdown(wait=True, kill_workers=True)
 
-    # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
-    workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
-    try:
-        yield workers
-    except BrokenProcessPool as error:
-        raise RunError(
-            f"a worker process was killed, perhaps because memory ran out: {error}. Use fewer jobs, and resume"
-        ) from error
-    finally:
-        # Workers are killed, because after an error or Ctrl-C the rounds of the other runs are of no use.
-        workers.shutdown(wait=True, kill_workers=True)
+    def play(self, jobs: Sequence[Job], options: Mapping[str, Any]) -> Generator[tuple[int, RunResult]]:
+        """Do runs, see :meth:`Executor.play`."""
+        return self.map(_play, jobs, [job.contender.label for job in jobs], (options, log_file()))
 
 
 def _packed(what: Any, name: str) -> bytes:
@@ -154,27 +237,23 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult:
-    """Do a run in a worker process, which ends if its parent is gone."""
+def _call(own: bytes, common: bytes, parent: int) -> Any:
+    """Make a call in a worker process, which ends if its parent is gone."""
 
-    def on_round(record: RoundRecord) -> None:
+    def report(rounds: int) -> None:
         # A killed parent cannot end its workers, so the worker ends here. The run can be resumed from its checkpoints.
         if os.getppid() != parent:
             os._exit(1)
 
-    job: Job = pickle.loads(own)
-    options: dict[str, Any] = {**pickle.loads(shared), **job.place}
+    call, shared = pickle.loads(common)
+    return call(pickle.loads(own), shared, report)
+
+
+def _play(job: Job, shared: tuple[Mapping[str, Any], Path | None], report: Report) -> RunResult:
+    """Do a run in a worker process, with the log of the parent."""
+    options, log = shared
     with logging_to(log) if log else contextlib.nullcontext():
-        try:
-            return simulate(job.scenario, selector=job.selector(), on_round=on_round, **options)
-        except FedSelError:
-            raise
-        except Exception as error:
-            # The user's code may raise any error. Its traceback is logged here, because the parent does not get it.
-            if log:
-                logging.getLogger("fedsel_flwr").exception("the run failed")
-            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} failed"
-            raise RunError(f"{run}: {described(error)}") from error
+        return job.simulate_elsewhere(options, report)
 
 
 def report_progress(
@@ -194,7 +273,7 @@ def report_progress(
     return on_round
 
 
-def report_last_round(history: History, update: Update) -> None:
+def report_last_round(history: History, update: Update | None) -> None:
     """Report the last round of a finished run."""
-    if history.rounds:
+    if update and history.rounds:
         update(history.rounds[-1], sum(record.num_failed for record in history.rounds))

@@ -1,83 +1,159 @@
-"""Plan of a comparison: check it before the first run, run it, and resume it from its folder."""
+"""Plan of a comparison: its checks, its file ``plan.json``, the code that it names, and whether it can be resumed."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import itertools
+import json
+import logging
 import shlex
-import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
-from pydantic import ValidationError
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
-from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.checks import one_of, whole
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.run_folder import run_name
-from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.storage import check_links
-from fedsel_flwr.simulations.comparisons.cluster_runs import run_on_cluster
-from fedsel_flwr.simulations.comparisons.cluster_tasks import Watch
-from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.references import is_reference
+from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.rounds.storage import check_links, read_file
+from fedsel_flwr.rounds.untrusted import one_line, shown
+from fedsel_flwr.simulations.comparisons.comparison import choose_reference
 from fedsel_flwr.simulations.comparisons.contenders import (
     Contender,
     SelectorLike,
+    check_parameters,
     read_contenders,
     sweep_contenders,
 )
-from fedsel_flwr.simulations.comparisons.flower_agreement import compare_choices, run_on_flower
-from fedsel_flwr.simulations.comparisons.parallel_runs import (
-    Job,
-    StartRun,
-    Update,
-    report_last_round,
-    report_progress,
-    run_in_parallel,
-)
-from fedsel_flwr.simulations.comparisons.plan_files import (
-    PlanForm,
-    SelectorEntry,
-    check_checkpoints,
-    check_folder,
-    check_plan,
-    check_trusted,
-    lock_comparison,
-    read_plan,
-    write_plan,
-)
-from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs, simulate
-from fedsel_flwr.simulations.existing_runs import has_finished
-from fedsel_flwr.simulations.on_flower.building import check_selectors, first_rounds, make_availability, make_strategy
+from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs
+from fedsel_flwr.simulations.existing_runs import REPLAY_CURE, has_begun
+from fedsel_flwr.simulations.listing import scenario_names
+from fedsel_flwr.simulations.on_flower.building import make_availability
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.results import RunResult
-from fedsel_flwr.simulations.run_identity import plan_identity
+from fedsel_flwr.simulations.results import read_label
+from fedsel_flwr.simulations.run_identity import RUN, changed_plan_parts
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import check_selector_tables, describe_faults, replace_keys
-from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.world import world_of
+from fedsel_flwr.simulations.scenario_files import (
+    REFERENCE_KEYS,
+    check_label,
+    check_tree,
+    describe_faults,
+    load_scenario,
+    replace_keys,
+)
+from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 
-OPTIONS = ("reference", "rounds_on_flower", "left_out", "where", "device", "jobs", "checkpoints")
-"""Keys of a plan's form that have a default."""
+logger = logging.getLogger("fedsel_flwr")
+PLAN = "plan.json"
+"""Name of the file with the plan."""
+PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
+"""Keys of a plan about resources or versions of code, which do not change what it runs."""
 TRIAL_ROUNDS = 3
 """Rounds that are timed to estimate the duration of a comparison."""
+FOLDER_CURE = "Choose a folder that can be written to"
+"""Cure if the folder cannot be written to."""
+FILE_KEYS = ("availability.trace", "system.devices", "data.data_dir")
+"""Keys of a scenario that name files."""
+MOST_SHOWN = 200
+"""Largest number of characters that an error shows of a reference."""
+PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
+"""Cure for a plan that cannot be read."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Plan of a comparison, checked as far as possible before the first run.
+def _unique(names: list[Any]) -> list[Any]:
+    keys = [getattr(one, "label", one) for one in names]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"{twice[0]!r} occurs twice, expected only once")
+    return names
+
+
+def _read_where(given: Any) -> Any:
+    # For a plain dataclass, pydantic alone would ignore unknown keys.
+    if isinstance(given, RayResources):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError("expected an object")
+    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
+        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
+    return RayResources(**given)
+
+
+Label = Annotated[str, AfterValidator(check_label)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Where = Annotated[
+    RayResources,
+    BeforeValidator(_read_where),
+    PlainSerializer(lambda where: {name: getattr(where, name) for name in where.non_default}),
+]
+
+
+class SelectorEntry(Table):
+    """A selector of a plan; ``name`` is None for one that was given in Python, ``params`` are those of a sweep."""
+
+    label: Label
+    name: Annotated[str, Field(min_length=1)] | None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Left out if empty, so that earlier versions can resume a plan without a sweep.
+        return {key: value for key, value in dump(self).items() if key != "params" or value}
+
+
+class CheckpointOptions(Table):
+    """Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`."""
+
+    checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
+    checkpoint_every: CountOrZero | None = None
+
+
+class Plan(Table):
+    """Plan of a comparison, checked as far as possible before the first run. Its fields are the keys of ``plan.json``.
 
     Attributes:
-        form: The part of the plan that ``plan.json`` holds.
-        contenders: The selectors, including those from Python code.
+        scenario: Scenario of all runs, with their engine.
+        selectors: The selectors.
+        seeds: The seeds.
+        reference: Label of the selector that the others are compared with.
+        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison.
+        left_out: With "all" selectors, those that cannot run -> the reason.
+        where: Resources of Ray.
+        device: Device on which the vectorized engine trains.
+        jobs: Number of parallel runs. If None, as many as the Ray cluster has room for.
+        checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        fingerprints: Fingerprints of code and data when the plan was written
+            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
     """
 
-    form: PlanForm
-    contenders: Sequence[Contender]
+    scenario: Scenario
+    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_unique)]
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_unique)]
+    reference: Label | None = None
+    rounds_on_flower: CountOrZero = 0
+    left_out: dict[Label, str] = Field(default_factory=dict)
+    where: Where = RayResources()
+    device: str = "cpu"
+    jobs: Count | None = 1
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    fingerprints: dict[str, Any] | None = None
+    _contenders: tuple[Contender, ...] = PrivateAttr(())
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """The selectors, including those from Python code, which no file can hold; none in a plan just read."""
+        return self._contenders
 
     @classmethod
     def of(
@@ -90,7 +166,7 @@ class Plan:
         sweep: Mapping[str, Sequence[Any]] | None = None,
         **options: Any,
     ) -> Plan:
-        """Make a plan. Arguments and errors are those of ``compare``; options are the other keys of the form."""
+        """Make a plan. Arguments and errors are those of ``compare``; options are other keys of the plan."""
         if not isinstance(scenario, Scenario):
             raise ParameterError(
                 f"scenario must be a Scenario, got {type(scenario).__name__}. Make one with load_scenario"
@@ -102,7 +178,7 @@ class Plan:
         jobs = check_jobs(scenario, options.get("jobs"), device, on_cluster=on_cluster)
         make_availability(scenario)
         contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
-        _check_parameters(scenario, contenders)
+        check_parameters(scenario, contenders)
         if rounds and engine == "ray":
             raise ParameterError(
                 "rounds_on_flower must be 0 if the engine of all runs is 'ray'. Leave it out, or use 'vectorized'"
@@ -111,12 +187,11 @@ class Plan:
         entries = [SelectorEntry(label=one.label, name=one.name, params=dict(one.params)) for one in contenders]
         fixed = {"rounds_on_flower": rounds, "jobs": jobs, "reference": reference}
         try:
-            form = PlanForm(
-                scenario=scenario, selectors=entries, seeds=_read_seeds(seeds, scenario.seed), **options | fixed
-            )
+            plan = cls(scenario=scenario, selectors=entries, seeds=_read_seeds(seeds, scenario.seed), **options | fixed)
         except ValidationError as error:
             raise ParameterError(f"the plan of these runs cannot be saved: {describe_faults(error)}") from None
-        return cls(form, contenders)
+        plan._contenders = tuple(contenders)
+        return plan
 
     @classmethod
     def load(
@@ -145,198 +220,241 @@ class Plan:
         """
         # A Ray cluster in the arguments replaces that of the plan, which then needs no trust.
         found = read_plan(folder)
-        form = found.model_copy(update=where)
+        plan = found.model_copy(update=where)
         given = {key: value for key, value in (scenario or {}).items() if value is not None}
-        if "jobs" not in where and form.plays_on_cluster != found.plays_on_cluster:
+        if "jobs" not in where and plan.plays_on_cluster != found.plays_on_cluster:
             # The number was for other machines.
-            form = form.model_copy(update={"jobs": None})
-        if nameless := [one.label for one in form.selectors if one.name is None]:
+            plan = plan.model_copy(update={"jobs": None})
+        if nameless := [one.label for one in plan.selectors if one.name is None]:
             raise ParameterError(
                 f"selector {nameless[0]!r} in {str(folder)!r} was passed in Python. Resume it in Python, with "
                 "compare(..., resume=True) and the same selectors"
             )
         # Checked first, because making the plan loads the code that it names.
-        check_trusted(folder, form, trust, f"{command} --trust", given)
-        check_checkpoints(folder, form, checkpoint_dir, command)
-        changed = replace_keys(form.scenario.model_dump(), given)
-        named = [Contender(one.label, one.name, params=one.params) for one in form.selectors]
-        options = {key: getattr(form, key) for key in OPTIONS}
-        return cls.of(changed, named, seeds=form.seeds, engine=changed.engine, **options)
+        check_trusted(folder, plan, trust, f"{command} --trust", given)
+        check_checkpoints(folder, plan, checkpoint_dir, command)
+        changed = replace_keys(plan.scenario.model_dump(), given)
+        named = [Contender(one.label, one.name, params=one.params) for one in plan.selectors]
+        kept = cls.model_fields.keys() - {"scenario", "selectors", "seeds", "fingerprints"}
+        options = {key: getattr(plan, key) for key in kept}
+        return cls.of(changed, named, seeds=plan.seeds, engine=changed.engine, **options)
+
+    @property
+    def plays_on_cluster(self) -> bool:
+        """Whether the runs are tasks on a Ray cluster. Only an address in the plan decides, not RAY_ADDRESS."""
+        return self.scenario.engine == "vectorized" and self.where.names_cluster
+
+    def distrusted(self, folder: Path) -> dict[str, str]:
+        """Find the keys that need trust: references to code, a Ray cluster, and files outside the plan's folder.
+
+        A Ray cluster sends pickled objects. Files that a shipped scenario of this name reads need no trust.
+
+        Args:
+            folder: Folder of the plan.
+
+        Returns:
+            Key of the plan -> reference, address or path.
+        """
+        named = {f"selectors[{number}].name": one.name for number, one in enumerate(self.selectors)}
+        named |= {f"scenario.{key}": attrgetter(key)(self.scenario) for key in REFERENCE_KEYS}
+        named["where.ray_address"] = self.where.ray_address
+        found = {key: value for key, value in named.items() if value is not None and is_reference(value)}
+        name = self.scenario.name
+        shipped = load_scenario(name) if name in scenario_names() else Scenario(name=name)
+        for key in FILE_KEYS:
+            mine, theirs = (attrgetter(key)(one) for one in (self.scenario, shipped))
+            if mine and mine != theirs and not Path(mine).expanduser().resolve().is_relative_to(folder.resolve()):
+                found[f"scenario.{key}"] = mine
+        return found
+
+    def outside_checkpoints(self, folder: Path) -> str | None:
+        """Return the folder of the checkpoints if it is outside the plan's folder, else None."""
+        place = self.checkpoints.checkpoint_dir
+        return None if place is None or Path(place).resolve().is_relative_to(folder.resolve()) else place
+
+    def work(self) -> dict[str, Any]:
+        """Return the part of the plan that determines its runs, without the resources."""
+        # Converted as in a file, where tuples become lists.
+        return cast(dict[str, Any], json.loads(json.dumps(self.model_dump(exclude=PLACEMENT_KEYS))))
 
     def resume_options(self, folder: Path) -> str:
         """Return the command-line options that resume the plan in its folder, including those that trust its code."""
-        place = self.form.outside_checkpoints(folder)
+        place = self.outside_checkpoints(folder)
         named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
-        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.form.distrusted(folder) else ''}"
-
-    def describe_effort(self) -> str:
-        """Return the number of runs and rounds, and their approximate duration: "30 runs of 300 rounds, about 45 s".
-
-        The time comes from a trial of a few rounds of the first run, which is not kept. Runs on Ray have no trial,
-        because the start of Ray alone would take longer.
-        """
-        form, counted = self.form, self.count_rounds()
-        if form.scenario.engine == "ray" or form.plays_on_cluster:
-            return counted
-        first = self.contenders[0].scenario(form.scenario, form.seeds[0])
-        trial, ends = first_rounds(first, self.trial_rounds), []
-        simulate(
-            trial,
-            selector=self.contenders[0].selector(trial),
-            on_round=lambda record: ends.append(time.monotonic()),
-            device=form.device,
-            quiet=True,
-        )
-        return f"{counted}, {self.describe_time(ends)}" if len(ends) > 1 else counted
+        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.distrusted(folder) else ''}"
 
     @property
     def trial_rounds(self) -> int:
         """Number of rounds that are timed to estimate the duration of a comparison."""
-        scenario = self.form.scenario
-        return min(scenario.rounds, int(scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
+        return min(self.scenario.rounds, int(self.scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
 
     def count_rounds(self) -> str:
         """Describe the number of runs and rounds, for example "30 runs of 300 rounds"."""
-        runs = len(self.contenders) * len(self.form.seeds)
-        counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
-        if self.form.plays_on_cluster:
-            return f"{counted} on the Ray cluster at {self.form.where.address}"
-        return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
+        runs = len(self.contenders) * len(self.seeds)
+        counted = f"{runs} run{'' if runs == 1 else 's'} of {self.scenario.rounds} rounds"
+        if self.plays_on_cluster:
+            return f"{counted} on the Ray cluster at {self.where.address}"
+        return f"{counted} on Ray" if self.scenario.engine == "ray" else counted
 
     def describe_time(self, ends: Sequence[float]) -> str:
         """Estimate the duration of all runs from the times at which rounds ended, for example "about 45 s"."""
         # The first round is not timed, because it also compiles code and reads the data.
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
-        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / (self.form.jobs or 1)
+        seconds *= self.scenario.rounds * len(self.contenders) * len(self.seeds) / (self.jobs or 1)
         return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
-    def run(
-        self,
-        folder: Path | None = None,
-        start_run: StartRun | None = None,
-        update: Update | None = None,
-        resume: bool = False,
-        replay: bool = False,
-        track: Tracking | None = None,
-        watch: Watch | None = None,
-        **options: Any,
-    ) -> Comparison:
-        """Run the plan. Arguments, result and errors are those of ``compare``; options are passed to ``simulate``.
 
-        On a cluster, ``watch`` is called with the progress of all runs.
+def check_trusted(folder: Path, plan: Plan, trust: bool, command: str, given: Collection[str] = ()) -> None:
+    """Refuse to load the code and the files elsewhere that a plan names, unless the user trusts it.
 
-        All selectors run on the first seed, then on the next. Therefore the runs before an interruption can be
-        compared, and the data of each seed are made only once.
-        """
-        form = self.form
-        comparison = Comparison(form.scenario, reference=form.reference, left_out=form.left_out)
-        brought = OwnParts(options.get("model"), options.get("data"), options.get("objective"))
-        lock = None
-        if folder:
-            names = {run_name(one.label, seed) for one in self.contenders for seed in form.seeds}
-            check_links(folder)
-            check_folder(folder, names, single=self._is_single, resume=resume)
-        # Runs begin, and are compared, in this order: by seed, then by selector.
-        runs = [
-            Job(one.scenario(form.scenario, seed), one, self._run_place(folder, one, seed))
-            for seed, one in itertools.product(form.seeds, self.contenders)
-        ]
-        of_first_seed = runs[: len(self.contenders)]
-        # If all runs have finished, they are only read, which needs neither their data nor their selectors.
-        if not resume or not all(job.place["folder"] and has_finished(job.place["folder"]) for job in runs):
-            _check_worlds(of_first_seed, brought)
-        if folder:
-            # Done before anything is written, because a callable may fail to make a selector.
-            codes = {job.contender.label: job.code(brought) for job in of_first_seed}
-            found = plan_identity(codes, world_of(brought.named_in(runs[0].scenario), brought), brought)
-            lock = lock_comparison(folder)
-            if resume and not replay:
-                check_plan(folder, found)
-            named = {"scenario": brought.named_in(form.scenario), "fingerprints": found}
-            write_plan(folder, form.model_copy(update=named))
-            options = {"resume": resume, "replay": replay, **form.checkpoints.model_dump(), **options}
-        on_flower: History | None = None
-        # On a cluster, these two numbers are those of each vectorized run.
-        unused = ("num_cpus", "num_gpus") if form.plays_on_cluster else ()
-        on_ray = options | {name: getattr(form.where, name) for name in form.where.non_default if name not in unused}
-        if rounds := min(form.rounds_on_flower, form.scenario.rounds):
-            first, place = runs[0], folder and folder / f"{run_name(runs[0].contender.label, form.seeds[0])}-on-flower"
-            on_round = report_progress(f"{self._title(first)}, with Flower on Ray", rounds, start_run, update)
-            on_flower = run_on_flower(
-                first.scenario, rounds, first.selector(), on_round, folder=place, label=first.contender.label, **on_ray
-            ).history
-        play = self._play_sequentially
-        if form.plays_on_cluster or ((form.jobs or 1) > 1 and not self._is_single):
-            play = partial(self._play_elsewhere, folder=folder, watch=watch)
-            # Computed here, because a worker process gets pickled classes, often without their source.
-            runs = [replace(job, place={**job.place, "code": job.code(brought)}) for job in runs]
-        here = (on_ray if form.scenario.engine == "ray" else options | {"device": form.device}) | {"track": track}
-        # The generator is closed even if a run fails, and then ends its worker processes.
-        with contextlib.closing(play(runs, here, start_run, update)) as results:
-            for job, result in zip(runs, results, strict=True):
-                run = Run(job.contender.label, brought.named_in(job.scenario), result, job.place["folder"])
-                if on_flower and not comparison.runs:
-                    comparison.agreement = compare_choices(on_flower, result.history)
-                comparison.runs.append(run)
-        if folder:
-            comparison.report(folder)
-        # Removing the last reference releases the lock, which must be held until the report is written.
-        del lock
-        return comparison
+    Args:
+        folder: Folder of the plan.
+        plan: The plan.
+        trust: Whether the code may be loaded.
+        given: Keys of the scenario that the user has set in place of the plan.
+        command: The command that loads it.
 
-    @property
-    def _is_single(self) -> bool:
-        """Whether the plan has only one run, which is then written to the plan's folder."""
-        return len(self.contenders) * len(self.form.seeds) == 1
+    Raises:
+        ParameterError: The code is not trusted. The error names each reference and the command to type.
+    """
+    found = {key: value for key, value in plan.distrusted(folder).items() if key.removeprefix("scenario.") not in given}
+    if trust or not found:
+        return
+    named = ", ".join(f"{key} = {value[:MOST_SHOWN]!r}" for key, value in found.items())
+    raise ParameterError(
+        f"the files in {str(folder)!r} name code, which would run with your rights, or other files: {named}. "
+        f"Read that code. If you trust it, enter: {command}"
+    )
 
-    def _run_place(self, folder: Path | None, one: Contender, seed: int) -> dict[str, Any]:
-        """Return the folder and the label of a run, as options of ``simulate``."""
-        place = folder / run_name(one.label, seed) if folder and not self._is_single else folder
-        return {"folder": place, "label": one.label}
 
-    def _title(self, job: Job) -> str:
-        """Return the name of a run in the progress display."""
-        label = job.contender.label
-        return label if len(self.form.seeds) == 1 else f"{label}, seed {job.scenario.seed}"
+def check_checkpoints(folder: Path, plan: Plan, confirmed: str | None, command: str) -> None:
+    """Refuse a folder of checkpoints outside the plan's folder, unless the user has named it.
 
-    def _play_sequentially(
-        self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
-    ) -> Generator[RunResult]:
-        """Do one run after the other in this process."""
-        for job in runs:
-            on_round = report_progress(self._title(job), job.scenario.rounds, start_run, update)
-            place = job.place["folder"]
-            # Read before the run, because afterwards the folder is always finished.
-            was_over = bool(options.get("resume")) and place is not None and has_finished(place)
-            result = simulate(job.scenario, selector=job.selector(), on_round=on_round, **options, **job.place)
-            if was_over and update:
-                report_last_round(result.history, update)
-            # A copy is in memory. A history that reads a file keeps it open, and systems limit their number.
-            yield replace(result, history=copy.copy(result.history))
+    Args:
+        folder: Folder of the plan.
+        plan: The plan.
+        confirmed: The folder of checkpoints that the user has named.
+        command: The command that resumes, without the folder of checkpoints.
 
-    def _play_elsewhere(
-        self,
-        runs: Sequence[Job],
-        options: Mapping[str, Any],
-        start_run: StartRun | None,
-        update: Update | None,
-        *,
-        folder: Path | None,
-        watch: Watch | None,
-    ) -> Generator[RunResult]:
-        """Do several runs at a time in other processes; report each run when it and all earlier runs have ended."""
-        form = self.form
-        if form.plays_on_cluster:
-            played = run_on_cluster(runs, options, form.where.of_runs(form.device), form.jobs, folder, watch)
-        else:
-            played = run_in_parallel(runs, options, form.jobs or 1)
-        with contextlib.closing(played) as results:
-            for job in runs:
-                report_progress(self._title(job), job.scenario.rounds, start_run, update)
-                result = next(results)
-                if update:
-                    report_last_round(result.history, update)
-                yield result
+    Raises:
+        ParameterError: The user has not named the folder. The error names it and the command to type.
+    """
+    place = plan.outside_checkpoints(folder)
+    if confirmed is not None and place is None:
+        raise ParameterError(
+            f"{str(folder)!r} is the folder of a run, which has its checkpoints. Leave out --checkpoint-dir, or name "
+            "the scenario and end with --resume"
+        )
+    # Paths are resolved, because the user may name the same folder by another path.
+    if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
+        raise ParameterError(
+            f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
+            f"it: {command} --checkpoint-dir {shlex.quote(place)}"
+        )
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write a plan to its folder.
+
+    Raises:
+        RunError: The plan cannot be written.
+    """
+    try:
+        with atomic_write(folder / PLAN) as temporary:
+            temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan in a folder, or make a plan from the record of a single run.
+
+    Raises:
+        ParameterError: The folder has nothing to resume, contains a link, or its file is not a plan. The error names
+            the key, its value and the expected value.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ParameterError(f"{str(folder)!r} {what}. Give the folder of the run, or of the comparison, to resume")
+    check_links(folder)
+    path = folder / PLAN
+    if not path.is_file():
+        if not has_begun(folder):
+            raise ParameterError(
+                f"{str(folder)!r} holds nothing to resume: it has no {PLAN} and no {RUN}, which fedsel run and "
+                "compare write first. Give another folder, or leave --resume out"
+            )
+        label, scenario = read_label(folder)
+        return Plan(
+            scenario=scenario, selectors=[SelectorEntry(label=label, name=scenario.selector)], seeds=[scenario.seed]
+        )
+    try:
+        plan = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
+    plan = plan if isinstance(plan, dict) else {}
+    # Older plans have the key "processes", which no longer exists.
+    plan.pop("processes", None)
+    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
+        raise ParameterError(f"{str(path)!r} is not a plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
+    try:
+        # Checked first, because the validator descends into nested values, and its errors print them.
+        check_tree(plan)
+        found = Plan.model_validate(plan)
+        # Selectors' parameters may have any value, such as null in JSON, which the file of a run cannot hold.
+        tomli_w.dumps(found.scenario.model_dump(exclude={"name"}))
+        for one in found.selectors:
+            tomli_w.dumps(one.params)
+    except (ValidationError, ParameterError, TypeError) as error:
+        raise ParameterError(f"{str(path)!r} is not a plan: {describe_faults(error)}") from None
+    return found
+
+
+def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
+    """Refuse to resume a comparison whose selectors, model, data or scenario have changed.
+
+    Args:
+        folder: Folder of the comparison.
+        here: The fingerprints of the code and data of this process
+            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
+
+    Raises:
+        RunError: A part has changed. The error names it.
+    """
+    # If there is no plan, or a plan without fingerprints, each run compares its fingerprints when it is resumed.
+    there = read_plan(folder).fingerprints if (folder / PLAN).is_file() else None
+    if there is not None and (names := changed_plan_parts(there, here)):
+        raise RunError(
+            f"{str(folder)!r} was started with other code or data. Changed since then: {', '.join(names)}. "
+            f"{REPLAY_CURE}"
+        )
+
+
+def find_newest_run(plan: Plan, root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
+    """Find the newest folder with the same plan.
+
+    Args:
+        plan: A plan.
+        root: The folder of all runs.
+        skipped: Function called with the reason for each newer folder whose plan cannot be read.
+
+    Raises:
+        ParameterError: There is no such folder.
+    """
+    # Links are included, so that reading one refuses it by name. The time of the link counts, not that of its target.
+    found = [place for place in root.glob(f"*/{PLAN}") if place.is_file() or place.is_symlink()]
+    for place in sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True):
+        try:
+            there = read_plan(place.parent)
+        except ParameterError as error:
+            skipped(f"a folder is skipped: {error}")
+            continue
+        if there.work() == plan.work():
+            return place.parent
+    raise ParameterError(
+        f"no run in {str(root)!r} was started with these arguments. Give its folder, as in --resume runs/NAME, or "
+        "leave --resume out"
+    )
 
 
 def _check_places(scenario: Scenario, where: RayResources, device: str, rounds_on_flower: int) -> bool:
@@ -359,29 +477,6 @@ def _check_places(scenario: Scenario, where: RayResources, device: str, rounds_o
         )
     where.of_runs(device).check()
     return True
-
-
-def _check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> None:
-    """Refuse parameters of the named selectors that are unknown, missing or out of range."""
-    for one in contenders:
-        if one.name:
-            own = one.scenario(scenario, scenario.seed)
-            if one.params:
-                # Only the parameters of the sweep are checked, because reading the scenario checked its tables.
-                swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
-                check_selector_tables(scenario.name, swept, [one.name])
-            check_selectors(own, [one.name])
-
-
-def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:
-    """Refuse data, a partition and selectors that cannot be used, before anything is written or started.
-
-    The jobs share the world of the first seed. Only their scenarios differ.
-    """
-    scenarios = [brought.named_in(job.scenario) for job in jobs]
-    world = world_of(scenarios[0], brought)
-    for job, scenario in zip(jobs, scenarios, strict=True):
-        make_strategy(world.with_scenario(scenario), selector=job.selector())
 
 
 def _read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:

@@ -5,6 +5,7 @@ The page shows what :mod:`fedsel_flwr.report.page` draws, collected from the com
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import tomli_w
 
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_document, shared_versions
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.page.document import missing_packages, write_page
-from fedsel_flwr.report.run_folder import SCENARIO
+from fedsel_flwr.report.run_folder import SCENARIO, atomic_write
 from fedsel_flwr.report.summary import aggregate
 from fedsel_flwr.report.tables import render_table
+from fedsel_flwr.rounds.storage import lock_folder
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
@@ -47,7 +50,7 @@ def report_scenarios(comparisons: Mapping[str, Comparison], folder: Path | None,
         if folder or not one.runs:
             place = folder or Path(".")
             # If no run has finished, this raises the error with this message.
-            one.report(place / f"{one.scenario.name}-{number}" if several else place)
+            write_report(one, place / f"{one.scenario.name}-{number}" if several else place)
         if not as_json:
             if several:
                 print(f"scenario {name}" if number == 1 else f"\nscenario {name}")
@@ -57,6 +60,49 @@ def report_scenarios(comparisons: Mapping[str, Comparison], folder: Path | None,
     if as_json:
         figures = {name: one.figures() for name, one in comparisons.items()}
         print(json.dumps(figures if several else next(iter(figures.values())), indent=2, allow_nan=False))
+
+
+def write_report(comparison: Comparison, folder: Path) -> None:
+    """Write the pictures, the summaries, the verdict and, with the extra ``report``, the page of a comparison.
+
+    Args:
+        comparison: The comparison.
+        folder: The folder; created if needed.
+
+    Raises:
+        ParameterError: No run has finished.
+        RunError: The folder cannot be written to. The error names the reason.
+    """
+    if not comparison.runs:
+        rounds = [f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in comparison.cut_off]
+        raise ParameterError(
+            f"no run has finished: {', '.join(rounds) or 'there are no runs'}. Finish at least one run. The "
+            "comparison's cut_off holds the rounds so far"
+        )
+    lock = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
+        with contextlib.suppress(RunError):
+            lock = lock_folder(folder)
+        comparison.plot(folder / "comparison.png")
+        comparison.plot_rounds(folder / "rounds.png", folder)
+        comparison.to_csv(folder / "runs.csv")
+        comparison.to_latex(folder / "comparison.tex")
+        figures = comparison.figures()
+        for name in figures.keys() & {"summary", "verdict"}:
+            with atomic_write(folder / f"{name}.json") as temporary:
+                temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        # Last, because the page is large.
+        if not missing_packages():
+            write_report_page({comparison.scenario.name: comparison}, folder)
+    except OSError as error:
+        raise RunError(
+            f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
+            "from the runs with fedsel report"
+        ) from error
+    finally:
+        del lock
 
 
 def write_report_page(comparisons: Mapping[str, Comparison], folder: Path) -> Path:

@@ -6,15 +6,16 @@ The output folder has a CSV file of runs (:mod:`fedsel_flwr.simulations.reproduc
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, refusing_faults
@@ -25,6 +26,9 @@ from fedsel_flwr.simulations.reproductions.claims import CHECK_COLUMNS, FigureVe
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.rows import Cell, cells_of, open_rows, results_of, simulate_run
 from fedsel_flwr.simulations.scenario_files import replace_keys
+
+if TYPE_CHECKING:
+    from fedsel_flwr.simulations.comparisons.parallel_runs import Executor
 
 SMOKE_ROUNDS = 6
 """Largest number of rounds in a smoke test."""
@@ -127,37 +131,34 @@ def _play_missing(
     # Runs of the same seed and cell share the data of their scenario.
     missing.sort(key=lambda cell: (cell.scenario.seed, cell.cell))
     done = len(unique) - len(missing)
-    for row in _on_cluster(missing, where, jobs) if where else _in_processes(missing, jobs or 1):
-        rows.add(row)
-        done += 1
-        announce(f"{figure.name}: {row['selector']}, seed {row['seed']} took {row['cpu_s']:.0f} s "
-                 f"({done} of {len(unique)})")  # fmt: skip
+    if where is None and jobs in (None, 1):
+        found: Generator[tuple[int, dict[str, Any]]] = (
+            (number, cell.simulate()) for number, cell in enumerate(missing)
+        )
+    else:
+        names = [f"{figure.name}, {cell.arm}, seed {cell.scenario.seed}" for cell in missing]
+        found = _executor(missing, where, jobs).map(_simulate, missing, names)
+    with contextlib.closing(found):
+        for _, row in found:
+            rows.add(row)
+            done += 1
+            took = f"{row['selector']}, seed {row['seed']} took {row['cpu_s']:.0f} s"
+            announce(f"{figure.name}: {took} ({done} of {len(unique)})")
     rows.sort()
 
 
-def _in_processes(cells: Sequence[Cell], jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all runs, from one or several processes."""
-    if jobs == 1:
-        yield from map(Cell.simulate, cells)
-        return
-    from fedsel_flwr.simulations.comparisons.parallel_runs import map_in_parallel
+def _executor(cells: Sequence[Cell], where: RayResources | None, jobs: int | None) -> Executor:
+    """Return the executor of runs with one core each."""
+    from fedsel_flwr.simulations.comparisons.cluster import Cluster
+    from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
 
-    yield from map_in_parallel(Cell.simulate, cells, jobs)
-
-
-def _on_cluster(cells: Sequence[Cell], where: RayResources, jobs: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all runs, from the nodes of a Ray cluster."""
-    from fedsel_flwr.simulations.comparisons.cluster_tasks import ClusterTasks
-
+    if where is None:
+        return Processes(jobs or 1, threads=1)
     # Other runners read no data.
-    scenarios = [cell.scenario for cell in cells if cell.figure.runner == "training"]
-    names = [f"{cell.figure.name}, {cell.arm}, seed {cell.scenario.seed}" for cell in cells]
-    with ClusterTasks(_simulate_on_node, cells, where, jobs, names=names, scenarios=scenarios) as tasks:
-        for _, row in tasks:
-            yield row
+    return Cluster(where, jobs, scenarios=[cell.scenario for cell in cells if cell.figure.runner == "training"])
 
 
-def _simulate_on_node(cell: Cell, _shared: None, _report: Callable[[int], None]) -> dict[str, Any]:
+def _simulate(cell: Cell, _shared: None, _report: Callable[[int], None]) -> dict[str, Any]:
     return cell.simulate()
 
 

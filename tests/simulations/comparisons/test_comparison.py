@@ -17,7 +17,7 @@ import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement, compare_choices
+from fedsel_flwr.simulations.comparisons.comparison import Agreement, compare_choices
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations.inprocess import in_process
 

@@ -20,6 +20,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare
+from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
 from fedsel_flwr.simulations.engine import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
@@ -137,7 +138,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_faults_are_found_before_a_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The last of the selectors needs what the data do not have; the partition has a row twice."""
     started: list[Any] = []
-    monkeypatch.setattr("fedsel_flwr.simulations.comparisons.plan.run_in_parallel", lambda *args: started.append(args))
+    monkeypatch.setattr(Processes, "play", lambda *args: started.append(args))
     examples = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
     rows = [list(range(10 * k, 10 * k + 10)) for k in range(10)]
     for partition, last, said in (

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fedsel_flwr.simulations.comparisons.plan_files import PLAN
+from fedsel_flwr.simulations.comparisons.plan import PLAN
 from tests.e2e.fleet import wait_until
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import content

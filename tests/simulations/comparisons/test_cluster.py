@@ -1,52 +1,49 @@
-"""Comparisons on a Ray cluster, without Ray: what is refused, what travels, and what comes back from a node."""
+"""Runs on a Ray cluster: what is refused, calls with a Ray that plays them here, and what comes back from a node."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import socket
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.references import WORKING_DIR
-from fedsel_flwr.simulations import Comparison, compare, load_scenario
-from fedsel_flwr.simulations.comparisons import cluster_runs
-from fedsel_flwr.simulations.comparisons import plan as plans
-from fedsel_flwr.simulations.comparisons.cluster_runs import Outcome, pack_run, play_on_node, unpack_run
-from fedsel_flwr.simulations.comparisons.cluster_tasks import (
+from fedsel_flwr.report.progress import RunsProgress
+from fedsel_flwr.simulations import Comparison, compare, engine
+from fedsel_flwr.simulations.comparisons import cluster
+from fedsel_flwr.simulations.comparisons.cluster import (
+    RETRIES,
+    Cluster,
+    Outcome,
     _node_names,
-    check_versions,
-    own_modules,
-    read_inputs,
-    restored,
-    write_code,
+    pack_run,
+    play_on_node,
+    receive,
+    unpack_run,
 )
-from fedsel_flwr.simulations.comparisons.parallel_runs import Job
+from fedsel_flwr.simulations.comparisons.parallel_runs import Job, Report
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
-from fedsel_flwr.simulations.run_identity import versions
-from fedsel_flwr.simulations.worlds import data as data_sets
-from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from tests.processes import environment
 from tests.simulations.cut_off_runs import Stop, content, cut_off, smoke
 
+ray = pytest.importorskip("ray")
+NODE = "ab12" * 14
+WHERE = RayResources(ray_address="head:6379", num_cpus=2).of_runs("cpu")
 OWN = '''
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from fedsel_flwr.selectors import Random
 
@@ -58,15 +55,6 @@ class Mine(Random):
         if Path("{folder}/broken").exists() and self.round == 3:
             raise ValueError("broken as asked")
         return super()._select(available)
-
-
-def net(input_shape, num_classes):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(int(np.prod(input_shape)), num_classes))
-
-
-def examples():
-    numbers = np.load("examples.npy")
-    return (numbers, np.arange(len(numbers)) % 3), (numbers, np.arange(len(numbers)) % 3)
 '''
 
 
@@ -132,7 +120,7 @@ def test_only_the_option_distributes(
     """The variable RAY_ADDRESS is for Flower's engine; nobody answers there, and nobody is asked."""
     if variable:
         monkeypatch.setenv("RAY_ADDRESS", free_address)
-    monkeypatch.setattr(plans, "run_on_cluster", lambda *args: pytest.fail("distributed"))
+    monkeypatch.setattr(Cluster, "play", lambda *args: pytest.fail("distributed"))
     assert [len(run.history.rounds) for run in compare(smoke(2), ["random"], seeds=2, **given).runs] == [2, 2]
 
 
@@ -152,120 +140,184 @@ def test_a_plan_goes_on_with_other_machines(reachable: None, tmp_path: Path, mon
         raise Stop
         yield
 
-    monkeypatch.setattr(plans, "run_on_cluster", nothing)
+    monkeypatch.setattr(Cluster, "play", nothing)
     with pytest.raises(Stop):
         compare(smoke(3), ["random"], seeds=2, ray_address="head:6379", device="cuda", folder=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["where"] == {"ray_address": "head:6379"}
     with pytest.raises(ParameterError, match=r"where.ray_address = 'head:6379'. Read that code"):
         Plan.load(tmp_path)  # a cluster may run code here, so another person's plan must be trusted
     again = Plan.load(tmp_path, trust=True)
-    assert (again.form.plays_on_cluster, again.form.jobs) == (True, None)
+    assert (again.plays_on_cluster, again.jobs) == (True, None)
     assert again.count_rounds() == "2 runs of 3 rounds on the Ray cluster at head:6379"
     here = Plan.load(tmp_path, where=RayResources(ray_address="local"), device="cpu")
-    assert (here.form.plays_on_cluster, here.form.jobs) == (False, 1)  # not as many as the cluster has room for
-    assert Plan.load(tmp_path, where=RayResources(), device="cpu", jobs=2).form.jobs == 2
+    assert (here.plays_on_cluster, here.jobs) == (False, 1)  # not as many as the cluster has room for
+    assert Plan.load(tmp_path, where=RayResources(), device="cpu", jobs=2).jobs == 2
 
 
-# ---- what travels ----------------------------------------------------------------------------------------------------
-
-# A process of a node: it has the packages that are installed, and the folder that Ray has sent.
-ARRIVED = """
-import importlib.metadata, json, sys
-import fedsel_flwr
-from fedsel_flwr.references import load_reference
-from fedsel_flwr.simulations import load_scenario
-from fedsel_flwr.simulations.on_flower.building import make_availability
-from fedsel_flwr.simulations.worlds.availability import devices_of
-
-found = load_reference(sys.argv[1], "selector")
-scenario = load_scenario("phones", json.loads(sys.argv[2]))
-print(json.dumps({
-    "package": fedsel_flwr.__file__, "version": importlib.metadata.version("fedsel-flwr"),
-    "selector": [found.__module__, sys.modules[found.__module__].__file__],
-    "devices": devices_of(scenario)[0].tolist(), "trace": make_availability(scenario)("3", 2, 0.0),
-}))
-"""
+# ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def test_code_and_small_files_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node has neither the user's file nor the CSV files, under the same relative paths."""
-    home, place, node = tmp_path / "home", tmp_path / "place", tmp_path / "node"
-    for folder in (home, place, node):
-        folder.mkdir()
-    (home / "my.own-1.py").write_text(OWN)
-    (home / "d.csv").write_text("seconds_per_example,download_bytes_per_s,upload_bytes_per_s\n0.5,7,8\n")
-    (home / "t.csv").write_text("round,client,state\n2,3,down\n")
-    monkeypatch.chdir(home)
-    keys = {"system.devices": "d.csv", "availability.kind": "trace", "availability.trace": "t.csv"}
-    small = {"num_clients": 5, "clients_per_round": 2, "partition.kind": "iid"}
-    scenario = load_scenario("phones", small | keys | {"selector": "./my.own-1.py:Mine"})
-    from fedsel_flwr.references import load_reference
+class FakeRay:
+    """A connection that the caller has opened. A call is played when somebody waits for it, the last one first."""
 
-    here = load_reference("./my.own-1.py:Mine", "selector")
-    write_code(place, [scenario, scenario])
-    for path in home.iterdir():
-        path.unlink()
-    env = environment() | {"PYTHONPATH": str(place), WORKING_DIR: str(home)}
-    argv = [sys.executable, "-c", ARRIVED, "./my.own-1.py:Mine", json.dumps(small | keys)]
-    done = subprocess.run(argv, cwd=node, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert Path(said["package"]) == place / "fedsel_flwr" / "__init__.py"
-    assert said["version"] == versions()["fedsel-flwr"]
-    assert said["selector"] == [here.__module__, str(place / f"{here.__module__}.py")]  # pickles by name work too
-    assert (said["devices"], said["trace"]) == ([0.5, 7.0, 8.0], False)
+    def __init__(self) -> None:
+        self.options: list[dict[str, Any]] = []
+        self.results: dict[int, Any] = {}
+        self.waiting: list[tuple[int, Any]] = []
+        self.cancelled: list[int] = []
+        self.most, self.lost, self.idle = 0, set[str](), 0
+        self.cores, self.reports = 4.0, list[Any]()
+        self._numbers = itertools.count()
+
+    def remote(self, function: Any) -> Any:
+        def options(**given: Any) -> Any:
+            def submit(*args: Any) -> int:
+                number = next(self._numbers)
+                self.options.append(given)
+                self.waiting.append((number, lambda: self._play(function, given["name"], args)))
+                self.most = max(self.most, len(self.waiting))
+                return number
+
+            return SimpleNamespace(remote=submit)
+
+        return SimpleNamespace(options=options)
+
+    def _play(self, function: Any, name: str, args: tuple[Any, ...]) -> Any:
+        if name in self.lost:
+            return ray.exceptions.NodeDiedError("The node died\nlong ago.")
+        index, call, given, shared, inputs, queue, versions = args
+        try:
+            return function(index, call, given, shared[0], inputs, queue, versions)
+        except Exception as error:
+            return ray.exceptions.RayTaskError(name, "traceback", error)
+
+    def wait(self, references: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        if self.idle:
+            self.idle -= 1
+            return [], references
+        number, play = self.waiting.pop()
+        self.results[number] = play()
+        return [number], [one for one in references if one != number]
+
+    def get(self, reference: int) -> Any:
+        if isinstance(self.results[reference], Exception):
+            raise self.results[reference]
+        return self.results[reference]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": NODE, "NodeManagerHostname": "a", "Alive": True, "Resources": {"CPU": self.cores}}]
+
+    def queue(self, **_: Any) -> Any:
+        def batch(count: int) -> list[Any]:
+            taken, self.reports = self.reports[:count], self.reports[count:]
+            return taken
+
+        actor = SimpleNamespace(put_nowait=SimpleNamespace(remote=self.reports.append))
+        return SimpleNamespace(actor=actor, qsize=lambda: len(self.reports), get_nowait_batch=batch)
 
 
-def test_own_modules_are_those_that_are_not_installed() -> None:
-    found = own_modules()
-    assert found["tests"] == Path(__file__).resolve().parents[2]
-    assert not found.keys() & {"numpy", "ray", "json", "pytest", "fedsel_flwr", "__main__"}
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    for name in ("remote", "wait", "get", "nodes"):
+        monkeypatch.setattr(ray, name, getattr(made, name))
+    monkeypatch.setattr(ray, "put", lambda value: [value])
+    monkeypatch.setattr(ray, "cancel", lambda reference, force: made.cancelled.append(reference))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE))
+    monkeypatch.setattr("ray.util.queue.Queue", made.queue)
+
+    @contextlib.contextmanager
+    def nothing(*_: Any) -> Iterator[dict[str, Any]]:
+        yield {"working_dir": "place", "env_vars": {"OMP_NUM_THREADS": "2"}}
+
+    monkeypatch.setattr(cluster, "runtime_environment", nothing)
+    return made
 
 
-def test_a_data_set_is_read_once_and_needs_no_folder_on_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def double(given: Any, shared: Any, report: Report) -> Any:
+    report(3)
+    if isinstance(given, Exception):
+        raise given
+    return 2 * given + shared
+
+
+def called(given: list[Any], at_a_time: int | None = None, rounds: Any = (), **options: Any) -> list[tuple[int, Any]]:
+    names = [f"call {number}" for number in range(len(given))]
+    return list(Cluster(WHERE, at_a_time, **options).map(double, given, names, 100, rounds))
+
+
+@pytest.mark.parametrize(("at_a_time", "most", "order"), [(None, 4, [3, 2, 1, 0]), (2, 2, [1, 2, 3, 0]), (9, 4, None)])
+def test_calls_end_in_any_order_and_no_more_than_allowed_are_in_progress(
+    at_a_time: int | None, most: int, order: list[int] | None, connection: FakeRay
 ) -> None:
-    """Its pixels keep their order in memory, on which the rounding of convolutions depends."""
-    generator, reads = np.random.default_rng(0), []
-    halves = [
-        (generator.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8).transpose(0, 3, 1, 2), np.arange(200) % 10)
-        for _ in range(2)
-    ]
-
-    def read(name: str, folder: Path) -> Any:
-        reads.append((name, folder))
-        return tuple(halves)
-
-    for module in ("comparisons.cluster_tasks", "worlds.data"):
-        monkeypatch.setattr(f"fedsel_flwr.simulations.{module}.read_image_set", read)
-    keys = {"data.dataset": "cifar-10", "data.data_dir": str(tmp_path), "model.name": "cnn"}
-    scenarios = [load_scenario("smoke", keys | {"seed": seed}) for seed in (1, 2)]
-    mine = data_sets.load_dataset("cifar-10", data_dir=tmp_path, seed=1)
-    reads.clear()
-    inputs = read_inputs(scenarios, OwnParts())
-    assert (list(inputs), reads) == (["cifar-10"], [("cifar-10", tmp_path)])
-    assert all(pixels.flags.c_contiguous for pixels, _, _ in inputs["cifar-10"])  # else Ray could not share them
-    monkeypatch.setattr(SENT_INPUTS, "_sent", {"cifar-10": lambda: restored("cifar-10", inputs["cifar-10"])})
-    theirs = data_sets.load_dataset("cifar-10", data_dir="/no/such/folder", seed=1)
-    assert theirs.train.inputs.strides == mine.train.inputs.strides != np.ascontiguousarray(mine.train.inputs).strides
-    np.testing.assert_array_equal(theirs.train.inputs, mine.train.inputs)
-    assert len(reads) == 1
+    found = called([5, 6, 7, 8], at_a_time)
+    assert dict(found) == {0: 110, 1: 112, 2: 114, 3: 116}
+    assert connection.most == most
+    assert order is None or [index for index, _ in found] == order
+    (options,) = [dict(items) for items in {tuple(sorted((k, str(v)) for k, v in one.items() if k != "name"))
+                                            for one in connection.options}]  # fmt: skip
+    expected = {"num_cpus": "2", "num_gpus": "0.0", "max_retries": str(RETRIES), "scheduling_strategy": "SPREAD"}
+    assert options == expected | {"runtime_env": "{'env_vars': {'OMP_NUM_THREADS': '2'}}"}  # the connection is not ours
+    assert [one["name"] for one in connection.options] == ["call 0", "call 1", "call 2", "call 3"]
 
 
-def test_own_data_by_reference_are_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.py").write_text(OWN + "\n\ndef seeded(seed):\n    return examples()\n")
-    np.save(tmp_path / "examples.npy", np.ones((9, 2)))
-    made, drawn = (load_scenario("smoke", {"data.dataset": f"./data.py:{name}"}) for name in ("examples", "seeded"))
-    inputs = read_inputs([made, drawn], OwnParts())
-    assert list(inputs) == [made.data.dataset]  # a function of the seed travels as code
-    np.testing.assert_array_equal(inputs[made.data.dataset].train[0], np.ones((9, 2)))
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ParameterError("no such data. Give others"), ParameterError, "^no such data. Give others$"),
+        (KeyError("speed"), RunError, "^call 1 failed: KeyError: 'speed'"),
+    ],
+)
+def test_an_error_of_a_call_ends_all_calls(error: Exception, kind: Any, said: str, connection: FakeRay) -> None:
+    with pytest.raises(kind, match=said):
+        called([1, error, 3], 2)
+    assert connection.cancelled == [0]
 
 
-def test_other_versions_on_a_node_are_refused() -> None:
-    check_versions(versions())
-    with pytest.raises(RunError, match=r"has torch \S+ instead of 1.0, so .*Install the same versions"):
-        check_versions(versions() | {"torch": "1.0"})
+def test_a_call_that_has_lost_its_node_too_often(connection: FakeRay) -> None:
+    connection.lost.add("call 0")
+    with pytest.raises(RunError) as error:
+        called([1, 2])
+    assert str(error.value).startswith("call 0 has no result (NodeDiedError: ")
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("Give the run more cores or memory, and resume")
+
+
+def test_without_a_node_with_room_nothing_waits_for_ever(connection: FakeRay) -> None:
+    def lose_cores(report: RunsProgress) -> None:
+        connection.cores = 1.0
+
+    connection.idle = 2
+    said = r"no run fits .* takes 2 cores and 0 GPUs, the machines have \[\(1, 0\)\]"
+    with pytest.raises(RunError, match=said):
+        called([1, 2], watch=lose_cores)
+    assert connection.cancelled == [0, 1]
+
+
+def test_the_progress_has_runs_nodes_and_rounds(connection: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RunsProgress] = []
+    monkeypatch.setattr(cluster, "PERIOD_S", 0.0)
+    # Reports of a call in progress, and of one on a node that has died.
+    connection.reports += [(0, NODE, 4), (1, "dead", 7)]
+    connection.idle = 1
+    assert len(called([1, 2, 3], 2, rounds=[10, 10, 10], watch=told.append)) == 3
+    assert told[0] == RunsProgress(0, 3, {"a": 1}, 4, 30)
+    assert told[-1] == RunsProgress(3, 3, {}, 30, 30)
+
+
+def test_what_cannot_be_sent_is_refused(connection: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(value: Any) -> Any:
+        raise TypeError("Could not serialize:\n====\n") from TypeError("cannot pickle '_thread.lock' object")
+
+    monkeypatch.setattr(ray, "put", refuse)
+    with pytest.raises(ParameterError) as error:
+        called([1])
+    assert connection.options == []
+    assert str(error.value) == (
+        "what the runs share cannot be sent to the cluster (TypeError: cannot pickle '_thread.lock' object). Leave "
+        "ray_address out, or use a selector, model, data and objective that pickle supports"
+    )
 
 
 def test_nodes_of_the_same_name_are_told_apart() -> None:
@@ -281,7 +333,7 @@ def job(folder: Path, name: str = "bsfl", **keys: Any) -> Job:
     made = Plan.of(smoke(6, **keys), [name], seeds=1, engine="vectorized")
     (one,) = made.contenders
     label = one.label
-    made_job = Job(one.scenario(made.form.scenario, 1), one, {"folder": folder, "label": label})
+    made_job = Job(one.scenario(made.scenario, 1), one, {"folder": folder, "label": label})
     return Job(made_job.scenario, one, {**made_job.place, "code": made_job.code(OwnParts())})
 
 
@@ -294,7 +346,7 @@ def test_a_node_returns_the_files_of_the_run(tmp_path: Path) -> None:
     assert (outcome.error, outcome.diagnosis, told) == (None, "", [1, 2, 3, 4, 5, 6])
     unpack_run(tmp_path / "there", outcome.files)
     one = job(tmp_path / "here")
-    plans.simulate(one.scenario, **one.place)
+    engine.simulate(one.scenario, **one.place)
     assert content(tmp_path / "there") == content(tmp_path / "here")
 
 
@@ -311,7 +363,7 @@ def test_a_tracker_gets_all_rounds_of_a_run_that_has_come_back(tmp_path: Path) -
 
     one = job(tmp_path / "study")
     outcome = play_on_node((one, {}), OPTIONS, lambda number: None)
-    cluster_runs._receive(one, outcome, Tracking.of(Numbers, "smoke", 10))
+    receive(one, outcome, Tracking.of(Numbers, "smoke", 10))
     assert (sent, ended) == ([1, 2, 3, 4, 5, 6], [False])
 
 
@@ -325,7 +377,7 @@ def test_an_interrupted_run_goes_on_on_a_node(tmp_path: Path) -> None:
     unpack_run(tmp_path / "half", outcome.files)
     assert not (tmp_path / "half" / "journal.jsonl").exists()
     whole = job(tmp_path / "whole")
-    plans.simulate(whole.scenario, **whole.place)
+    engine.simulate(whole.scenario, **whole.place)
     names = ("rounds.parquet", "clients.parquet", "model.safetensors", "run.json", "scenario.toml")
     mine, theirs = content(tmp_path / "half"), content(tmp_path / "whole")
     assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
