@@ -37,6 +37,7 @@ from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.comparisons.runtime_environment import read_inputs, runtime_environment
 from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs
 from fedsel_flwr.simulations.results import read_run
+from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -104,7 +105,7 @@ def measure(data_dir: str) -> Parts:
         parts.world_s, _ = spent(lambda: world_of(scenario.model_copy(update={"seed": 77})))
         (one,) = Plan.of(scenario, ["random"], seeds=1, engine="vectorized").contenders
         job = Job(one.scenario(scenario, 1), one, {"folder": place / "random-seed1", "label": "random"})
-        outcome = play_on_node((job, {}), {}, lambda rounds: None)
+        outcome = play_on_node((job, {}), RunOptions(), lambda rounds: None)
         parts.files_mb = _megabytes(sum(map(len, outcome.files.values()))) * scale
         arrive = partial(receive, job, outcome, None)
         parts.receive_s = float(np.median([spent(arrive)[0] for _ in range(5)])) * scale

@@ -80,9 +80,8 @@ def measure(args: argparse.Namespace) -> None:
 
     from fedsel_flwr.simulations import engine
     from fedsel_flwr.simulations.on_flower import flower_apis
-    from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+    from fedsel_flwr.simulations.on_flower.app import ScenarioApp, wait_for_nodes
     from fedsel_flwr.simulations.on_flower.building import make_strategy
-    from fedsel_flwr.simulations.on_flower.driving import wait_for_nodes
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
     from fedsel_flwr.simulations.on_flower.ray_session import RaySession
     from fedsel_flwr.simulations.scenario_files import load_scenario

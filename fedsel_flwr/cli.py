@@ -291,6 +291,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.simulations.comparisons.plan import find_newest_run
     from fedsel_flwr.simulations.comparisons.report_page import show_comparison
     from fedsel_flwr.simulations.results import describe_runs
+    from fedsel_flwr.simulations.run_options import RunOptions
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -325,18 +326,15 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
             if args.command == "compare" and resumed is None and not (args.json or args.quiet):
                 progress.announce(describe_effort(plan))
-            comparison = run_plan(
-                plan,
-                folder,
-                progress.start_run,
-                progress.update,
-                watch=progress.show_runs,
+            options = RunOptions(
+                folder=folder,
                 resume=args.resume is not None,
                 replay=args.replay,
                 track=tracking,
                 # Only one display at a time is possible, and the run's bar already moves while Ray starts.
                 quiet=args.quiet or progress.is_live,
             )
+            comparison = run_plan(plan, options, progress.start_run, progress.update, progress.show_runs)
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error
     finally:

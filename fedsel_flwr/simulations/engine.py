@@ -29,9 +29,8 @@ from fedsel_flwr.simulations.existing_runs import (
     discard_progress,
     read_fitting_run,
 )
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.building import resolve_strategy
-from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import RunFolder, RunResult, client_accuracies, derived_tables, describe_runs

@@ -14,8 +14,7 @@ from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations.engine import SameScenario, simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.driving import drive
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
 from fedsel_flwr.simulations.results import RunResult, regret
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario

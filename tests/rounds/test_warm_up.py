@@ -12,8 +12,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import GPFL, LocalAccuracy, Random, create
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.driving import drive
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import message as message_api

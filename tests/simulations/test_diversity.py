@@ -12,8 +12,7 @@ import pytest
 from flwr.app import Context
 
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.driving import drive
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World

@@ -20,8 +20,8 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.simulations import vectorized
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.vectorized import (

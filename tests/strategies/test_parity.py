@@ -16,8 +16,7 @@ from flwr.serverapp import strategy as message_bases
 from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create, names
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.driving import drive
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World

@@ -35,6 +35,7 @@ from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import RunResult, read_run
 from fedsel_flwr.simulations.run_identity import RUN, run_parameters, versions
+from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -130,21 +131,22 @@ class Cluster:
                 progress.tell(playing.values(), at_once=True)
                 yield index, result
 
-    def play(self, jobs: Sequence[Job], options: Mapping[str, Any]) -> Generator[tuple[int, RunResult]]:
+    def play(self, jobs: Sequence[Job], options: RunOptions) -> Generator[tuple[int, RunResult]]:
         """Do runs, see :meth:`~fedsel_flwr.simulations.comparisons.parallel_runs.Executor.play`.
 
         Each run is written to its folder, and sent to the tracker, when it ends.
         """
-        shared = {key: value for key, value in options.items() if key != "track"}
+        track = options.track if isinstance(options.track, Tracking) else None
+        shared = replace(options, track=None, folder=None)
         places = [job.place["folder"] for job in jobs]
         # An interrupted run travels with the files that it needs to continue.
-        begun = [options.get("resume") and place is not None and has_begun(place) for place in places]
+        begun = [options.resume and place is not None and has_begun(place) for place in places]
         given = [(job, pack_run(job.place["folder"]) if own else {}) for job, own in zip(jobs, begun, strict=True)]
         rounds = [job.scenario.rounds for job in jobs]
         outcomes = self.map(play_on_node, given, [job.name for job in jobs], shared, rounds)
         with contextlib.closing(outcomes):
             for index, outcome in outcomes:
-                yield index, receive(jobs[index], outcome, options.get("track"))
+                yield index, receive(jobs[index], outcome, track)
 
     @contextlib.contextmanager
     def _joined(self, playing: Collection[Any]) -> Iterator[dict[str, Any]]:
@@ -320,12 +322,12 @@ class Outcome:
     error: FedSelError | None = None
 
 
-def play_on_node(given: tuple[Job, Files], options: Mapping[str, Any], report: Report) -> Outcome:
+def play_on_node(given: tuple[Job, Files], options: RunOptions, report: Report) -> Outcome:
     """Play a run on a node, and return its files.
 
     Args:
         given: The run, and the files with which it continues.
-        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+        options: The options that all runs share.
         report: Function called with the number of each finished round.
     """
     import ray

@@ -6,17 +6,14 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
-from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import PipeSafeConsole, Progress
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.rounds.resumption import Resume
 from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.comparisons.cluster import Cluster, Watch
@@ -31,6 +28,7 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
     play_in_order,
     report_last_round,
     report_progress,
+    run_arguments,
 )
 from fedsel_flwr.simulations.comparisons.plan import FOLDER_CURE, Plan, check_plan, read_plan, write_plan
 from fedsel_flwr.simulations.engine import simulate
@@ -39,41 +37,15 @@ from fedsel_flwr.simulations.on_flower.building import first_rounds, make_strate
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import RunResult, describe_runs
 from fedsel_flwr.simulations.run_identity import RUN, plan_identity
+from fedsel_flwr.simulations.run_options import RunOptions, takes
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 
-def compare(
-    scenario: Scenario,
-    selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
-    *,
-    seeds: int | Sequence[int] = 10,
-    sweep: Mapping[str, Sequence[Any]] | None = None,
-    engine: str = "vectorized",
-    reference: str | None = None,
-    folder: str | Path | None = None,
-    rounds_on_flower: int = 0,
-    start_run: StartRun | None = None,
-    update: Update | None = None,
-    device: str = "cpu",
-    jobs: int | None = None,
-    num_cpus: int | None = None,
-    num_gpus: int | None = None,
-    client_cpus: float = 1,
-    client_gpus: float | None = None,
-    ray_address: str | None = None,
-    quiet: bool = False,
-    model: MakeModel | None = None,
-    data: Any = None,
-    objective: Objective | None = None,
-    resume: Resume = False,
-    replay: bool = False,
-    checkpoint_every: int | None = None,
-    track: TrackerLike | None = None,
-    track_clients: int | Sequence[int] = TRACKED_CLIENTS,
-) -> Comparison:
-    """Run a scenario with several selectors on the same seeds, or resume an interrupted comparison.
+@dataclass(frozen=True)
+class ComparisonOptions(RunOptions):
+    """Arguments of :func:`compare`.
 
     Args:
         scenario: The scenario. Its selector is ignored, and its seed is the first seed.
@@ -87,46 +59,55 @@ def compare(
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         reference: Label of the selector that the others are compared with. If None, "random" if it is among the
             selectors.
-        folder: Folder for the results. Each run is written when it ends, and the summaries are written at the end. If
-            None, nothing is written.
         rounds_on_flower: Number of rounds of the first run that also run with Flower on Ray, before the comparison.
             These rounds check that the two engines select the same clients. With 0, there is no check.
         start_run: Function called with the label and the number of rounds of each run. If this or ``update`` is set,
             there is no progress display on standard error.
         update: Function called with each round and the number of failed clients so far.
-        device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
             A run is reported when it and all earlier runs have ended. If 1 or None, the runs follow one another in this
             process. If several threads share an operation, results can differ slightly with ``jobs``, through rounding.
             With ``ray_address``, the largest number of runs on the cluster. If None, as many as it has room for.
-        num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
-            are for runs on Ray. They raise an error if no run uses Ray. For vectorized runs on a cluster: cores, and
-            threads, of each run. If None, 1.
-        num_gpus: GPUs for Ray. For vectorized runs on a cluster: GPUs of each run. If None, 1 if ``device`` is a GPU,
-            otherwise 0.
-        client_cpus: Cores per client.
-        client_gpus: GPUs per client.
-        ray_address: The Ray cluster to join. The runs of the vectorized engine are then tasks on the cluster
-            (:mod:`~fedsel_flwr.simulations.comparisons.cluster`). With the same number of threads, a run has the
-            same result on every machine of one kind. If None, the environment variable RAY_ADDRESS for the engine
-            "ray", and this machine for the vectorized engine. "local" means this machine.
-        quiet: Whether to print nothing on standard error. This option hides the progress, remarks on the runs, the logs
-            of Flower and of this package, and the line "Starting Ray".
-        model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        data: Your examples, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        objective: Your loss and quality, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        resume: True reads the finished runs in ``folder``, resumes the interrupted run, and runs the rest. You may add
-            selectors and seeds. If the folder holds nothing, True begins a new comparison, and "must" raises an error.
-            False refuses to overwrite an interrupted comparison. Code that the folder names is never loaded, because
-            this call passes selectors, model and data. A run is refused if the code of its selector, model or
-            objective, or its data, partition or scenario has changed. The error names what has changed.
-        replay: Whether ``resume`` repeats, from the start, damaged runs and runs whose code or data changed. If False,
-            such runs are refused.
-        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
-            0, there are no checkpoints.
-        track: The tracker that receives every run, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With
-            ``resume``, it receives the runs that had not finished.
-        track_clients: Clients whose own metrics are tracked, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+    """
+
+    scenario: Scenario
+    selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike]
+    seeds: int | Sequence[int] = field(default=10, kw_only=True)
+    sweep: Mapping[str, Sequence[Any]] | None = field(default=None, kw_only=True)
+    engine: str = field(default="vectorized", kw_only=True)
+    reference: str | None = field(default=None, kw_only=True)
+    rounds_on_flower: int = field(default=0, kw_only=True)
+    start_run: StartRun | None = field(default=None, kw_only=True)
+    update: Update | None = field(default=None, kw_only=True)
+    jobs: int | None = field(default=None, kw_only=True)
+
+    def plan(self) -> Plan:
+        """Return the plan of the comparison."""
+        selectors, left_out = self.selectors, dict[str, str]()
+        if isinstance(selectors, str) and selectors == ALL:
+            selectors, left_out = runnable_selectors(self.scenario, self.own)
+        return Plan.of(
+            self.scenario,
+            selectors,
+            seeds=self.seeds,
+            engine=self.engine,
+            sweep=self.sweep,
+            reference=self.reference,
+            rounds_on_flower=self.rounds_on_flower,
+            jobs=self.jobs,
+            where=self.where,
+            device=self.device,
+            left_out=left_out,
+            checkpoints={} if self.checkpoint_every is None else {"checkpoint_every": self.checkpoint_every},
+        )
+
+
+@takes(ComparisonOptions)
+def compare(given: ComparisonOptions) -> Comparison:
+    """Run a scenario with several selectors on the same seeds, or resume an interrupted comparison.
+
+    Args:
+        given: See :class:`ComparisonOptions` and :class:`~fedsel_flwr.simulations.run_options.RunOptions`.
 
     Returns:
         The comparison.
@@ -141,45 +122,22 @@ def compare(
         comparison = compare(load_scenario("phones"), ["bsfl", Fastest, "random"], seeds=3)
         print(comparison.verdict.sentence)
     """
-    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective, "replay": replay}
-    if data is not None:
-        # All runs share one object, which reads the data once per seed.
-        options["data"] = as_data(data)
-    left_out: dict[str, str] = {}
-    if isinstance(selectors, str) and selectors == ALL:
-        selectors, left_out = runnable_selectors(scenario, OwnParts(model, options.get("data"), objective))
-    plan = Plan.of(
-        scenario,
-        selectors,
-        seeds=seeds,
-        engine=engine,
-        sweep=sweep,
-        reference=reference,
-        rounds_on_flower=rounds_on_flower,
-        jobs=jobs,
-        where=RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
-        device=device,
-        left_out=left_out,
-        checkpoints={} if checkpoint_every is None else {"checkpoint_every": checkpoint_every},
-    )
-    target = None if folder is None else Path(folder)
-    if resume and target is None:
-        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give it as folder=")
-    if replay and not resume:
+    plan = given.plan()
+    if given.resume and given.folder is None:
+        raise ParameterError(f"resume = {given.resume!r} needs the folder of the comparison. Give it as folder=")
+    if given.replay and not given.resume:
         raise ParameterError("replay = True repeats runs of a folder. Set resume = True as well")
-    if resume == "must" and target is not None:
+    if given.resume == "must" and given.folder is not None:
         # Only to refuse a folder without a plan.
-        read_plan(target)
-    if track is not None:
-        tracking = Tracking.of(track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients)
-        options["track"] = tracking.begin()
-    if quiet or start_run or update:
-        return run_plan(plan, target, start_run, update, resume=bool(resume), **options)
-    with _PlanProgress(plan, resumes=bool(resume)) as progress:
-        options["watch"] = progress.show_runs
+        read_plan(Path(given.folder))
+    if (tracking := given.tracking(given.scenario.name, given.scenario.num_clients)) is not None:
+        given = replace(given, track=tracking.begin())
+    if given.quiet or given.start_run or given.update:
+        return run_plan(plan, given, given.start_run, given.update)
+    with _PlanProgress(plan, resumes=bool(given.resume)) as progress:
         # A terminal can have only one live display, and "Starting Ray" would be another one.
-        options["quiet"] = plan.plays_on_cluster and progress.is_live
-        comparison = run_plan(plan, target, progress.start_run, progress.update, resume=bool(resume), **options)
+        given = replace(given, quiet=plan.plays_on_cluster and progress.is_live)
+        comparison = run_plan(plan, given, progress.start_run, progress.update, progress.show_runs)
     for line in comparison.remarks():
         progress.announce(line)
     return comparison
@@ -222,15 +180,10 @@ class _PlanProgress(Progress):
 
 def run_plan(
     plan: Plan,
-    folder: Path | None = None,
+    options: RunOptions,
     start_run: StartRun | None = None,
     update: Update | None = None,
-    *,
-    resume: bool = False,
-    replay: bool = False,
-    track: Tracking | None = None,
     watch: Watch | None = None,
-    **options: Any,
 ) -> Comparison:
     """Run a plan.
 
@@ -238,15 +191,11 @@ def run_plan(
     and the data of each seed are made only once.
 
     Args:
-        plan: The plan.
-        folder: As in :func:`compare`, like all arguments without an explanation here.
-        start_run: See :func:`compare`.
-        update: See :func:`compare`.
-        resume: See :func:`compare`.
-        replay: See :func:`compare`.
-        track: The tracker.
+        plan: The plan, which has the resources, the device and how often checkpoints are written.
+        options: All other options. The tracker is a :class:`~fedsel_flwr.callbacks.tracking.Tracking`.
+        start_run: As in :func:`compare`.
+        update: As in :func:`compare`.
         watch: On a cluster, function called with the progress of all runs.
-        **options: Further arguments of :func:`~fedsel_flwr.simulations.engine.simulate` for all runs.
 
     Returns:
         The comparison.
@@ -255,42 +204,42 @@ def run_plan(
         ParameterError: As in :func:`compare`.
         RunError: As in :func:`compare`.
     """
+    options = replace(_run_options(options), checkpoint_every=plan.checkpoints.checkpoint_every)
     comparison = Comparison(plan.scenario, reference=plan.reference, left_out=plan.left_out)
-    own = OwnParts(options.get("model"), options.get("data"), options.get("objective"))
-    lock = None
+    own, folder, lock = options.own, None if options.folder is None else Path(options.folder), None
     if folder:
         names = {run_name(one.label, seed) for one in plan.contenders for seed in plan.seeds}
         check_links(folder)
-        _check_folder(folder, names, single=len(names) == 1, resume=resume)
+        _check_folder(folder, names, single=len(names) == 1, resume=options.resume is not False)
     jobs = _jobs(plan, folder)
     of_first_seed = jobs[: len(plan.contenders)]
     # If all runs have finished, they are only read, which needs neither their data nor their selectors.
-    if not all(job.is_over({"resume": resume}) for job in jobs):
+    if not all(job.is_over(replace(options, replay=False)) for job in jobs):
         _check_worlds(of_first_seed, own)
     if folder:
         # Done before anything is written, because a callable may fail to make a selector.
         codes = {job.contender.label: job.code(own) for job in of_first_seed}
         found = plan_identity(codes, world_of(own.named_in(jobs[0].scenario), own), own)
         lock = lock_comparison(folder)
-        if resume and not replay:
+        if options.resume and not options.replay:
             check_plan(folder, found)
         named = {"scenario": own.named_in(plan.scenario), "fingerprints": found}
         write_plan(folder, plan.model_copy(update=named))
-        options = {"resume": resume, "replay": replay, **plan.checkpoints.model_dump(), **options}
     # On a cluster, these two numbers are those of each vectorized run.
     unused = ("num_cpus", "num_gpus") if plan.plays_on_cluster else ()
-    on_ray = options | {name: getattr(plan.where, name) for name in plan.where.non_default if name not in unused}
+    on_ray = replace(
+        options, **{name: getattr(plan.where, name) for name in plan.where.non_default if name not in unused}
+    )
     first_rounds_there: History | None = None
     if rounds := min(plan.rounds_on_flower, plan.scenario.rounds):
         on_round = report_progress(f"{_title(plan, jobs[0])}, with Flower on Ray", rounds, start_run, update)
         place = folder and folder / f"{run_name(jobs[0].contender.label, plan.seeds[0])}-on-flower"
-        first_rounds_there = _run_on_flower(jobs[0], rounds, on_round, folder=place, **on_ray).history
-    here = (on_ray if plan.scenario.engine == "ray" else options | {"device": plan.device}) | {"track": track}
+        first_rounds_there = _run_on_flower(jobs[0], rounds, on_round, replace(on_ray, folder=place)).history
+    here = on_ray if plan.scenario.engine == "ray" else replace(options, device=plan.device)
     if plan.plays_on_cluster or ((plan.jobs or 1) > 1 and len(jobs) > 1):
         # Computed here, because a worker process gets pickled classes, often without their source.
         jobs = [replace(job, place={**job.place, "code": job.code(own)}) for job in jobs]
-        executor = _executor(plan, jobs, own, folder, watch, quiet=bool(options.get("quiet")))
-        played = _play_elsewhere(plan, jobs, here, executor, start_run, update)
+        played = _play_elsewhere(plan, jobs, here, _executor(plan, jobs, here, watch), start_run, update)
     else:
         played = _play_here(plan, jobs, here, start_run, update)
     # The generator is closed even if a run fails, and then ends its worker processes.
@@ -307,6 +256,14 @@ def run_plan(
     return comparison
 
 
+def _run_options(given: RunOptions) -> RunOptions:
+    """Return the options that all runs share, without those of Ray and of the device, which the plan has."""
+    return replace(
+        RunOptions(**run_arguments(given)), resume=bool(given.resume), device="cpu",
+        **{name: getattr(RayResources(), name) for name in RayResources.__dataclass_fields__},
+    )  # fmt: skip
+
+
 def describe_effort(plan: Plan) -> str:
     """Return the number of runs and rounds, and their approximate duration: "30 runs of 300 rounds, about 45 s".
 
@@ -318,7 +275,7 @@ def describe_effort(plan: Plan) -> str:
         return counted
     trial = first_rounds(contender.scenario(plan.scenario, plan.seeds[0]), plan.trial_rounds)
     ends: list[float] = []
-    Job(trial, contender).simulate({"device": plan.device, "quiet": True}, lambda _: ends.append(time.monotonic()))
+    Job(trial, contender).simulate(RunOptions(device=plan.device, quiet=True), lambda _: ends.append(time.monotonic()))
     return f"{counted}, {plan.describe_time(ends)}" if len(ends) > 1 else counted
 
 
@@ -327,14 +284,12 @@ def _jobs(plan: Plan, folder: Path | None) -> list[Job]:
     pairs = list(itertools.product(plan.seeds, plan.contenders))
     # The only run of a plan is written to the plan's folder.
     several = len(pairs) > 1
-    return [
-        Job(
-            one.scenario(plan.scenario, seed),
-            one,
-            {"folder": folder / run_name(one.label, seed) if folder and several else folder, "label": one.label},
-        )
-        for seed, one in pairs
-    ]
+    jobs = []
+    for seed, one in pairs:
+        place = folder / run_name(one.label, seed) if folder and several else folder
+        kept = {"checkpoint_dir": plan.checkpoints.checkpoint_dir if folder else None}
+        jobs.append(Job(one.scenario(plan.scenario, seed), one, {"folder": place, "label": one.label, **kept}))
+    return jobs
 
 
 def _title(plan: Plan, job: Job) -> str:
@@ -343,13 +298,13 @@ def _title(plan: Plan, job: Job) -> str:
 
 
 def _play_here(
-    plan: Plan, jobs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+    plan: Plan, jobs: Sequence[Job], options: RunOptions, start_run: StartRun | None, update: Update | None
 ) -> Generator[RunResult]:
     """Do one run after the other in this process."""
     for job in jobs:
         on_round = report_progress(_title(plan, job), job.scenario.rounds, start_run, update)
         # Read before the run, because afterwards the folder is always finished.
-        was_over = job.is_over({**options, "replay": False})
+        was_over = job.is_over(replace(options, replay=False))
         result = job.simulate(options, on_round)
         if was_over:
             report_last_round(result.history, update)
@@ -359,7 +314,7 @@ def _play_here(
 def _play_elsewhere(
     plan: Plan,
     jobs: Sequence[Job],
-    options: Mapping[str, Any],
+    options: RunOptions,
     executor: Executor,
     start_run: StartRun | None,
     update: Update | None,
@@ -373,20 +328,19 @@ def _play_elsewhere(
             yield result
 
 
-def _executor(
-    plan: Plan, jobs: Sequence[Job], own: OwnParts, folder: Path | None, watch: Watch | None, *, quiet: bool
-) -> Executor:
+def _executor(plan: Plan, jobs: Sequence[Job], options: RunOptions, watch: Watch | None) -> Executor:
     """Return the executor of a plan's runs: worker processes, or a Ray cluster."""
     if not plan.plays_on_cluster:
         return Processes(plan.jobs or 1)
+    folder = options.folder
     return Cluster(
         plan.where.of_runs(plan.device),
         plan.jobs,
         scenarios=[job.scenario for job in jobs],
-        own=own,
+        own=options.own,
         watch=watch,
-        what_is_left=lambda: f"; {folder} holds {describe_runs(folder) or 'no run yet'}" if folder else "",
-        quiet=quiet,
+        what_is_left=lambda: f"; {folder} holds {describe_runs(Path(folder)) or 'no run yet'}" if folder else "",
+        quiet=options.quiet,
     )
 
 
@@ -401,16 +355,16 @@ def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:
         make_strategy(world.with_scenario(scenario), selector=job.selector())
 
 
-def _run_on_flower(job: Job, rounds: int, on_round: Callable[[RoundRecord], None], **options: Any) -> RunResult:
+def _run_on_flower(job: Job, rounds: int, on_round: Callable[[RoundRecord], None], options: RunOptions) -> RunResult:
     """Run the first rounds of a run with Flower on Ray. The selector still plans for all rounds of the scenario."""
     scenario, selector = job.scenario, job.selector()
     # Made here from the full scenario, because `simulate` would make it plan for fewer rounds.
     if selector is None:
-        own = OwnParts(*(options.get(key) for key in ("model", "data", "objective")))
-        sizes = world_of(own.named_in(scenario), own).num_examples()
+        sizes = world_of(options.own.named_in(scenario), options.own).num_examples()
         selector = create(scenario.selector, **selector_params(scenario, sizes))
     short = first_rounds(scenario, rounds).model_copy(update={"engine": "ray"})
-    return simulate(short, selector=selector, on_round=on_round, label=job.contender.label, **options)
+    arguments = run_arguments(replace(options, track=None))
+    return simulate(short, selector=selector, on_round=on_round, label=job.contender.label, **arguments)
 
 
 def _check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bool) -> None:

@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.existing_runs import has_finished
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.run_identity import code_identity
+from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
@@ -46,7 +47,8 @@ class Job:
     Attributes:
         scenario: Scenario that is run.
         contender: Selector of the run.
-        place: Arguments ``folder`` and ``label`` of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        place: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` for this run: ``folder``, ``label``,
+            ``checkpoint_dir`` and ``code``.
     """
 
     scenario: Scenario
@@ -66,23 +68,24 @@ class Job:
         """Return the fingerprints of the run's code, including the caller's parts."""
         return code_identity(self.scenario, self.selector(), own)
 
-    def is_over(self, options: Mapping[str, Any]) -> bool:
+    def is_over(self, options: RunOptions) -> bool:
         """Return whether the run is resumed and has finished, so that it only needs to be read from its folder."""
         place = self.place.get("folder")
-        return bool(options.get("resume")) and not options.get("replay") and place is not None and has_finished(place)
+        return bool(options.resume) and not options.replay and place is not None and has_finished(place)
 
-    def simulate(self, options: Mapping[str, Any], on_round: Callable[[RoundRecord], None] | None = None) -> RunResult:
+    def simulate(self, options: RunOptions, on_round: Callable[[RoundRecord], None] | None = None) -> RunResult:
         """Do the run in this process, or read it if it is over.
 
         Args:
-            options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+            options: The options that all runs share.
             on_round: Function called with each finished round.
         """
-        result = simulate(self.scenario, selector=self.selector(), on_round=on_round, **{**options, **self.place})
+        arguments = run_arguments(options) | dict(self.place)
+        result = simulate(self.scenario, selector=self.selector(), on_round=on_round, **arguments)
         # A copy is in memory. A history that reads a file keeps it open, and systems limit their number.
         return replace(result, history=copy.copy(result.history))
 
-    def simulate_elsewhere(self, options: Mapping[str, Any], report: Report) -> RunResult:
+    def simulate_elsewhere(self, options: RunOptions, report: Report) -> RunResult:
         """Do the run in a process of an executor; the traceback of an error of the user's code goes to the log.
 
         Raises:
@@ -99,6 +102,11 @@ class Job:
                 logging.getLogger("fedsel_flwr").exception("the run failed")
             run = f"the run of {self.contender.label!r} on seed {self.scenario.seed} failed"
             raise RunError(f"{run}: {described(error)}") from error
+
+
+def run_arguments(options: RunOptions) -> dict[str, Any]:
+    """Return options as arguments of :func:`~fedsel_flwr.simulations.engine.simulate`."""
+    return {one.name: getattr(options, one.name) for one in fields(RunOptions)}
 
 
 class Executor(Protocol):
@@ -128,12 +136,12 @@ class Executor(Protocol):
             RunError: A process was killed, or no machine has room for a call.
         """
 
-    def play(self, jobs: Sequence[Job], options: Mapping[str, Any]) -> Generator[tuple[int, RunResult]]:
+    def play(self, jobs: Sequence[Job], options: RunOptions) -> Generator[tuple[int, RunResult]]:
         """Do runs, with :meth:`map`.
 
         Args:
             jobs: The runs, which begin in this order.
-            options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+            options: The options that all runs share.
 
         Yields:
             The index and the result of each run, in the order in which the runs end.
@@ -143,12 +151,12 @@ class Executor(Protocol):
         """
 
 
-def play_in_order(jobs: Sequence[Job], options: Mapping[str, Any], executor: Executor) -> Generator[RunResult]:
+def play_in_order(jobs: Sequence[Job], options: RunOptions, executor: Executor) -> Generator[RunResult]:
     """Do runs in other processes, and yield their results in the order of the runs; finished runs are only read here.
 
     Args:
         jobs: The runs, which begin in this order.
-        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that are equal for all runs.
+        options: The options that all runs share.
         executor: The executor.
     """
     left = [number for number, job in enumerate(jobs) if not job.is_over(options)]
@@ -206,7 +214,7 @@ class Processes:
             # Workers are killed, because after an error or Ctrl-C the rounds of the other runs are of no use.
             workers.shutdown(wait=True, kill_workers=True)
 
-    def play(self, jobs: Sequence[Job], options: Mapping[str, Any]) -> Generator[tuple[int, RunResult]]:
+    def play(self, jobs: Sequence[Job], options: RunOptions) -> Generator[tuple[int, RunResult]]:
         """Do runs, see :meth:`Executor.play`."""
         return self.map(_play, jobs, [job.contender.label for job in jobs], (options, log_file()))
 
@@ -249,7 +257,7 @@ def _call(own: bytes, common: bytes, parent: int) -> Any:
     return call(pickle.loads(own), shared, report)
 
 
-def _play(job: Job, shared: tuple[Mapping[str, Any], Path | None], report: Report) -> RunResult:
+def _play(job: Job, shared: tuple[RunOptions, Path | None], report: Report) -> RunResult:
     """Do a run in a worker process, with the log of the parent."""
     options, log = shared
     with logging_to(log) if log else contextlib.nullcontext():

@@ -5,8 +5,7 @@ Modules, in the order in which a run uses them:
 =================  ===================================================================================================
 ``ray_resources``  cores and GPUs of Ray and of each client, the cluster to join, and checks before Ray starts
 ``ray_session``    starting or joining Ray, watching it and shutting it down; the world in its object store
-``app``            the ServerApp and the ClientApp of ``flwr run``, the device of an actor, one-line errors
-``driving``        waiting for the nodes, building the strategy, running the rounds
+``app``            the ServerApp and the ClientApp of ``flwr run``, the rounds over a grid, one-line errors
 ``building``       the strategy: base, selector with its parameters, validation, availability
 ``flower_apis``    the legacy and the Message API: base strategies, rounds, client apps
 =================  ===================================================================================================

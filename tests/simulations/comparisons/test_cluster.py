@@ -36,6 +36,7 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import Job, Report
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
+from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from tests.simulations.cut_off_runs import Stop, content, cut_off, smoke
 
@@ -337,7 +338,7 @@ def job(folder: Path, name: str = "bsfl", **keys: Any) -> Job:
     return Job(made_job.scenario, one, {**made_job.place, "code": made_job.code(OwnParts())})
 
 
-OPTIONS: dict[str, Any] = {"resume": True, "replay": False, "device": "cpu"}
+OPTIONS = RunOptions(resume=True)
 
 
 def test_a_node_returns_the_files_of_the_run(tmp_path: Path) -> None:
