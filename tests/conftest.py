@@ -15,7 +15,6 @@ STARTS_RAY = frozenset(
     f"tests/{name}.py"
     for name in (
         "simulations/on_flower/test_app",
-        "simulations/test_engine",
         "test_cli",
         "test_readme",
     )

@@ -16,7 +16,6 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.strategies import RoundRecord
 from tests.processes import ROOT, Command, command_line
 
 SMOKE = load_scenario(
@@ -42,10 +41,9 @@ def with_one_actor() -> RunResult:
     return simulate(SMOKE, num_cpus=1)
 
 
-def once() -> tuple[RunResult, list[RoundRecord]]:
-    """The smoke scenario, and what ``on_round`` was told."""
-    told: list[RoundRecord] = []
-    return simulate(SMOKE, on_round=told.append), told
+def once() -> RunResult:
+    """The smoke scenario, with an actor per core."""
+    return simulate(SMOKE)
 
 
 def played(text: str) -> RunResult:

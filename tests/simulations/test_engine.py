@@ -1,4 +1,4 @@
-"""The engine on Ray: the smoke scenario, the same run without Ray, and strategies of the user's own."""
+"""The engine on Flower: the smoke scenario, the same run without Ray, and strategies of the user's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
 from tests.simulations.cut_off_runs import parts
-from tests.simulations.inprocess import in_process, play
+from tests.simulations.inprocess import in_process
 from tests.simulations.ray_runs import SMOKE, outcome
 
 pytestmark = pytest.mark.timeout(150)
@@ -33,9 +33,12 @@ pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of the smoke scenario, with an actor per core, and what it told ``on_round``."""
-    return outcome("once", tmp_path_factory.mktemp("once"))
+def once() -> Any:
+    """A run of the smoke scenario on Flower, without Ray, and what it told ``on_round``."""
+    told: list[RoundRecord] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "run_simulation", in_process)
+        return simulate(SMOKE, on_round=told.append), told
 
 
 def test_smoke_has_latency_and_energy_per_client(once: Any) -> None:
@@ -73,13 +76,10 @@ def test_smoke_learns(once: Any) -> None:
     assert accuracies[-1] == world.test(result.arrays)[1]  # the model that is handed out is the one measured last
 
 
-def test_the_same_scenario_makes_the_same_run_without_ray(once: Any) -> None:
-    assert parts(once[0]) == parts(play(SMOKE))
-
-
 @pytest.mark.slow
-def test_other_actors_make_the_same_run(tmp_path: Path) -> None:
-    assert parts(outcome("with_one_actor", tmp_path)) == parts(play(SMOKE))
+@pytest.mark.parametrize("name", ["once", "with_one_actor"])
+def test_actors_of_ray_make_the_same_run(once: Any, name: str, tmp_path: Path) -> None:
+    assert parts(outcome(name, tmp_path)) == parts(once[0])
 
 
 # ---- faults before and after the rounds ----------------------------------------------------------------------------
