@@ -7,6 +7,7 @@ modules have the same object, the first shows it, and the entry in the second le
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -109,6 +110,22 @@ def forget(app: Sphinx) -> None:
         app.env.__dict__.pop(name, None)
 
 
+def show_arguments(found: Any, name: str) -> None:
+    """Show the signature and the docstring that a function takes from a dataclass of its arguments."""
+    module, _, function = name.rpartition(".")
+    made = getattr(importlib.import_module(module), function, None) if module in MODULES else None
+    signature = getattr(made, "__signature__", None)
+    if signature is None:
+        return
+    shown = []
+    for one in signature.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        shown.append(f"{one.name}: {one.annotation}{default}")
+    found.args, found.docstring = ", ".join(shown), made.__doc__
+
+
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
     """Return whether autoapi leaves an object out; None leaves this to autoapi."""
     if what in ("module", "package"):
@@ -118,6 +135,8 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
     if what in ("class", "exception"):
         # Bases are shown without their modules.
         found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
+    if what == "function":
+        show_arguments(found, name)
     if what == "attribute" and found.annotation:
         # The scenario reference states the range of a number.
         found.annotation = re.sub(r"^Annotated\[(\w+), .*\]$", r"\1", found.annotation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,10 +138,10 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
 
         shown = inspect.signature(function).return_annotation
         vars(call).update(__signature__=signature.replace(return_annotation=shown))
-        described = "\n\n".join(
-            inspect.cleandoc(one.__doc__ or "").partition("\n\n")[2] for one in (arguments, RunOptions)
-        )
-        call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{described}"
+        # The section Args of the function refers to the classes, whose sections take its place.
+        documented = [inspect.cleandoc(one.__doc__ or "").partition("Args:\n")[2] for one in (arguments, RunOptions)]
+        text = inspect.cleandoc(function.__doc__ or "")
+        call.__doc__ = re.sub(r"(?<=^Args:\n)( +.*\n)+", lambda _: "\n".join([*documented, ""]), text, flags=re.M)
         return call
 
     return decorate
