@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import CSUCB, RoundRecord, SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial, run_rounds
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, run_rounds
 
 pytestmark = pytest.mark.timeout(20)
 LATENCIES = [1.0, 3.0, 2.0, 0.5, 4.0]  # of the clients 0..4, all trained each round
@@ -83,20 +83,6 @@ def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> Non
     unknown = [first.energy_score, failed.energy_j, *(getattr(row, name) for row in (silent, failed) for name in parts)]
     assert np.isnan(unknown).all()
     assert [r.round for r in later] == [2, 2, 2]
-
-
-def test_cooldown_leaves_a_failed_client_out_for_two_to_the_n_rounds() -> None:
-    seen: list[RoundRecord] = []
-    strategy = _strategy(2, cooldown=True, on_round=seen.append)
-    federation = Federation(strategy, [FakeProxy(f"n{k}", k, fault="raises") for k in range(2)]).play(18)
-    tries = [1, 4, 9, 18]  # out for 2, then 4, then 8 rounds
-    rounds = strategy.history.rounds
-    assert [r.num_selected for r in rounds] == [2 * (r in tries) for r in range(1, 19)]
-    assert [r.num_available for r in rounds] == [r.num_selected for r in rounds]
-    assert [r.round_s for r in rounds] == [10.0 * (r in tries) for r in range(1, 19)]
-    assert rounds[-1].simulated_s == 40.0
-    assert [r.round for r in seen] == list(range(1, 19))
-    assert federation.models == [initial().tensors] * 18
 
 
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:

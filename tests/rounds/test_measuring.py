@@ -210,22 +210,6 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
 
 
 @BOTH
-def test_rounds_in_which_all_fail_or_nobody_is_there_have_empty_columns(api: str) -> None:
-    """All fail in rounds 1 and 2; nobody is there in round 3."""
-    spy = Spy(*EVERYTHING)
-    strategy, models = play_scripted(
-        api, spy, lambda k, t, w: NAN, 3, start=np.eye(2), validation=two_examples(), filter=Filter(),
-        averaging="fedpdp", learning_rate=1.0, availability=lambda client_id, server_round, seconds: server_round < 3,
-    )  # fmt: skip
-    assert models == [np.eye(2).tolist()] * 3
-    for report in spy.reports:
-        assert report.completed.tolist() == report.kept.tolist() == [False, False]  # type: ignore[union-attr]
-        assert np.isnan(report.accuracy).all()  # type: ignore[arg-type]
-        assert np.isnan(report.update).all()  # type: ignore[arg-type]
-    assert [(row.num_selected, row.num_completed) for row in strategy.history.rounds] == [(2, 0), (2, 0), (0, 0)]
-
-
-@BOTH
 @pytest.mark.parametrize(
     ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
     [

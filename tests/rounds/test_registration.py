@@ -92,13 +92,3 @@ def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pyt
     assert kinds["connection"] <= 6 * 20
     assert kinds["roll"] <= 6 * 21
     assert sum("and 1980 more like these" in record.getMessage() for record in caplog.records) == 12
-
-
-def test_the_automatic_limit_is_four_times_the_lower_median_of_the_claims() -> None:
-    """Of 1, 10, 20, 30, 40 and 50 examples the lower median is 20; a claim of one example is one."""
-    spy = Spy("num_examples")
-    core = core_of(spy, max_examples="auto")
-    claims = {f"n{k}": {"client_id": f"n{k}", "num_examples": max(1, 10 * k)} for k in range(6)}
-    core.choose(list(claims), None, Written(claims))
-    assert core.max_examples == 80
-    assert ([0, 1, 2, 3, 4, 5], {"num_examples": [1.0, 10.0, 20.0, 30.0, 40.0, 50.0]}) in spy.informed

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
-import numpy as np
 import pytest
 
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of
-from tests.strategies.either_api import base_of
 from tests.strategies.scripted import BOTH, MAX_LATENCY, Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(30)
@@ -91,28 +86,3 @@ def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -
     core = core_of(selector_under_trace(name))
     assert core.choose([], None, Written()) == []
     assert [record.num_selected for record in core.parts.history.rounds] == [0]
-
-
-@BOTH
-def test_both_apis_time_the_servers_steps(api: str) -> None:
-    """The clients sleep for 50 ms a round, the base for 20 ms: each shows in its column alone."""
-
-    def trained(k: int, t: int, w: Any) -> Any:
-        time.sleep(0.05 * (k == 0))
-        return w
-
-    base = base_of(api)
-    name = "aggregate_fit" if api == "legacy" else "aggregate_train"
-    aggregate = getattr(base, name)
-
-    def slow(*given: Any) -> Any:
-        time.sleep(0.02)
-        return aggregate(*given)
-
-    setattr(base, name, slow)
-    strategy, _ = play_scripted(api, Spy(), trained, 3, start=[1.0], base=base)
-    columns = strategy.core.stopwatch.columns(3)
-    steps = np.array([columns[name] for name in columns if name not in ("round", "round_ms")])
-    assert (steps > 0).all()
-    assert (columns["aggregate_ms"] >= 20).all()
-    assert (columns["round_ms"] >= steps.sum(axis=0) + 50 - 1e-6).all()

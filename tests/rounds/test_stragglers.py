@@ -22,7 +22,6 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy, message
 from fedsel_flwr.wireless import finish_times, round_time
 from tests.rounds.written import Written, core_of, facts
-from tests.simulations import inprocess
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
 from tests.strategies.scripted import BOTH, Spy, play_scripted
@@ -203,20 +202,6 @@ def test_an_opening_that_measures_everybody_waits_for_all() -> None:
     })  # fmt: skip
     history = simulate(scenario, engine="vectorized").history
     assert [(record.num_selected, record.num_completed) for record in history.rounds] == [(8, 8), (3, 2), (3, 2)]
-
-
-@pytest.mark.parametrize("selector", ["bsfl", "fedcm-ts"])
-def test_the_engines_agree(selector: str) -> None:
-    scenario = load_scenario("digits", {
-        "num_clients": 20, "clients_per_round": 4, "selector": selector, "rounds": 6, "model.name": "logistic",
-        "aggregation.over_selection": 0.5, "aggregation.round_deadline_s": 4.0,
-    })  # fmt: skip
-    alone = inprocess.play(scenario).history
-    together = simulate(scenario, engine="vectorized").history
-    told = [(row.client_id, row.completed, row.problem, row.latency_s) for row in alone.clients]
-    assert told == [(row.client_id, row.completed, row.problem, row.latency_s) for row in together.clients]
-    assert [record.simulated_s for record in alone.rounds] == [record.simulated_s for record in together.rounds]
-    assert any("enough other updates" in problem for _, _, problem, _ in told)
 
 
 def _spy(*needs: str) -> Spy:

@@ -12,8 +12,8 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import BSFL, CSUCB
-from tests.strategies.either_api import BOTH, Server, base_of, close, mean_of, private, selection
+from fedsel_flwr.selectors import BSFL
+from tests.strategies.either_api import Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, chosen, fedavg, fleet, initial, model, update
 from tests.strategies.message.helpers import FakeGrid, crowd
 from tests.strategies.message.models import arrays_of
@@ -72,18 +72,6 @@ def test_fedavg_equals_the_sum_by_hand_in_row_order_to_the_bit() -> None:
             sums = terms if sums is None else [s + t for s, t in zip(sums, terms, strict=True)]
         current = sums
         assert [a.tobytes() for a in arrays] == [a.tobytes() for a in current]
-
-
-@BOTH
-def test_neither_connections_nor_the_order_of_replies_change_choices_or_bits(api: str) -> None:
-    runs = []
-    for order in (range(10), reversed(range(10)), (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)):
-        proxies = [FakeProxy(f"z{9 * i % 10}", k, number=k, delay=0.002 * i) for i, k in enumerate(order)]
-        strategy = selection(api, CSUCB(clients_per_round=6, max_latency=60.0, seed=0), max_latency=60.0)
-        server = Server(api, strategy, proxies).play(5)
-        bits = [[array.tobytes() for array in arrays] for arrays in server.models]
-        runs.append((chosen(strategy), bits, repr(strategy.history.rounds)))
-    assert runs[0] == runs[1] == runs[2]
 
 
 def test_clients_get_the_global_model_and_the_bases_config_which_stays_as_it_was() -> None:

@@ -7,7 +7,6 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.common import Code, GetPropertiesRes, Status
 
@@ -85,15 +84,6 @@ def test_of_two_nodes_of_one_id_the_second_is_refused_until_the_first_is_gone(
     assert second.asked("train") == 1
 
 
-@pytest.mark.parametrize("order", [["n1", "n2"], ["n2", "n1"]])
-def test_of_two_with_one_id_in_the_same_roll_call_it_is_never_who_came_first(order: list[str]) -> None:
-    proxies = {cid: FakeProxy(cid, "twin", number=i) for i, cid in enumerate(["n1", "n2"])}
-    strategy, federation = all_in([proxies[cid] for cid in order])
-    federation.play(2)
-    assert chosen(strategy) == [["twin"]] * 3
-    assert [len(proxies["n1"].fits), len(proxies["n2"].fits)] == [3, 0]
-
-
 @BOTH
 def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
@@ -126,17 +116,6 @@ def test_node_ids_when_they_are_asked_for(api: str) -> None:
     world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
     assert world.chosen() == [["899", "900"]]
     assert (sum(world.asked("query")), world.grid.looked_up) == (0, 0)
-
-
-def test_ids_are_canonical_strings_and_rows_follow_them_digits_as_integers() -> None:
-    claims = [10, "9", 2, "beta", "alpha", np.int64(100), "11"]
-    strategy, federation = all_in([FakeProxy(f"node-{i}", claim, number=i) for i, claim in enumerate(claims)])
-    assert chosen(strategy)[-1] == ["2", "9", "10", "11", "100", "alpha", "beta"]
-    assert [row.client for row in strategy.history.clients] == list(range(7))
-    federation.manager.unregister(federation.manager.all()["node-2"])
-    federation.manager.register(FakeProxy("b", "2"))  # the same as text
-    federation.play(1)
-    assert [row.client for row in strategy.history.clients][7:] == list(range(7))
 
 
 @pytest.mark.parametrize("claim", [ABSENT, None, "", "   ", True, float("nan"), 1.5, b"bytes", "a\nb", "x" * 5000])
@@ -195,17 +174,6 @@ def test_a_claim_never_takes_the_row_of_a_registered_node(
     world.play(1)
     assert world.chosen()[-1] == ["alice", "bob"]
     assert selector.state_dict()["plays"].tolist() == ([3, 5] if away else [5, 5])
-
-
-@BOTH
-def test_an_impostor_is_refused_after_the_server_was_restarted_too(api: str) -> None:
-    world = Deployment(api, everybody(), {5: _claiming(api, "part-0", "alice")}, identity="claim").play(1)
-    nodes = {3: _claiming(api, "part-9", "alice"), 4: _claiming(api, "part-1", "bob")}
-    again = Deployment(api, everybody(), nodes, identity="claim")
-    again.strategy.load_state_dict(world.strategy.state_dict())
-    assert again.play(1).chosen()[-1] == ["bob"]
-    again.come(6, _claiming(api, "part-0", "alice"))
-    assert again.play(1).chosen()[-1] == ["alice", "bob"]
 
 
 @BOTH

@@ -118,18 +118,6 @@ def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_to
 
 
 @BOTH
-def test_probes_go_only_to_available_clients(api: str) -> None:
-    proxies = _proxies(6)
-
-    def there(client_id: str, server_round: int, seconds: float) -> bool:
-        return (int(client_id) + server_round) % 2 == 0
-
-    _run(api, create("local-accuracy", clients_per_round=2, seed=0), proxies, 4, availability=there)
-    for proxy in proxies:
-        assert [c["round"] for c in proxy.probed] == [r for r in (1, 2, 3, 4) if there(str(proxy.client_id), r, 0)]
-
-
-@BOTH
 def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> None:
     """``loss`` and ``accuracy`` of an ordinary ``evaluate``; they cost max_latency, as no time is told."""
     proxies = _proxies(3, answer=lambda p, m: {"accuracy": 0.25 * p.number})
@@ -180,15 +168,6 @@ def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: s
         assert key != "latency_s" or record.probe_s == 0.375 + MAX_LATENCY
         assert key != "energy_j" or kind == "huge" or record.probe_j == pytest.approx(3 * 0.125)
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
-
-
-@BOTH
-@pytest.mark.parametrize("value", [-1e-9, 1e9])
-def test_a_latency_out_of_range_costs_max_latency_and_a_negative_energy_nothing(api: str, value: float) -> None:
-    proxies = _proxies(1, answer=lambda p, m: {**m, "latency_s": value, "energy_j": -5.0})
-    (record,) = _run(api, Curious(clients_per_round=1), proxies).rounds
-    assert record.probe_s == MAX_LATENCY
-    assert np.isnan(record.probe_j)  # nobody measured any
 
 
 @BOTH

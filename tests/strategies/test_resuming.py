@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import errno
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint
+from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create, names
@@ -301,21 +299,6 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> No
     assert run.play(tmp_path).result() == run.play().result()
 
 
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state belongs")],
-)
-def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(part: str, reason: str, tmp_path: Path) -> None:
-    cut(run := Run("legacy", rounds=ALL), tmp_path)
-    kept = read_checkpoint(tmp_path / "round-000004.safetensors")
-    spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
-    strategy = run.strategy(None, Seen())
-    before = repr(strategy.state_dict()), repr(save_base(strategy.base))
-    with pytest.raises(StateError, match=reason):
-        strategy._resuming._take(replace(kept, **spoilt), None)
-    assert (repr(strategy.state_dict()), repr(save_base(strategy.base))) == before
-
-
 @BOTH
 def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run := Run(api, "FedAvg", rounds=ALL), tmp_path)
@@ -403,26 +386,6 @@ def test_damage_costs_the_rounds_since_the_checkpoint_before(damaged: str, tmp_p
     wanted = r"none of the checkpoints .*round-000010\.safetensors: history: .*round-000008\.safetensors: history: "
     with pytest.raises(RunError, match=wanted):
         run.play(tmp_path)
-
-
-@BOTH
-def test_a_full_disk_ends_the_run_and_nothing_is_lost(
-    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, write = Run(api, rounds=ALL), os.write
-
-    def full(file: int, content: Any) -> int:
-        if "round-000005" in os.readlink(f"/proc/self/fd/{file}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, content)
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunError, match=r"round 5: the checkpoint '.*' cannot be written: No space left on device"):
-        run.play(tmp_path)
-    monkeypatch.setattr(os, "write", write)
-    rest = run.play(tmp_path)
-    assert rest.evaluated[0] == 4
-    assert rest.result() == run.play().result()
 
 
 def test_the_last_round_is_one_number(tmp_path: Path) -> None:

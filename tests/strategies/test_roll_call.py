@@ -63,17 +63,6 @@ def test_of_nodes_whose_app_knows_no_query_one_is_asked(options: dict[str, Any],
     assert sum(world.asked("query")) == 1
 
 
-def test_a_server_that_was_restarted_asks_one_again() -> None:
-    """The app may be another one by now."""
-    world = Deployment("message", everybody(), nodes("message", 3), clock="virtual").play(1)
-    again = Deployment("message", everybody(), nodes("message", 3), clock="virtual")
-    again.strategy.load_state_dict(world.strategy.state_dict())
-    for node_id in (7, 8, 9):
-        again.come(node_id, Node("message", {}, says={"client_id": node_id}))
-    assert again.play(1).chosen()[-1] == ["100", "101", "102", "7", "8", "9"]
-    assert sum(again.asked("query")) == 3
-
-
 def test_who_wants_claims_has_everybody_asked(caplog: Any) -> None:
     """One client that says it cannot answer must not make strangers of the others."""
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
@@ -192,15 +181,6 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_and_asked_again(turns
     assert (chosen(strategy)[-1], slow.asked) == (["a", "slow"], len(turns) + 1)
 
 
-def test_many_that_never_answer_do_not_keep_the_others_out() -> None:
-    """However many questions are asked at the same time, those that hang must not use up every place for ever."""
-    mute = [Clumsy(str(k), f"mute-{k}", "hangs", seconds=1.0) for k in range(40)]
-    honest = [FakeProxy(f"z-{k}", f"honest-{k}", number=k) for k in range(3)]
-    strategy, federation = all_in([*mute, *honest], roll_call_timeout=0.15)
-    federation.play(2)
-    assert chosen(strategy)[-1] == ["honest-0", "honest-1", "honest-2"]
-
-
 MANY = 3 * WINDOW
 
 
@@ -304,17 +284,6 @@ def test_everybody_is_asked_and_in_a_simulation_few_at_once(
     assert facts == {str(k): (k, 10 + 3 * k) for k in range(count)}
     assert (missed, before_an_answer) == ([], first)
     assert at_once in most
-
-
-@BOTH
-def test_those_that_never_answer_do_not_keep_the_others_from_being_asked(api: str) -> None:
-    hanging = FIRST_WINDOW if api == "legacy" else 1
-    clients = fleet(hanging + MANY // 6, cid=str)
-    for one in clients[:hanging]:
-        one.on_properties = deaf
-    said, missed, *_ = introduced(api, clients, simulated=True, seconds=0.9)
-    assert missed == [str(k) for k in range(hanging)]
-    assert sorted(said, key=int) == [one.cid for one in clients[hanging:]]
 
 
 class Starting(deployed.SuperLink):

@@ -189,16 +189,6 @@ def test_rounds_are_absolute_in_a_resumed_run(tmp_path: Path) -> None:
     assert sorted(result.train_metrics_clientapp) == [3, 4]
 
 
-def test_an_error_of_the_signal_ends_the_run_and_the_model_is_kept() -> None:
-    def should_stop(number: int, history: History) -> bool:
-        raise KeyError("no such file")
-
-    strategy = _of_two(should_stop=should_stop)
-    with pytest.raises(KeyError, match="no such file"):
-        play(strategy, FakeGrid(crowd(3)), 2)
-    assert strategy.last_model.round == 1
-
-
 @BOTH
 def test_a_signal_must_be_a_function(api: str) -> None:
     with pytest.raises(ParameterError, match="should_stop must be a function"):

@@ -17,7 +17,7 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-from fedsel_flwr.selectors import CSUCB, Random
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.wrapping import waiting
 from tests.strategies.either_api import BOTH, Server, base_of, private, selection
@@ -169,19 +169,6 @@ def test_evaluation_is_bounded(api: str, options: dict[str, Any]) -> None:
         Server(api, strategy, fleet(3)).play(1)
 
 
-@BOTH
-def test_evaluation_reaches_the_number_the_base_asks_for_and_does_not_disturb_training(api: str) -> None:
-    runs = []
-    for fraction in (0.0, 0.5):
-        base = base_of(api, fraction_evaluate=fraction, min_evaluate_nodes=min(1, int(2 * fraction)))
-        proxies = fleet(8)
-        strategy = selection(api, CSUCB(clients_per_round=3, max_latency=9.0, seed=2), base)
-        Server(api, strategy, proxies).play(3)
-        assert sum(len(proxy.evaluations) for proxy in proxies) == 3 * 8 * fraction
-        runs.append(chosen(strategy))
-    assert runs[0] == runs[1]
-
-
 def test_evaluation_is_reproducible_though_node_ids_are_random() -> None:
     """Node sets are unordered and node ids random: sort by stable identity, own the generator."""
     asked = []
@@ -255,21 +242,6 @@ def test_the_live_dict_is_not_walked_while_it_changes() -> None:
     pairs = selection("legacy").configure_fit(server_round=1, parameters=initial(), client_manager=manager)
     assert len(pairs) == 3
     assert {client.cid for client, _ in pairs} <= there
-
-
-def test_the_real_manager_is_left_as_it_was() -> None:
-    class Removes(LegacyFedAvg):
-        """A base that tampers with the manager it is handed."""
-
-        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-            pairs = super().configure_fit(server_round, parameters, client_manager)
-            client_manager.all().clear()
-            for client, _ in pairs:
-                client_manager.unregister(client)
-            return pairs
-
-    server = Server("legacy", selection("legacy", 3, base_of("legacy", Removes)), fleet(5)).play(3)
-    assert server.federation.manager.num_available() == 5
 
 
 def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

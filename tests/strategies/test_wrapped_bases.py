@@ -152,17 +152,6 @@ def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str) -
     assert (wrapped.models, wrapped.metrics) == (alone.models, alone.metrics)
 
 
-def test_a_fault_tolerant_base_does_so_too() -> None:
-    alone, wrapped = (_course("legacy", "FaultTolerantFedAvg", wrap=wrap, broken=(2,)) for wrap in (False, True))
-    assert (wrapped.models, wrapped.metrics) == (alone.models, alone.metrics)
-
-
-def test_an_unusable_value_of_ours_reaches_the_base_as_it_came() -> None:
-    """Key sets agree: nothing is dropped, and nothing is mended."""
-    alone, wrapped = (_unusable(wrap, -1.0) for wrap in (False, True))
-    assert repr((wrapped.given, wrapped.metrics)) == repr((alone.given, alone.metrics))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_without_a_finite_number_reaches_no_average(value: float) -> None:
     alone, wrapped = (_unusable(wrap, value) for wrap in (False, True))
