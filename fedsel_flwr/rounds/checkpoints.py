@@ -69,8 +69,8 @@ REFUSED: Final = ".refused"
 """Suffix of a refused checkpoint."""
 SCHEMA: Final = 4
 """Version of the files. Other versions are refused."""
-NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
-"""Names of checkpoints. Checkpoints of schema 1 had a JSON file too."""
+NAME = re.compile(r"round-(\d{6,})\.safetensors")
+"""Names of checkpoints."""
 NO_DIGEST = b"0" * 64
 _BEGINNING = re.compile(rb'.{8}\{"__metadata__":\{"checkpoint":"\{\\"sha256\\": \\"([0-9a-f]{64})\\"', re.DOTALL)
 """The first bytes of a file: the length of its header, and the digest."""
@@ -197,7 +197,7 @@ class Checkpoints:
 
     def _rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
-        return sorted({int(match[1]) for name in os.listdir(self.folder) if (match := NAME.fullmatch(name))})
+        return sorted(int(match[1]) for name in os.listdir(self.folder) if (match := NAME.fullmatch(name)))
 
     def _prune(self, newest: int) -> None:
         """Remove the oldest checkpoints beyond ``keep``, and temporary files of a process that died."""
@@ -252,12 +252,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    if path.with_suffix(".json").exists():
-        raise StateError(
-            f"it has schema 1, with the file {path.with_suffix('.json').name}, but this fedsel-flwr "
-            f"{fedsel_flwr.__version__} reads schema {SCHEMA}. Resume with the version that wrote it, or begin a new "
-            "run in another folder"
-        )
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size

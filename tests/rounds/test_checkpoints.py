@@ -178,19 +178,6 @@ def test_a_checkpoint_of_another_form_is_refused(changes: dict[str, Any], wanted
     assert path.exists(), "nothing is set aside where nothing is taken"
 
 
-def test_checkpoints_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
-    """They had two files; also where one of them is lost, no new run begins over them."""
-    for name in ("round-000003.json", "round-000003.safetensors", "round-000004.json"):
-        (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(RunError, match=r"holds the checkpoints of 4 rounds of another run"):
-        Checkpoints(tmp_path)
-    before = names(tmp_path)
-    wanted = r"round-000004\.safetensors: it has schema 1, .*round-000004\.json.*; round-000003.*version that wrote it"
-    with pytest.raises(RunError, match=wanted):
-        Checkpoints(tmp_path, resume="must").newest(lambda one: None)
-    assert names(tmp_path) == before
-
-
 def test_the_header_is_short_whatever_the_number_of_clients(tmp_path: Path) -> None:
     """Every id, holder and connection is in an array."""
     roster, clients = Roster(), 20_000
