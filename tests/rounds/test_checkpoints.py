@@ -113,9 +113,7 @@ def newest(store: Checkpoints) -> Checkpoint:
     return found
 
 
-def test_a_damaged_file_is_set_aside_and_the_one_before_is_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_set_aside_and_the_one_before_is_loaded(tmp_path: Path, caplog: Any) -> None:
     store = Checkpoints(tmp_path, resume=True)
     for number in (2, 3):
         store.write(checkpoint(number))
@@ -195,9 +193,7 @@ def test_the_header_is_short_whatever_the_number_of_clients(tmp_path: Path) -> N
     assert same(other.state_dict(), roster.state_dict())
 
 
-def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(tmp_path: Path, caplog: Any) -> None:
     store = Checkpoints(tmp_path, keep=9, resume=True)
     for number in range(1, 5):
         store.write(checkpoint(number))
@@ -256,9 +252,7 @@ def _full(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_a_full_disk_names_the_file_and_leaves_what_was_there(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_file_and_leaves_what_was_there(call: str, tmp_path: Path, monkeypatch: Any) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint(2))
     before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
@@ -282,9 +276,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
         (errno.EACCES, "Make the folder writable"),
     ],
 )
-def test_the_cure_of_a_failed_write_fits_its_reason(
-    number: int, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cure_of_a_failed_write_fits_its_reason(number: int, cure: str, tmp_path: Path, monkeypatch: Any) -> None:
     def fail(*args: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -297,9 +289,7 @@ def test_the_cure_of_a_failed_write_fits_its_reason(
     assert ("Free disk space" in str(raised.value)) == (cure == "Free disk space")
 
 
-def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     store = Checkpoints(tmp_path, keep=1)
     store.write(checkpoint(2))
     monkeypatch.setattr(os, "unlink", _full)

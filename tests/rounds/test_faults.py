@@ -71,9 +71,7 @@ def parsed(line: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_one_line_a_round_with_the_same_fields_always(
-    on_disk: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_one_line_a_round_with_the_same_fields_always(on_disk: bool, caplog: Any, tmp_path: Path) -> None:
     proxies = [*fleet(3, latency=1.0), FakeProxy("x", 7, fault="raises"), FakeProxy("late", 8, latency=99.0)]
     base = fedavg(evaluate_fn=lambda number, arrays, config: (0.5, {"accuracy": 0.25}) if number != 2 else None)
     strategy = SelectionStrategy(Random(clients_per_round=5, seed=0), base, max_latency=10.0, min_available=1)

@@ -234,9 +234,7 @@ def test_a_file_that_was_removed_can_still_be_read_and_is_closed_with_the_histor
     assert open_files - len(os.listdir("/proc/self/fd")) == 1
 
 
-def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(tmp_path: Path, monkeypatch: Any) -> None:
     whole = play(History(), range(1, 9), close=lambda number: True)
     history = play(History(Journal(tmp_path / "j")), range(1, 5), close=lambda number: True)
     size, pwrite = (tmp_path / "j").stat().st_size, os.pwrite

@@ -41,9 +41,7 @@ def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
 
 
 @BOTH
-def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(api: str, caplog: Any) -> None:
     spy = Spy("energy_score", requires=("energy_score",))
     strategy, models = play_scripted(
         api, spy, lambda k, t, w: w + k, 1, start=[1.0],

@@ -104,9 +104,7 @@ def test_where_nobody_has_a_vector_the_round_goes_on(api: str) -> None:
 
 @BOTH
 @ODD
-def test_vectors_arrive_with_the_answers_to_a_probe(
-    api: str, odd: bytes | None, problem: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_vectors_arrive_with_the_answers_to_a_probe(api: str, odd: bytes | None, problem: str, caplog: Any) -> None:
     def answer(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         sent = odd if proxy.number == 2 else _vector(*_own(proxy.number))
         return metrics if sent is None else {**metrics, "gradient": sent}

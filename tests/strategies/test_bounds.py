@@ -139,9 +139,7 @@ def test_under_secure_aggregation_there_is_no_norm_of_a_client() -> None:
 
 @BOTH
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
-def test_finite_numbers_whose_squares_overflow_poison_no_base(
-    api: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finite_numbers_whose_squares_overflow_poison_no_base(api: str, name: str, monkeypatch: Any) -> None:
     """3e38 is a float32; let in, it made a model of NaN of FedAvgM's, and FedAdam's step 0 for ever."""
     options: dict[str, Any] = {"initial_parameters": initial()} if api == "legacy" else {}
     if api == "legacy":

@@ -167,9 +167,7 @@ def _play(api: str, timeout: float = 0.2, **options: Any) -> Any:
 
 @BOTH
 @pytest.mark.parametrize("clock", ["virtual", "server"])
-def test_no_answer_in_time_is_a_timeout_and_an_exception_is_none(
-    api: str, clock: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_answer_in_time_is_a_timeout_and_an_exception_is_none(api: str, clock: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
     strategy = _play(api, clock=clock)
     (record,) = strategy.history.rounds

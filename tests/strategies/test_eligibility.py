@@ -396,9 +396,7 @@ def test_a_list_that_names_nobody_ends_the_run_at_the_first_roll_call(kind: Any)
 
 
 @pytest.mark.parametrize("kind", [SelectionStrategy, MessageStrategy])
-def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(
-    kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(kind: Any, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "trace.csv").write_text("round,client,state\n1,0.0,down\n1,1.0,down\n1,2,down\n")
     trace = TraceAvailability(tmp_path / "trace.csv")
     for given, numbers, expected in (

@@ -49,9 +49,7 @@ def _names(api: str) -> list[str]:
 
 @BOTH
 @pytest.mark.parametrize("honest", [0, 3])
-def test_every_fault_is_counted_named_and_kept_from_model_base_and_selector(
-    api: str, honest: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_fault_is_counted_named_and_kept_from_model_base_and_selector(api: str, honest: int, caplog: Any) -> None:
     for fault in _names(api):
         selector = CSUCB(clients_per_round=honest + 2, max_latency=MAX_LATENCY, seed=0)
         options: dict[str, Any] = {"max_latency": MAX_LATENCY, "busy_timeout": 0.0, "cooldown": False}

@@ -79,9 +79,7 @@ def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api:
 
 
 @BOTH
-def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(
-    api: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(api: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
     server = server_of(api, Spy("energy_score", requires=("energy_score",)))
     assert server.play(1).strategy.history.problem_counts() == {}
@@ -126,9 +124,7 @@ def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
 
 
 @BOTH
-def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_remark(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_remark(api: str, caplog: Any) -> None:
     def report(record: Any) -> None:
         for proxy in server.proxies:
             proxy.extra = {"loss": 0.5} if record.round in (2, 3) else {}
@@ -166,9 +162,7 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
 
 
 @BOTH
-def test_what_a_selector_may_do_without_is_said_once(
-    api: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_selector_may_do_without_is_said_once(api: str, caplog: Any, monkeypatch: Any) -> None:
     """Nobody asked for it, and the selector does not require it."""
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
     server = server_of(api, Spy("energy", "latency"))
@@ -259,9 +253,7 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
 
 
 @BOTH
-def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api: str, caplog: Any) -> None:
     proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(13)]
     server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), proxies)
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):

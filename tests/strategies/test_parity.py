@@ -288,9 +288,7 @@ def _assert_same_results(one: Any, other: Any) -> None:
         ("random", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
     ],
 )
-def test_a_scenario_through_both_apis(
-    selector: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any], monkeypatch: Any) -> None:
     common = {"selector": selector, "rounds": 10, "partition.kind": "dirichlet", **overrides}
     legacy, message = (_scenario_played({**common, "api": api}, monkeypatch) for api in ("legacy", "message"))
     _assert_same_results(legacy, message)

@@ -247,9 +247,7 @@ def test_an_error_in_an_answer_is_shown_with_its_reason(api: str, caplog: pytest
 
 
 @BOTH
-def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(api: str, caplog: Any) -> None:
     """Boosted trees have none before round 1. Who is asked later has not been asked before."""
     selector = create("active-fl", clients_per_round=2, seed=0)
     base = base_of(api, "FedXgbBagging", **({"initial_parameters": Parameters([], "")} if api == "legacy" else {}))

@@ -139,9 +139,7 @@ def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
 
 
 @BOTH
-def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(api: str, caplog: Any) -> None:
     base = own(api)
     strategy = wrapped(api, base, 5)
     usual, other = LAYOUTS["behind-the-weights"], LAYOUTS["kept-at-home"]
@@ -564,9 +562,7 @@ def test_a_base_of_the_message_api_gets_all_records_as_they_came(name: str) -> N
 
 @BOTH
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(
-    api: str, value: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(api: str, value: float, caplog: Any) -> None:
     """In this round only, and said with client and key; the update is used."""
     base = RECORDING[api]()
     strategy = selection(api, 3, base)

@@ -413,9 +413,7 @@ def test_nobody_is_chosen_past_the_last_round(api: str) -> None:
     assert seen.evaluated == [*range(CUT + 1)]
 
 
-def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(tmp_path: Path, caplog: Any) -> None:
     run = Run("legacy", rounds=3, options={"total_rounds": None})
     run.play(tmp_path)
     strategy = run.strategy(tmp_path, Seen())

@@ -100,9 +100,7 @@ def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(api: str, 
 
 
 @BOTH
-def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(api: str, caplog: Any) -> None:
     with caplog.at_level(logging.ERROR, logger="fedsel_flwr"):
         _play(api, range(3), 2)
         assert not caplog.records

@@ -171,9 +171,7 @@ def test_no_check_goes_without_a_broken_strategy() -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(
-    api: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(api: str, caplog: Any) -> None:
     reported = {"num-examples", "latency_s", "eval_loss"}
     said = r"the clients report what the selector reads; round 1: no reply has rms_loss .*rms_loss='eval_loss'"
     with pytest.raises(AssertionError, match=f"(?s)broken promise: {said}"):

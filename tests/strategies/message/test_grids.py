@@ -140,9 +140,7 @@ class Overloaded(FakeGrid):
             raise error
 
 
-def test_an_internal_error_of_the_superlink_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_internal_error_of_the_superlink_does_not_end_the_run(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(waiting, "REPEAT_PAUSE_S", 0.01)
     nodes = _slow({5: 0.0, 6: 0.0}).nodes
     grid = TimedGrid(Overloaded(nodes, failing=3, status=500))
@@ -154,9 +152,7 @@ def test_an_internal_error_of_the_superlink_does_not_end_the_run(
 
 
 @pytest.mark.parametrize(("failing", "status", "requests"), [(4, 500, 4), (1, 403, 1)])
-def test_other_errors_and_lasting_ones_end_it(
-    failing: int, status: int, requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_and_lasting_ones_end_it(failing: int, status: int, requests: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(waiting, "REPEAT_PAUSE_S", 0.01)
     inner = Overloaded(_slow({5: 0.0}).nodes, failing, status)
     with pytest.raises(OSError, match="Internal Server Error"):
