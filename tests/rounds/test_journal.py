@@ -220,9 +220,7 @@ def test_histories_in_memory_and_on_disk_do_not_mix_and_a_copy_is_in_memory(tmp_
         assert repr(copied) == repr(memory)
 
 
-def test_a_file_that_was_removed_can_still_be_read_and_is_closed_with_the_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_file_can_still_be_read_and_is_closed_with_the_history(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "LAST_ROUNDS", 1)
     memory, disk = both(tmp_path / "j", 30)
     (tmp_path / "j").unlink()

@@ -146,9 +146,7 @@ NAMES = st.sampled_from(["", "", "name p", "name q", "name r"])
     ),
     st.booleans(),
 )
-def test_a_row_that_somebody_held_by_name_is_nobody_elses(
-    calls: list[dict[str, tuple[str, str]]], evicts: bool
-) -> None:
+def test_a_row_that_somebody_held_by_name_is_his(calls: list[dict[str, tuple[str, str]]], evicts: bool) -> None:
     """Whoever claims its id, in whatever order they come and go, and after saving and loading; unless it is evicted."""
     roster = Roster(max_clients=2, evict_after=1) if evicts else Roster()
     owner: dict[int, str] = {}

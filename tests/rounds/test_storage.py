@@ -40,9 +40,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize(("make", "words"), KINDS.values(), ids=KINDS)
-def test_only_regular_files_of_a_bounded_size_are_read(
-    make: Callable[[Path], None], words: str, tmp_path: Path
-) -> None:
+def test_only_regular_files_of_bounded_size_are_read(make: Callable[[Path], None], words: str, tmp_path: Path) -> None:
     make(tmp_path / "model")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=words):

@@ -66,9 +66,7 @@ def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) ->
         ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 3, "channels": 2}, [3, 4], 8.0),
     ],
 )  # fmt: skip
-def test_who_is_late_and_when_the_round_ends(
-    seconds: list[float], options: dict[str, Any], late: list[int], round_s: float
-) -> None:
+def test_who_is_late(seconds: list[float], options: dict[str, Any], late: list[int], round_s: float) -> None:
     failed = options.pop("failed", ())
     assert _late(seconds, failed, **options) == (late, round_s)
 

@@ -75,9 +75,7 @@ def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str
 
 @BOTH
 @ODD
-def test_an_odd_vector_is_missing_in_its_row_alone_and_its_model_is_averaged(
-    api: str, odd: bytes | None, problem: str
-) -> None:
+def test_an_odd_vector_is_missing_and_its_model_is_averaged(api: str, odd: bytes | None, problem: str) -> None:
     reported: list[dict[str, Any]] = [{"gradient": _vector(*_own(k))} for k in range(CLIENTS)]
     reported[2] = {} if odd is None else {"gradient": odd}
     played = _played(api, spy := Spy("gradient"), reported)
@@ -176,9 +174,7 @@ def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(a
     ],
 )  # fmt: skip
 @BOTH
-def test_the_train_config_asks_for_what_must_be_asked_for_in_copies(
-    api: str, needs: tuple[str, ...], asked: str | None
-) -> None:
+def test_the_train_config_asks_for_columns_in_copies(api: str, needs: tuple[str, ...], asked: str | None) -> None:
     proxies = fleet(2)
     shared: dict[str, Any] = {"lr": 0.5}
     if api == "legacy":

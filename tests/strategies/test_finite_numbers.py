@@ -61,9 +61,7 @@ def _evaluated(api: str, clients: Evaluated) -> dict[str, Any]:
 @BOTH
 @pytest.mark.parametrize("key", ["loss", "acc"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_evaluation_without_a_finite_number_leaves_its_client_out(
-    api: str, key: str, value: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_that_is_not_finite_is_left_out(api: str, key: str, value: float, caplog: Any) -> None:
     good = {"loss": 1.0, "acc": 0.5}
     with caplog.at_level("WARNING", "fedsel_flwr"):
         average = _evaluated(api, Evaluated([good, {**good, key: value}, {"loss": 3.0, "acc": 0.7}]))

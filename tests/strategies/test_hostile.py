@@ -130,9 +130,7 @@ def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int8, np.float16, np.bool_])
-def test_another_dtype_changes_neither_the_models_type_nor_the_honest_updates(
-    api: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_dtype_changes_neither_model_nor_honest_updates(api: str, dtype: Any, monkeypatch: Any) -> None:
     """Refused or converted: but FedAvg, left alone, adds everyone into an array of the first client's type."""
     monkeypatch.setitem(FAULTS, "dtype", helpers.arrays_fault(lambda arrays: [a.astype(dtype) for a in arrays]))
     strategy = selection(api, 2)
@@ -268,9 +266,7 @@ def test_an_averaging_scheme_weighs_with_the_bases_own_weights(averaging: str, w
 
 
 @pytest.mark.parametrize(("busy_timeout", "queries"), [(3600.0, 1), (0.0, 4)])  # 4: before rounds 1, 2, 4 and 8
-def test_a_node_that_never_answers_the_roll_call_is_left_out_and_asked_ever_more_rarely(
-    busy_timeout: float, queries: int
-) -> None:
+def test_a_node_that_never_answers_the_roll_call_is_asked_ever_more_rarely(busy_timeout: float, queries: int) -> None:
     server = Server("message", selection("message", 3, busy_timeout=busy_timeout, roll_call_timeout=0.1), fleet(3))
     server.connect(FakeProxy("5", "mute", number=5), query_fault=lambda n, m, c: None)
     server.play(9)

@@ -124,9 +124,7 @@ def test_with_checkpoints_it_is_on_the_disk_though_none_was_due_and_the_run_goes
 @pytest.mark.parametrize(
     ("api", "failure"), [("legacy", RunError("no space left")), ("message", ZeroDivisionError("no space left"))]
 )
-def test_a_disk_that_refuses_keeps_the_error_and_the_model(
-    api: str, failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_error_and_model(api: str, failure: Exception, tmp_path: Path, monkeypatch: Any) -> None:
     def refuses(checkpoints: Any, checkpoint: Any) -> None:
         raise failure
 

@@ -139,9 +139,7 @@ PRIVATE = ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive", "ClientSi
 
 @BOTH
 @pytest.mark.parametrize("name", names())
-def test_a_selector_that_reads_updates_is_warned_of_under_differential_privacy_alone(
-    api: str, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_readers_of_updates_are_warned_of_under_differential_privacy(api: str, name: str, caplog: Any) -> None:
     _strategy(api, name)
     assert not _warnings(caplog)
     for kind in PRIVATE:
@@ -193,9 +191,7 @@ def test_selectors_that_read_no_updates_work_under_secure_aggregation(name: str)
 
 @pytest.mark.parametrize("wrapper", ["DPFedAvgFixed", "DPFedAvgAdaptive"])
 @pytest.mark.parametrize("on_server", [True, False])
-def test_the_older_wrappers_are_warned_of_if_the_server_adds_the_noise(
-    wrapper: str, on_server: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_older_wrappers_are_warned_of_if_the_server_adds_noise(wrapper: str, on_server: bool, caplog: Any) -> None:
     arguments = {"noise_multiplier": 0.1, "server_side_noising": on_server}
     arguments |= {"clip_norm": 1.0} if wrapper == "DPFedAvgFixed" else {}
     base = getattr(flower, wrapper)(base_of("legacy"), num_sampled_clients=3, **arguments)

@@ -286,9 +286,7 @@ def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> N
         ),
     ],
 )
-def test_a_run_whose_updates_all_differ_in_one_way_ends_in_round_1(
-    api: str, base: str, options: dict[str, Any], cure: str
-) -> None:
+def test_a_run_whose_updates_all_differ_alike_ends(api: str, base: str, options: dict[str, Any], cure: str) -> None:
     one = {"FedAvg": base_of(api), "own": own(api), "private": private(api, own(api))}[base]
     strategy = wrapped(api, one, 3, **options)
     with pytest.raises(RunError) as raised:

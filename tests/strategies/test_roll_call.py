@@ -76,9 +76,7 @@ def test_who_wants_claims_has_everybody_asked(caplog: Any) -> None:
 
 @BOTH
 @pytest.mark.parametrize(("averaging", "asked"), [(None, 0), ("fedpdp", 0), ("fedavg-absent", 4)])
-def test_nobody_is_asked_where_the_server_knows_them_and_nobody_reads_more(
-    api: str, averaging: Any, asked: int
-) -> None:
+def test_nobody_is_asked_where_the_server_knows_all_that_is_read(api: str, averaging: Any, asked: int) -> None:
     crowd = nodes(api, 4, says={"client_id": "x", "num_examples": 12})
     world = Deployment(api, everybody(), crowd, averaging=averaging).play(2)
     assert sum(world.asked("query")) == asked
@@ -276,7 +274,7 @@ def test_the_grid_of_flowers_simulation_is_known_by_its_name() -> None:
         ("legacy", False, 2 * legacy.MAX_PARALLEL, legacy.MAX_PARALLEL, [legacy.MAX_PARALLEL]),
     ],
 )
-def test_everybody_is_asked_and_in_a_simulation_few_at_once(
+def test_all_are_asked_in_a_simulation_few_at_once(
     api: str, simulated: bool, count: int, first: int, most: Any
 ) -> None:
     said, missed, before_an_answer, at_once = introduced(api, fleet(count, cid=str), simulated)

@@ -40,9 +40,7 @@ def _of_two(api: str = "message", selector: Any = None, fraction_evaluate: float
 
 @BOTH
 @EVALUATES
-def test_the_run_ends_with_model_history_and_checkpoint_of_that_round(
-    api: str, evaluates: bool, tmp_path: Path
-) -> None:
+def test_the_run_ends_with_model_history_and_checkpoint(api: str, evaluates: bool, tmp_path: Path) -> None:
     """Neither a checkpoint nor an evaluation was due in that round; it has both, as the last round of a run has."""
     seldom = {"checkpoint_every": 5, "evaluate_in": lambda number: number % 5 == 0}
     run = Run(api, rounds=ALL, evaluates=evaluates, options=seldom)

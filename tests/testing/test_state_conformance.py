@@ -73,9 +73,7 @@ def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str
     [(("mine.py",), WHOLE), (("-",), MINE), (("-i", "-q"), MINE), (("-c",), MINE)],
     ids=["script", "stdin", "session", "command"],
 )
-def test_what_cannot_be_imported_runs_once_and_says_what_was_left_out(
-    arguments: tuple[str, ...], call: str, in_folder: Path
-) -> None:
+def test_what_cannot_be_imported_says_what_was_left_out(arguments: tuple[str, ...], call: str, in_folder: Path) -> None:
     """A session with empty lines between its blocks is what a notebook is to Python: a main module without a file."""
     script = DEFINITIONS + CALL.format(call=call)
     (in_folder / "mine.py").write_text(script)

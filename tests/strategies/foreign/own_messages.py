@@ -31,9 +31,7 @@ class PerNodeProximal(FedProx):
         self.table = {node: round(0.1 * (i + 1), 1) for i, node in enumerate(KNOWN)}
         self.intended: list[dict[int, float]] = []
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         messages, sent = [], {}
         for message in super().configure_train(server_round, arrays, config, grid):
             node = message.metadata.dst_node_id
@@ -62,9 +60,7 @@ class SubModels(FedAvg):
         self.rows = {node: 1 + i % 2 for i, node in enumerate(KNOWN)}
         self.sent: list[dict[int, int]] = []
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.current = arrays
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
@@ -100,9 +96,7 @@ class MegabyteBudget(FedAvg):
         super().__init__(**kwargs)
         self.budget, self.spent, self.per_round = budget, 0, list[int]()
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         if self.spent >= self.budget:
             LOG.info("round %d: budget of %d bytes is spent", server_round, self.budget)
             return []
@@ -120,9 +114,7 @@ class EveryOtherRound(FedAvg):
         super().__init__(**kwargs)
         self.trained_in, self.aggregated_in = list[int](), list[int]()
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         if server_round % 2 == 0:
             return []
         self.trained_in.append(server_round)
@@ -132,9 +124,7 @@ class EveryOtherRound(FedAvg):
         self.aggregated_in.append(server_round)
         return super().aggregate_train(server_round, replies)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         return super().configure_evaluate(server_round, arrays, config, grid) if server_round % 2 == 0 else []
 
 
@@ -145,9 +135,7 @@ class TargetReached(FedAvg):
         super().__init__(**kwargs)
         self.target, self.reached_in = target, 0
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         return [] if self.reached_in else super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
@@ -205,9 +193,7 @@ class KnownNodes(FedAvg):
         super().__init__(arrayrecord_key="weights", configrecord_key="hyper", **kwargs)
         self.seen: list[list[int]] = []
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.seen.append(sorted(grid.get_node_ids()))
         config["shares"] = [1.0 / (1 + KNOWN.index(node)) for node in self.seen[-1]]
         return super().configure_train(server_round, arrays, config, grid)

@@ -60,9 +60,7 @@ class Scaffold(FedAvg):
 class ScaffoldInOneRecord(Scaffold):
     """The control variates stand behind the weights, in the same record, in both directions."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.variate = self.variate or _zeros(arrays)
         both = ArrayRecord({**arrays, **{f"c.{name}": array for name, array in self.variate.items()}})
         return super().configure_train(server_round, both, config, grid)
@@ -78,9 +76,7 @@ class ScaffoldInOneRecord(Scaffold):
 class ScaffoldBehindTheWeights(ScaffoldInOneRecord):
     """Only the weights are sent. The replies have the changes of the control variates behind the weights."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.variate = self.variate or _zeros(arrays)
         return FedAvg.configure_train(self, server_round, arrays, config, grid)
 
@@ -88,9 +84,7 @@ class ScaffoldBehindTheWeights(ScaffoldInOneRecord):
 class ScaffoldInTwoRecords(Scaffold):
     """The control variates have a record of their own."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.variate = self.variate or _zeros(arrays)
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
@@ -130,9 +124,7 @@ def scaffold_client(layout: str) -> MessageClient:
 class PersonalHead(FedAvg):
     """The clients keep the last layer at home; the server's stays as it is."""
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.current = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -159,9 +151,7 @@ class PackedUpdates(FedAvg):
         super().__init__(**kwargs)
         self.bytes_received = 0
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.current = arrays
         return super().configure_train(server_round, arrays, config, grid)
 

@@ -7,7 +7,7 @@ Two forms: around ``super().start`` (best-model file, early stopping, logging), 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +139,12 @@ class LastRoundEvaluation(FedAvg):
         LOG.info("%d rounds", num_rounds)
         return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self.dispatched[server_round] = sorted(message.metadata.dst_node_id for message in messages)
         return messages
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         return super().configure_evaluate(server_round, arrays, config, grid) if server_round == self.num_rounds else []
 
 
@@ -179,9 +175,7 @@ class AdvancedLoop(FedAvg):
             self.worse_rounds += 1
         return self.worse_rounds >= self.patience
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         if server_round == 2:
             config["lr"] = config["lr"] * 0.5
             LOG.info("learning rate %s", config["lr"])
@@ -373,9 +367,7 @@ class Days(FedAvg):
         super().__init__(**kwargs)
         self.num_rounds = num_rounds
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         config["day"], config["round"] = self.day, self.current_round
         return super().configure_train(server_round, arrays, config, grid)
 

@@ -123,9 +123,7 @@ class _OneMessage(FedAvg):
     differs = False
     keeps = 1
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         messages = list(super().configure_train(server_round, arrays, config, grid))
         if self.differs:
             for message in messages:

@@ -59,9 +59,7 @@ def test_a_strangers_strategy_does_wrapped_what_it_does_alone(api: str, name: st
 
 @CLOCKS
 @pytest.mark.parametrize(("api", "name"), ALL)
-def test_a_strangers_strategy_sees_the_chosen_nodes_and_no_other(
-    api: str, name: str, clock: str, tmp_path: Path
-) -> None:
+def test_a_strangers_strategy_sees_the_chosen_nodes_alone(api: str, name: str, clock: str, tmp_path: Path) -> None:
     """Alone, with only the chosen nodes connected, it does the same: each node's message, counters, tables, files."""
     wrapped = _play(api, name, tmp_path / "wrapped", wrap=True, clock=clock, cohort=FEW)
     alone = _play(api, name, tmp_path / "alone", wrap=False, clock=clock, schedule=wrapped.cohorts)
