@@ -6,8 +6,8 @@ with 10,000, 100,000 and 1,000,000 clients, and then every selector with the lar
 has a process of its own, so that its peak of memory is its own. A run that takes more than 8 GB, or more processor time
 than ``--limit-s``, ends, and the selector is tried with about a third of the clients (300,000, 100,000, 30,000, ...).
 
-Writes many_clients.csv (a row a run) and many_clients.md to its own folder. With ``--keep``, runs that the CSV file has
-are not repeated. Without it, they are; ``--keep --selectors`` without names repeats none and writes the page again.
+Writes many_clients.csv (a row a run) to its own folder, and prints its tables. With ``--keep``, runs that the CSV file
+has are not repeated. Without it, they are; ``--keep --selectors`` without names only prints the tables again.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _watch(child: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 def main() -> None:
-    """Measure every run that is missing, and write the CSV file and the page."""
+    """Measure every run that is missing, write the CSV file, and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="where the data set lies; else FEDSEL_DATA")
     parser.add_argument("--clients", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
@@ -197,8 +197,8 @@ def main() -> None:
     parser.add_argument("--selectors", nargs="*", help="the selectors to measure; default: all")
     parser.add_argument("--limit-s", type=float, default=600.0, help="processor time after which a run ends")
     parser.add_argument("--keep", action="store_true", help="do not repeat the runs in the CSV file")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where CSV file and page go")
-    parser.add_argument("--note", default="", help="what the page is to say of the measurement")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where the CSV file goes")
+    parser.add_argument("--note", default="", help="what the report is to say of the measurement")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -239,15 +239,13 @@ def main() -> None:
         if not row.get("reason") and float(row["round_s"]) > LIMIT_ROUND_S and clients > sizes[0]:
             # Whether the clients who are only there cost the time, or those who train.
             of(sizes[0], selector)
-    # The page has every selector that was measured, in this call or in an earlier one.
+    # The report has every selector that was measured, in this call or in an earlier one.
     tried = [
         sorted((row for row in found.values() if row["selector"] == selector), key=lambda row: -int(row["clients"]))
         or [{"clients": 0, "selector": selector, "reason": "not measured"}]
         for selector in every
     ]
-    text = page(args, [found[clients, args.selector] for clients in sizes], tried)
-    (args.folder / "many_clients.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(report(args, [found[clients, args.selector] for clients in sizes], tried))
 
 
 def fewer(clients: int) -> int:
@@ -260,8 +258,8 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def page(args: argparse.Namespace, sizes: Sequence[dict[str, Any]], tried: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """The page's text, from the rows of the sizes, and of each selector's attempts."""
+def report(args: argparse.Namespace, sizes: Sequence[dict[str, Any]], tried: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """The tables, from the rows of the sizes, and of each selector's attempts."""
     largest = int(sizes[-1]["clients"])
     lines = [
         f"# Up to {largest:,} virtual clients, {args.cohort:,} in a round\n\n",

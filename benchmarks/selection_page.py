@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
-BANDITS = ("bsfl", "cs-ucb", "cs-ucb-q", "fedcm-ts", "fedcm-ucb", "gpfl")
-LIMIT_S, LIMIT_BYTES, LIMIT_BALLS_S = 0.25, 100, 1.0
 SECTION = "## FedCor and DivFL: before and after"
 """The page's last section, which ``benchmarks/fedcor_divfl.py`` writes."""
 
@@ -24,10 +22,9 @@ The tables have medians in milliseconds, for K clients of which m are selected i
   Training, the mean of the models, and the clients' work are not included.
 - **new**: no client was selected before. **seen**: every client was, as after thousands of rounds.
 
-The models have 650 numbers, the server's validation set has two examples, and the filter of FedCM costs nothing,
-because the costs of models do not depend on the number of clients. In GPFL's first round every client trains. This
-round is not measured. PCZFL has one ball with new clients and 500 balls with seen clients, and selects at most m
-clients.
+The models have 650 numbers, the validation set has two examples, and FedCM's filter costs nothing. GPFL's first round
+is not measured. PCZFL has one ball with new clients and 500 with seen clients, and selects at most m clients.
+[selection.csv](selection.csv) has other fleets and cohorts too.
 """
 
 
@@ -49,52 +46,13 @@ def page(rows: Rows, roll_calls: Mapping[int, float], machine: str) -> str:
          *(_cell(rows, name, largest, cohort, f, key) for key in ("selector_s", "round_s") for f in ("new", "seen")))
         for name in _names(rows)
     ]))  # fmt: skip
-    parts.append(f"\n## A round by fleet: {cohorts[-1]:,} a round (or the most that the fleet allows), seen\n\n")
-    parts.append(table(("selector", *(f"K = {k:,}" for k in fleets)), [
-        (name, *(_cell(rows, name, k, max(m for m in cohorts if m < k), "seen", "round_s") for k in fleets))
-        for name in _names(rows)
-    ]))  # fmt: skip
-    parts.append(f"\n## A round by cohort: {largest:,} clients, seen\n\n")
-    parts.append(table(("selector", *(f"m = {m:,}" for m in cohorts)), [
-        (name, *(_cell(rows, name, largest, m, "seen", "round_s") for m in cohorts)) for name in _names(rows)
-    ]))  # fmt: skip
     parts.append("\n## The first roll call\n\n")
     parts.append(
         "In the first round of a run, all clients register (ids, numbers of examples), and the first clients are "
         "selected:\n\n"
     )
     parts.append(table(("clients", "seconds"), [(f"{k:,}", f"{s:.2f}") for k, s in roll_calls.items()]))
-    parts.append("\n## Against the targets\n\n" + _verdict(rows, largest, cohort))
     return "".join(parts)
-
-
-def _verdict(rows: Rows, largest: int, cohort: int) -> str:
-    """What was aimed at, and what came."""
-    bandits = [
-        row for row in rows if row["selector"] in BANDITS and (row["clients"], row["cohort"]) == (largest, cohort)
-    ]
-    lines = []
-    if bandits:
-        worst = max(bandits, key=lambda row: float(row["round_s"]))
-        whole, own = float(worst["round_s"]), float(worst["selector_s"])
-        slowest = f"{worst['selector']} ({worst['fleet']}) is the slowest with {whole:.3f} s"
-        lines.append(
-            f"Aim: a round of every bandit takes at most {LIMIT_S} s. Measured: {slowest}, of which the selector's own "
-            f"code takes {own:.3f} s."
-        )
-    fullest = max(rows, key=lambda row: float(row["state_bytes"]) if row["clients"] == largest else 0.0)
-    lines.append(
-        f"Aim: at most {LIMIT_BYTES} bytes of state for each client. Measured: at most {fullest['state_bytes']} "
-        f"({fullest['selector']})."
-    )
-    balls = [row for row in rows if (row["selector"], row["clients"], row["fleet"]) == ("pczfl", 100_000, "seen")]
-    if balls:
-        longest = max(float(row["selector_s"]) for row in balls)
-        lines.append(
-            f"Aim: PCZFL selects among 100,000 clients in 500 balls within {LIMIT_BALLS_S:g} s. Measured: "
-            f"{longest:.3f} s."
-        )
-    return "".join(f"- {line}\n" for line in lines)
 
 
 def _names(rows: Rows) -> list[str]:

@@ -4,7 +4,7 @@ A real SuperLink process with its state in a file, a real run of the Message API
 light nodes: they speak Flower's fleet protocol, and answer after a drawn delay, without training. Some answers are
 errors, and some nodes leave in each round and come back in the next one. For each number of nodes and clients in a
 round, the script measures what a round costs beyond the slowest drawn delay, and compares the history with what the
-nodes did. Writes superlink_load.csv and superlink_load.md beside itself.
+nodes did. Writes superlink_load.csv beside itself, and prints its tables.
 
     python benchmarks/superlink_load.py                          # all cases
     python benchmarks/superlink_load.py --case 1000 100 1 20     # nodes, clients in a round, arrays, rounds
@@ -308,7 +308,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Play the cases, and write table and page."""
+    """Play the cases, write the table, and print it."""
     # The SuperLink and its processes are ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -318,8 +318,8 @@ def main() -> None:
     parser.add_argument(
         "--limit-s", type=float, default=240.0, help="of a case; what is finished counts (default: 240)"
     )
-    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent, help="where table and page go")
-    parser.add_argument("--note", default="", help="what the page is to say of the measurement")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent, help="where the table goes")
+    parser.add_argument("--note", default="", help="what the report is to say of the measurement")
     args = parser.parse_args()
     table = args.folder / "superlink_load.csv"
     rows = read_rows(table) if args.add else []
@@ -337,7 +337,6 @@ def main() -> None:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        (args.folder / "superlink_load.md").write_text(page(rows, PARAMETERS, args.note), encoding="utf-8")
     print(page(rows, PARAMETERS, args.note))
 
 

@@ -12,16 +12,11 @@ from task import MODELS
 
 HEAD = """# Engines side by side
 
-Written by `python benchmarks/engines`; every number here is of the run that is named at its table. {clients} clients of
-{examples} images, {cohort} a round, {epochs} epoch, batches of {batch}, SGD. A round is select, train, aggregate and
-observe on every side; the evaluation of the global model is outside. All sides train the same tensors, with the same
-shares, from the same first model, and draw cohorts and batches themselves. Each framework is a process (or several) of
-its own that waits in a blocking read; the driver lets them take turns, through all of them in order in the first half
-and in the opposite order in the second, so that whatever else the machine does hits all. Ratios are of the same turn.
-Where a framework can use the machine in several ways, each was tried for the first turns ("tried"), and the fastest
-went on. The first round holds what a framework does once; every later one finds cold caches, as others were at work.
-Where a framework lets us choose how a client's batches are cut, they are slices of tensors; FLGo's own data loader
-reads FLGo's, through a method that torch 2.12 asks of its data sets and that the worker adds.
+Written by `python benchmarks/engines`. {clients} clients of {examples} images, {cohort} a round, {epochs} epoch,
+batches of {batch}, SGD. A round is select, train, aggregate and observe; the evaluation is outside. All sides train the
+same tensors, with the same shares, from the same first model. Each framework is a process of its own, and the driver
+lets them take turns, in order and in the opposite order. Ratios are of the same turn. Each framework runs as was
+fastest in the first turns; [engines.csv](engines.csv) has every turn. The first round holds what a framework does once.
 """
 
 
@@ -66,18 +61,17 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
         f"{result['when']}, {result['machine']}. Turns in each half: {result['turns']}. {result['data']}.",
         "",
         *_busy(result["load"], result.get("stolen", 0.0)),
-        "| engine | version | at its best | start-up, s | round 1, s | round, s | quartiles | halves "
-        "| ours is faster by | quartiles | idle, cores | test accuracy |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| engine | version | at its best | start-up, s | round 1, s | round, s | quartiles | ours is faster by "
+        "| quartiles | test accuracy |",
+        "|" + " --- |" * 10,
     ]
     for player in PLAYERS:
         if player in runners:
             lines.append(_row(runners[player], runners.get(ours or "")))
         elif player in result["absent"]:
-            lines.append(f"| {PLAYERS[player].title} | | {result['absent'][player]} |" + " |" * 9)
+            lines.append(f"| {PLAYERS[player].title} | | {result['absent'][player]} |" + " |" * 7)
     lines += [
         "",
-        *_tried(result),
         *_compiling(result),
         *_floor(result, runners.get(ours or "")),
         *_verdict(runners, ours),
@@ -88,17 +82,15 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
 
 def _row(runner: dict[str, Any], ours: dict[str, Any] | None) -> str:
     own = _seconds(runner)
-    half = len(own) // 2
     ratio = ["", ""]
     if ours is not None and ours is not runner:
         paired = own / _seconds(ours)
         ratio = [f"**{np.median(paired):.1f}**", "{:.1f}-{:.1f}".format(*np.quantile(paired, [0.25, 0.75]))]
-    halves = f"{_figure(np.median(own[:half]))} / {_figure(np.median(own[half:]))}"
     cells = [
         PLAYERS[runner["player"]].title, runner["version"], runner["variant"], f"{runner['startup']:.1f}",
         _figure(runner["first"]), _figure(np.median(own)),
-        "-".join(_figure(q) for q in np.quantile(own, [0.25, 0.75])), halves, *ratio,
-        f"{runner['idle']:.2f}", f"{runner['accuracy']:.3f}",
+        "-".join(_figure(q) for q in np.quantile(own, [0.25, 0.75])), *ratio,
+        f"{runner['accuracy']:.3f}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
@@ -108,23 +100,6 @@ def _busy(load: float, stolen: float) -> list[str]:
     said = [f"load {load:.1f} before the start"] if load >= 0.5 else []
     said += [f"the host gave {stolen:.0%} of the time that was asked for to others"] if stolen >= 0.05 else []
     return [f"**The machine was busy with other work ({', '.join(said)}): figures are rough.**", ""] if said else []
-
-
-def _tried(result: dict[str, Any]) -> list[str]:
-    """Medians of the variants over the first turns, which all of them took."""
-    by_player: dict[str, list[dict[str, Any]]] = {}
-    for runner in result["runners"]:
-        by_player.setdefault(runner["player"], []).append(runner)
-    said = []
-    for player, own in by_player.items():
-        if len(own) > 1:
-            each = [
-                f"{r['variant']} {_figure(np.median(_seconds(r)[: result['trial']]))}" if r["turns"]
-                else f"{r['variant']}: {r['failure']}"
-                for r in own
-            ]  # fmt: skip
-            said.append(f"{PLAYERS[player].title}: {', '.join(each)}")
-    return [f"Tried, median s of the first {result['trial']} turns: {'; '.join(said)}.", ""] if said else []
 
 
 def _compiling(result: dict[str, Any]) -> list[str]:
@@ -153,29 +128,7 @@ def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
         f"{_figure(round_s)} s the training takes {_figure(training)} (backend: {backend}), everything else "
         f"{_figure(round_s - training)}.",
         "",
-        LIMITS.get(f"{result['model']}, {backend}", LIMITS[result["model"]]),
-        "",
     ]
-
-
-LIMITS = {
-    "mlp, numba": "What limits it: three fifths of a client's step are the two products of its first layer, at half "
-    "the rate of large ones, a quarter is the fetching of ten images from main memory, the rest the smaller layers. "
-    "Outside the training most goes into random streams, each named by client, purpose and round.",
-    "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its "
-    "step, at the speed of the cache rather than of the arithmetic; with one thread that is about two fifths "
-    "of the training. Some sixty small operations a step cost another fifth, whatever they compute. A second "
-    "thread would have to be woken for each of them, which takes longer than they do; a second process is "
-    "woken once a round and trains half of the clients, but does the small operations once more. Outside the "
-    "training most goes into random streams, each named by client, purpose and round, and nothing of it is "
-    "shared.",
-    "cnn5": "What limits it: the second convolution, whose grouped products run at the rate of large ones, takes most "
-    "of the training; the first, with a single input channel, runs at half that rate, and pooling takes about a "
-    "seventh.",
-    "resnet": "What limits it: manual backprop does not know these layers, so torch.func batches them: grouped "
-    "convolutions of few channels in a layout that is not theirs, and normalisation and additions that read and write "
-    "memory as often as in a loop. This is the kind of model for which the engine pays least.",
-}
 
 
 def _verdict(runners: dict[str, Any], ours: str | None) -> list[str]:
