@@ -1,8 +1,8 @@
 """Pages of reproduced figures, and the verdicts in the package: ``python tools/result_pages.py [FOLDER]``.
 
-FOLDER is ``docs/results`` by default. The command draws the figures, and writes a page and a table of checks for each
-paper, the counts on the page ``README.md``, and ``verdicts.json`` of the package. It simulates nothing. Every number
-comes from the CSV files of the runs, and every verdict from :mod:`fedsel_flwr.simulations.reproductions.claims`.
+FOLDER is ``docs/results`` by default. The command writes a page and a table of checks for each paper, the counts on the
+page ``README.md``, and ``verdicts.json`` of the package. It simulates and draws nothing; ``fedsel reproduce`` does.
+Every number comes from the CSV files of the runs, and every reason from the file of the figure.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import fedsel_flwr.simulations.reproductions as reproductions
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.rounds.storage import read_file
 from fedsel_flwr.simulations.reproductions.claims import (
-    MAX_SEEDS,
     VERDICTS,
+    WORST_FIRST,
     FigureVerdict,
     Finding,
     Word,
     describe_words,
     verdict_of,
 )
-from fedsel_flwr.simulations.reproductions.figure_pictures import draw
-from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, ArmName, PaperFigure, figure_names, load_figure
+from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, PaperFigure, figure_names, load_figure
 from fedsel_flwr.simulations.reproductions.reproducing import write_checks
 from fedsel_flwr.simulations.reproductions.rows import Results, results_of
 
@@ -42,268 +38,138 @@ CIFAR = "cifar-10"
 BEGIN, END = "<!-- reproduce: begin -->", "<!-- reproduce: end -->"
 """Marks of the part of the page :data:`COUNTS` that the command writes."""
 RELATIONS = {"below": "<", "above": ">", "equal": "="}
+PAGE = """# {title}: figures and tables
+
+{words}. [The page of all verdicts]({counts}#the-verdicts) explains these words and the names of the outcomes.
+
+<!-- not run: takes hours without the CSV files -->
+```
+fedsel reproduce {paper} --out docs/results
+```
+
+The command simulates the runs that have no row. The finished runs took {hours:.2f} hours of one core of an x86-64
+server with 2 cores, which other programs used too. Figures share runs, so the minutes of the table sum to more.
+
+Each row shows the check that decides: the first one with the worst verdict. All checks are in
+[{paper}-checks.csv]({paper}-checks.csv), and the runs in {runs}.
+The settings, deviations and questions of each figure are in `fedsel_flwr/simulations/reproductions/figures/{paper}`.
+
+| figure | the paper's claim | verdict | its checks | the deciding check | its ratio or difference, 95 % | \
+in the paper | seeds | minutes |
+|{rule}
+"""
+Judged = Mapping[str, tuple[PaperFigure, Results, FigureVerdict]]
 
 
-def write_pages(folder: Path, papers: Collection[str]) -> None:
-    """Write the page and the pictures of papers, and the counts of all verdicts.
-
-    Args:
-        folder: Folder of the CSV files.
-        papers: Keys of :data:`~fedsel_flwr.simulations.reproductions.paper_figure.PAPERS`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for paper in (paper for paper in PAPERS if paper in papers):
-        figures = [one for one in map(load_figure, figure_names()) if one.paper == paper]
-        found = {one.name: results_of(one, folder) for one in figures}
-        for one in figures:
-            draw(one, found[one.name], folder)
-        _write(folder / f"{paper}.md", paper_page(paper, figures, found, folder))
-        write_checks(folder, paper)
-    _write_counts(folder)
+def judged(folder: Path) -> dict[str, dict[str, tuple[PaperFigure, Results, FigureVerdict]]]:
+    """Return the figures of each paper, with the outcomes of their runs and their verdicts."""
+    found: dict[str, dict[str, tuple[PaperFigure, Results, FigureVerdict]]] = {paper: {} for paper in PAPERS}
+    for figure in map(load_figure, figure_names()):
+        results = results_of(figure, folder)
+        found[figure.paper][figure.name] = figure, results, verdict_of(figure, results)
+    return found
 
 
-def record_verdicts(folder: Path, path: Path) -> None:
-    """Write the verdicts of all figures to the package's file.
-
-    Args:
-        folder: Folder of the CSV files.
-        path: The file.
-    """
-    recorded = {}
-    for one in map(load_figure, figure_names()):
-        results = results_of(one, folder)
-        recorded[one.name] = verdict_facts(one, results)
-    _write(path, json.dumps(recorded, indent=1) + "\n")
-
-
-def verdict_facts(figure: PaperFigure, results: Results) -> dict[str, Any]:
+def facts(figure: PaperFigure, results: Results, verdict: FigureVerdict) -> dict[str, Any]:
     """Return what the package records about a figure: verdict, number of seeds, and minutes of one core."""
     seconds = sum(results.seconds.values())
     minutes = figure.minutes if results.missing or not seconds else seconds / 60
     if not figure.arms and not figure.left_out:
         minutes = 0.0
-    return {
-        "verdict": verdict_of(figure, results).word,
-        "seeds": figure.seeds,
-        "minutes": round(minutes, 1) if minutes < 10 else round(minutes),
-    }
+    rounded = round(minutes, 1) if minutes < 10 else round(minutes)
+    return {"verdict": verdict.word, "seeds": figure.seeds, "minutes": rounded}
 
 
-def paper_page(paper: str, figures: Sequence[PaperFigure], found: Mapping[str, Results], folder: Path) -> str:
-    """Return the page of a paper."""
-    verdicts = {one.name: verdict_of(one, found[one.name]) for one in figures}
-    # Figures share runs, and each run counts once.
-    seconds = {run: own for results in found.values() for run, own in results.seconds.items()}
-    hours = sum(seconds.values()) / 3600
-    lines = [
-        f"# {PAPERS[paper]}: figures and tables",
-        "",
-        f"Verdicts: {describe_words([one.word for one in verdicts.values()])}. [The page of all verdicts]({COUNTS}) "
-        "explains these words and the names of the outcomes.",
-        "",
-        "Written by `fedsel reproduce`. This command first simulates the runs that have no row in the CSV files:",
-        "",
-        "<!-- not run: takes hours without the CSV files -->",
-        "```",
-        f"fedsel reproduce {paper} --out docs/results",
-        "```",
-        "",
-        f"The finished runs took {hours:.2f} hours of one core of an x86-64 server with 2 cores, which other programs "
-        "used too. The minutes in the table are those of one core. Figures share runs, so their minutes sum to more.",
-        "",
-        "| figure | the paper's claim | verdict | seeds | minutes |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for one in figures:
-        facts = verdict_facts(one, found[one.name])
-        seeds = f"{one.seeds} of {one.planned_seeds}" if one.planned_seeds > one.seeds else one.seeds
-        size = f"{seeds} | {facts['minutes']}" if one.arms else " | "
-        lines.append(f"| [{one.figure}](#{_anchor(one)}) | {one.claim} | {verdicts[one.name].word} | {size} |")
-    for one in figures:
-        lines += ["", *_section(one, verdicts[one.name], found[one.name], folder)]
-    return "\n".join(lines) + "\n"
+def paper_page(paper: str, figures: Judged, folder: Path) -> str:
+    """Return the page of a paper: a table, then for each figure its reason and its picture."""
+    words = [verdict.word for _, _, verdict in figures.values()]
+    runs = dict.fromkeys(f"{paper}-{figure.runner}.csv" for figure, *_ in figures.values() if figure.has_runs)
+    text = PAGE.format(
+        title=PAPERS[paper], words=describe_words(words), counts=COUNTS, paper=paper, hours=_hours(figures),
+        runs=" and ".join(f"[{name}]({name})" for name in runs), rule=" --- |" * 9,
+    )  # fmt: skip
+    rows = (_row(*one, folder) for one in figures.values())
+    sections = (line for one in figures.values() for line in _section(*one, folder))
+    return text + "\n".join([*rows, *sections]) + "\n"
 
 
-def _section(figure: PaperFigure, verdict: FigureVerdict, results: Results, folder: Path) -> Iterator[str]:
-    """Yield the lines of a figure's section."""
-    yield f'<a id="{figure.name}"></a>'
-    yield ""
-    yield f"## {figure.figure}: {verdict.word}"
-    yield ""
-    yield f"{figure.claim} `fedsel reproduce {figure.name}`"
-    for text in (figure.data, figure.note.strip()):
-        if text:
-            yield ""
-            yield text
-    if figure.checked:
-        yield ""
-        yield f"*Checked before this verdict.* {figure.checked.strip()}"
-    if figure.shortened:
-        yield ""
-        yield f'{figure.shortened} The verdict is therefore at most "direction only".'
-    if figure.left_out:
-        yield ""
-        yield f"Not run: {figure.left_out} Estimated: {figure.minutes:.0f} minutes of one core."
+def _row(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: Path) -> str:
+    """Return the row of a figure."""
+    seeds = f"{figure.seeds} of {figure.planned_seeds}" if figure.planned_seeds > figure.seeds else str(figure.seeds)
+    size = [seeds, str(facts(figure, results, verdict)["minutes"])] if figure.arms else ["", ""]
+    check = ["", "", "", ""]
+    if findings := verdict.findings:
+        worst = min(findings, key=lambda one: WORST_FIRST.index(one.word))
+        check = [describe_words([one.word for one in findings]), *_check(worst)]
+    return "| " + " | ".join([_link(figure, folder), figure.claim, verdict.word, *check, *size]) + " |"
+
+
+def _check(finding: Finding) -> list[str]:
+    """Return a check in words, its estimate with the interval, and the paper's number."""
+    comparison = finding.comparison
+    check = comparison.check
+    reading = f" ({check.reading})" if check.reading else ""
+    says = f"{check.says}{reading}: {comparison.left} {RELATIONS[check.relation]} {comparison.right}"
+    sign = "x " if comparison.is_ratio else "difference "
+    estimate = f"{sign}{_number(finding.estimate)} ({_number(finding.low)} to {_number(finding.high)})"
+    return [says, estimate, "" if comparison.paper is None else _number(comparison.paper)]
+
+
+def _section(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: Path) -> Iterator[str]:
+    """Yield the lines of a figure's section; none for an illustration without a picture."""
+    if not _has_section(figure, folder):
+        return
+    yield from ("", f'<a id="{figure.name}"></a>', "", f"## {figure.figure}: {verdict.word}")
+    if reason := figure.reason or figure.left_out:
+        yield from ("", reason)
     if results.missing:
-        total = len(results.missing)
-        yield ""
-        yield (
-            f"{total} runs of this figure are missing: {_missing(results)}. All runs of the figure take about "
-            f"{figure.minutes / 60:.2f} core-hours."
-        )
-    if figure.planned_seeds > figure.seeds:
-        yield ""
-        yield _missing_seeds(figure, results)
-    if verdict.readings:
-        yield ""
-        yield (
-            "Verdict of each reading: " + "; ".join(f"{name}: {word}" for name, word in verdict.readings.items()) + "."
-        )
-    if verdict.word == "not settled" and not math.isnan(verdict.seeds_needed):
-        yield ""
-        yield f"To settle this verdict, a new run would probably need {_seeds_text(verdict.seeds_needed)}."
-    if verdict.findings:
-        yield ""
-        yield from _findings_table(verdict.findings)
+        yield from ("", f"{len(results.missing)} of its runs are missing.")
     if (folder / f"{figure.name}.png").exists():
-        yield ""
-        yield f"![{figure.figure}: {figure.claim}]({figure.name}.png)"
-    for question in figure.questions:
-        yield ""
-        yield f"**{question.question}** {question.answer}".rstrip()
-        yield ""
-        arms, cells = question.arms or tuple(figure.arms), question.cells or figure.claimed_cells
-        yield from _outcomes_table(figure, results, question.outcomes, arms, cells)
-    if figure.has_runs:
-        yield ""
-        yield f"Runs: [{figure.paper}-{figure.runner}.csv]({figure.paper}-{figure.runner}.csv)."
+        yield from ("", f"![{figure.figure}: {figure.claim}]({figure.name}.png)")
 
 
-def _findings_table(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the table of the checks."""
-    yield "| check | outcome | left | right | ratio or difference, 95 % interval | paper | p (Holm) | verdict |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for one in findings:
-        check, comparison = one.comparison.check, one.comparison
-        arms = f"{comparison.left} {RELATIONS[check.relation]} {comparison.right}"
-        reading = f" ({check.reading})" if check.reading else ""
-        ends = f"{_number(one.estimate)} ({_number(one.low)} to {_number(one.high)})"
-        sign = "x " if comparison.is_ratio else "difference "
-        paper = "" if comparison.paper is None else _number(comparison.paper)
-        p = "" if math.isnan(one.p) else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
-        yield (
-            f"| {check.says}{reading}: {arms} | `{check.outcome}` | {_number(one.left)} | {_number(one.right)} | "
-            f"{sign}{ends} | {paper} | {p} | {_verdict_text(one)} |"
-        )
+def _has_section(figure: PaperFigure, folder: Path) -> bool:
+    return not figure.illustration or (folder / f"{figure.name}.png").exists()
 
 
-def _verdict_text(finding: Finding) -> str:
-    """Return the word of a check; for "not settled" with the seeds that would do."""
-    if finding.word != "not settled":
-        return finding.word
-    small = f"; the interval is within {finding.comparison.check.margin * 100:.0f} %" if finding.is_small else ""
-    if math.isnan(finding.seeds_needed):
-        return f"{finding.word} (too few seeds to estimate how many would do{small})"
-    return f"{finding.word} (a new run would need {_seeds_text(finding.seeds_needed)}{small})"
+def _link(figure: PaperFigure, folder: Path, page: str = "") -> str:
+    """Return the name of a figure, with a link to its section."""
+    return f"[{figure.figure}]({page}#{figure.name})" if _has_section(figure, folder) else figure.figure
 
 
-def _seeds_text(seeds: float) -> str:
-    """Return a number of seeds, for example "about 9 seeds"."""
-    return f"about {seeds:.0f} seeds" if math.isfinite(seeds) else f"more than {MAX_SEEDS:,} seeds"
-
-
-def _outcomes_table(
-    figure: PaperFigure, results: Results, outcomes: Sequence[str], arms: Sequence[str], cells: Sequence[str]
-) -> Iterator[str]:
-    """Yield a table of outcomes: mean and range over the seeds for each arm and cell."""
-    yield "| cell | arm | " + " | ".join(f"`{name}`" for name in outcomes) + " | seeds |"
-    yield "| --- | --- |" + " --- |" * (len(outcomes) + 1)
-    for cell in cells:
-        for arm in arms:
-            if figure.arms[arm].only and cell not in figure.arms[arm].only:
-                continue
-            columns = [np.array(list(results.values(name, arm, cell).values())) for name in outcomes]
-            if not len(columns[0]):
-                continue
-            shown = " | ".join(mean_text(values) for values in columns)
-            yield f"| {cell or 'all'} | {arm} | {shown} | {len(columns[0])} |"
-
-
-def mean_text(values: Any) -> str:
-    """Return the mean of values with the smallest and the largest, for example "0.71 (0.69 to 0.73)"."""
-    if not len(values) or not np.isfinite(values).all():
-        reached = int(np.isfinite(values).sum()) if len(values) else 0
-        return f"finite on {reached} of {len(values)} seeds" if reached else "none"
-    if len(values) < 2 or values.std() == 0:
-        return _number(float(values.mean()))
-    return f"{_number(float(values.mean()))} ({_number(float(values.min()))} to {_number(float(values.max()))})"
-
-
-def _missing(results: Results) -> str:
-    """Describe the missing runs: for each cell and arm, the seeds."""
-    seeds: dict[str, list[int]] = {}
-    for cell in results.missing:
-        name = str(ArmName((cell.arm,), cell.cell))
-        seeds.setdefault(name, []).append(cell.scenario.seed)
-    parts = [f"{name} (seeds {', '.join(map(str, own))})" for name, own in seeds.items()]
-    shown = "; ".join(parts[:6])
-    return shown if len(parts) <= 6 else f"{shown}; and {len(parts) - 6} more arms"
-
-
-def _missing_seeds(figure: PaperFigure, results: Results) -> str:
-    """Name the planned seeds without runs, and their minutes if they take as long as the others."""
-    first, last = figure.seeds + 1, figure.planned_seeds
-    several, joined = last > first, "and" if last == first + 1 else "to"
-    which = f"seeds {first} {joined} {last}" if several else f"seed {last}"
-    minutes = sum(results.seconds.values()) / figure.seeds * (last - figure.seeds) / 60
-    return (
-        f"The {which} of the {last} planned seeds {'are' if several else 'is'} missing. "
-        f"{'They' if several else 'It'} would take about {max(minutes, 0.1):.1f} minutes of one core."
-    )
-
-
-def _write_counts(folder: Path) -> None:
-    """Write the part of the page of all verdicts that this command owns."""
-    page = folder / COUNTS
-    before = read_file(page).decode() if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
-    head, _, rest = before.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    _write(page, f"{head}{BEGIN}\n{counts_table(folder)}{END}{tail}" if rest else before)
-
-
-def counts_table(folder: Path) -> str:
+def counts_table(papers: Mapping[str, Judged], folder: Path) -> str:
     """Return the tables of verdicts by paper, with core-hours, and of figures by verdict."""
     lines = ["", "| paper | verdicts | core-hours |", "| --- | --- | --- |"]
-    everything: list[Word] = []
     figures: dict[Word, dict[str, list[str]]] = {}
-    total, cifar = dict[str, float](), dict[str, float]()
-    for paper, title in PAPERS.items():
-        words, seconds = list[Word](), dict[str, float]()
-        for one in (one for one in map(load_figure, figure_names()) if one.paper == paper):
-            results = results_of(one, folder)
-            word = verdict_of(one, results).word
-            words.append(word)
-            figures.setdefault(word, {}).setdefault(paper, []).append(f"[{one.figure}]({paper}.md#{_anchor(one)})")
-            # Figures share runs, and each run counts once.
-            seconds |= results.seconds
-            cifar |= results.seconds if one.has_runs and _data_set(one) == CIFAR else {}
-        everything += words
-        total |= seconds
-        link = f"[{title}]({paper}.md)" if (folder / f"{paper}.md").exists() else title
-        lines.append(f"| {link} | {describe_words(words) or 'none'} | {sum(seconds.values()) / 3600:.2f} |")
-    hours, rest = (sum(runs.values()) / 3600 for runs in (total, cifar))
-    lines.append(f"| all | {describe_words(everything)} | {hours:.2f} |")
-    sentence = (
+    for paper, own in papers.items():
+        for figure, _, verdict in own.values():
+            link = _link(figure, folder, f"{paper}.md")
+            figures.setdefault(verdict.word, {}).setdefault(paper, []).append(link)
+        words = describe_words([verdict.word for _, _, verdict in own.values()])
+        lines.append(f"| [{PAPERS[paper]}]({paper}.md) | {words} | {_hours(own):.2f} |")
+    every = {name: one for own in papers.values() for name, one in own.items()}
+    cifar = {name: one for name, one in every.items() if one[0].has_runs and _data_set(one[0]) == CIFAR}
+    hours = _hours(every)
+    lines += [
+        f"| all | {describe_words([verdict.word for _, _, verdict in every.values()])} | {hours:.2f} |",
+        "",
         "A core-hour is an hour of one core. "
         f"The finished runs of `fedsel reproduce all` took {hours:.2f} of them, "
-        f"and {hours - rest:.2f} without the figures on CIFAR-10."
-    )
-    lines += ["", sentence, "", "| verdict | figures |", "| --- | --- |"]
-    for word in VERDICTS:
-        if word in figures:
-            by_paper = (f"{PAPERS[paper].partition(',')[0]}: {', '.join(own)}" for paper, own in figures[word].items())
-            lines.append(f"| {word} | {'; '.join(by_paper)} |")
+        f"and {hours - _hours(cifar):.2f} without the figures on CIFAR-10.",
+        "",
+        "| verdict | figures |",
+        "| --- | --- |",
+    ]
+    for word in (word for word in VERDICTS if word in figures):
+        by_paper = (f"{PAPERS[paper].partition(',')[0]}: {', '.join(links)}" for paper, links in figures[word].items())
+        lines.append(f"| {word} | {'; '.join(by_paper)} |")
     return "\n".join(lines) + "\n\n"
+
+
+def _hours(figures: Judged) -> float:
+    """Return the core-hours of finished runs. Figures share runs, and each run counts once."""
+    seconds = {run: own for _, results, _ in figures.values() for run, own in results.seconds.items()}
+    return sum(seconds.values()) / 3600
 
 
 def _data_set(figure: PaperFigure) -> str:
@@ -312,17 +178,8 @@ def _data_set(figure: PaperFigure) -> str:
     return figure.scenario_of(arm, cell, seed).data.dataset
 
 
-def _anchor(figure: PaperFigure) -> str:
-    """Return the anchor of a figure's section without the verdict, which GitHub makes from its title."""
-    return figure.name
-
-
 def _number(value: float) -> str:
-    """Return a number with three significant digits, without exponent.
-
-    >>> _number(0.7345), _number(1234.5), _number(0.00012)
-    ('0.735', '1,234', '0.000120')
-    """
+    """Return a number with three significant digits, without exponent: 0.735, 1,234 and 0.000120."""
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "infinite"
     if value == 0:
@@ -338,12 +195,20 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Write everything."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    record_verdicts(folder, RECORDED)
-    write_pages(folder, PAPERS)
+    folder = Path(arguments[0]) if arguments else RESULTS
+    papers = judged(folder)
+    recorded = {name: facts(*one) for own in papers.values() for name, one in own.items()}
+    _write(RECORDED, json.dumps(recorded, indent=1) + "\n")
+    for paper, own in papers.items():
+        write_checks(folder, paper, {name: verdict for name, (_, _, verdict) in own.items()})
+        _write(folder / f"{paper}.md", paper_page(paper, own, folder))
+    counts = folder / COUNTS
+    before = counts.read_text("utf-8") if counts.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+    head, _, rest = before.partition(BEGIN)
+    _write(counts, f"{head}{BEGIN}\n{counts_table(papers, folder)}{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
