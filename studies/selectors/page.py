@@ -31,42 +31,29 @@ Machine: {machine}.
 
 - All selectors run on the same seeds. A seed determines data, partition, devices, channels, first model and batches.
 - The target is reached when the mean accuracy of {window} evaluated rounds is at least the target accuracy.
-- Ratios compare a selector with `random` on the same seeds. They are geometric means with Student's 95 % interval.
-  Seconds and joules to the target are geometric means over the seeds.
-- If a row missed the target on a seed, the tables show the number of seeds that reached it, and no seconds. A mean over
-  the other seeds would make the row look fast. The p-value is then that of the sign test, and the verdict has the seeds
-  on which the row was sooner, later or undecided. A row that reached the target on fewer seeds than `random` is never
-  called sooner, even if its p-value is small. A seed is undecided if the times differ by less than 5 %, or if a run
-  ended too early: a run with short rounds may end before `random` reaches the target. More seeds do not always settle
-  such a row. Also read the accuracy at the end.
-- "Limited by the window" marks rows with fewer than {limit:g} times the rounds of the first window. No run can reach
-  the target before this window is full. Such rows would need fewer seconds and joules with a shorter window. Large
-  numbers of clients are therefore underrated.
-- All ratios of a world use the same runs of `random`. If these runs were slow by chance, all rows look better together.
-  The row `random-again` shows the size of such an error. The shares of the ceiling have the same weakness: their
-  intervals contain no correction for it.
-- The time ratio is the product of the ratio of rounds and the ratio of seconds a round, until the target. The list
-  "Shorter rounds" and the share of the ceiling are about the seconds a round of the whole run instead.
-- The column "reads" has what a selector learns from. "Sizes" are numbers of examples, and "server data" are examples on
-  the server: {validation}. A probe is an additional message before a round.
+- Ratios compare a selector with `random` on the same seeds: geometric means with Student's 95 % interval. All of them
+  use the same runs of `random`; the row `random-again` shows how much chance moves them.
+- If a row missed the target on a seed, the tables show the number of seeds that reached it. The p-value is then that of
+  the sign test, and the verdict has the seeds on which the row was sooner, later or undecided (within 5 %, or the run
+  ended too early). A row that reached the target on fewer seeds than `random` is never called sooner.
+- "Limited by the window" marks rows with fewer than {limit:g} times the rounds of the first window, before which no run
+  can reach the target. Large numbers of clients are therefore underrated.
+- The time ratio is the ratio of rounds times the ratio of seconds a round, until the target. The share of the ceiling
+  and the list "Shorter rounds" are about the whole run. The ceiling is the saving of `sorted-groups`, which knows each
+  client's mean latency and gives equal shares; a selector that prefers fast clients may pass 100 %. Its interval is a
+  jackknife interval. A Jain's index of 1 means equal shares.
+- "Reads" is what a selector learns from. "Sizes" are numbers of examples, and "server data" are {validation}. A probe
+  is an additional message before a round.
 - **Older costs of answers.** These rows will change, because their answers are charged for other examples than they
   read: `fedcor`, `tifl`, `active-fl`, `cpow-d`, `power-of-choice`, `nccb`, `lsh`, `divfl`, `local-accuracy`, `oort`.
-- **FedCM also filters.** With `fedcm-ts` and `fedcm-ucb`, the strategy tests the models of each round on the server's
-  examples. It leaves out models that make the average worse. `random` and the other selectors have no filter. In world
-  (a), the row `random-filtered` has the filter without the selection ("Rows that separate two causes").
+- **FedCM also filters.** With `fedcm-ts` and `fedcm-ucb`, the strategy leaves out models that make the average worse on
+  the server's examples. In world (a), the row `random-filtered` has the filter without the selection.
 - The verdict is about the time only. [comparing.md](../comparing.md#statistics) explains words and Holm's correction.
-  The family of the correction is all selectors of the world. The controls are another family. P-values of references
-  are not corrected.
+  Its family is all selectors of the world; the controls are another one, and references are not corrected.
 - **Compare like with like.** A selector that asks more clients a round needs fewer rounds and more joules. The first
-  rows of each table ask as many clients as `random`, within 10 %. The rows after them ask other numbers of clients.
-  "Asked" counts clients that train. Probes reach more clients, and cost the time and joules in the last columns.
-- The share of the ceiling is about the seconds a round of the whole run. The ceiling is the saving of
-  `sorted-groups`, which knows each client's mean latency and gives all clients equal shares. A selector that
-  prefers fast clients may pass 100 %. Jain's index shows the shares: 1 means equal shares. The interval is a jackknife
-  interval.
-- Rows in italics are no selectors that you can use. `genie` always selects the clients with the lowest mean latency.
-  `sorted-groups` selects groups of clients with similar mean latency in turn. `random-again` is `random` with other
-  draws.
+  rows of each table ask as many clients as `random`, within 10 %. "Asked" counts clients that train, without probes.
+- Rows in italics cannot be used: `genie` selects the clients with the lowest mean latency, `sorted-groups` groups of
+  similar mean latency in turn, and `random-again` is `random` with other draws.
 
 ## Values set by hand
 

@@ -30,8 +30,6 @@ from when_picture import draw
 
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
-MAIN = ("bsfl auto", "bsfl auto 0.1", "bsfl", "cs-ucb auto", "cs-ucb auto 0.1", "cs-ucb", "oort", "tifl")
-"""Selectors of the tables by fleet."""
 DEFAULT = "bsfl auto"
 """BSFL as a deployment runs it."""
 GREEDY = ("bsfl auto 0.1", "cs-ucb auto 0.1")
@@ -72,7 +70,6 @@ def page_text(
         _words(grid.plays),
         "## Shares of the ceiling\n\n" + _shares(results, cohorts, grid.plays),
         "## The ceiling of each fleet\n\n" + _ceilings(results, fleets),
-        "## Savings in each fleet\n\n" + _savings(results, cohorts, grid.plays),
         "## Exploration and clock\n\n" + _explorations(results, cohorts, grid.plays),
         "## Compared with runs that train\n\n" + training_section(trained),
     ]
@@ -286,34 +283,6 @@ def _ceilings(results: Results, fleets: Sequence[Fleet]) -> str:
     return said + table(head, lines)
 
 
-def _savings(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
-    counts = [count for count in plays if count != plays[0]]
-    equal = [fleet for own in cohorts for fleet in own if fleet.spread == 0]
-    seconds = {
-        label: [results.random_s(fleet) * results.saving(fleet, label, plays[-1]).value for fleet in equal]
-        for label in MAIN
-    }
-    tifl = seconds.pop("tifl")
-    others = [value for own in seconds.values() for value in own]
-    parts = [
-        f"A cell has the saving in percent after {listed(counts)} plays. The half widths of the 95 % intervals are "
-        f"at most {_widest(results, cohorts, counts)} points. If `compute_log_sd` is 0, all phones are equal, and "
-        f"there is no share. In these fleets, TiFL lengthens a round by {_seconds([-value for value in tifl])} s after "
-        f"{plays_of(plays[-1])}, because its probes take time. The other selectors change it by at most "
-        f"{max(map(abs, others)):.1f} s.\n"
-    ]
-    for own in cohorts:
-        head = ["`compute_log_sd`", "`network_round_cv`", "spread", "noise", "ceiling", *(label_of(v) for v in MAIN)]
-        lines = [
-            [f"{fleet.spread:g}", f"{fleet.noise:g}", *(f"{one:.2f}" for one in results.latency(fleet)),
-             points(results.ceiling(fleet).value),
-             *(" / ".join(points(results.saving(fleet, label, count).value) for count in counts) for label in MAIN)]
-            for fleet in own
-        ]  # fmt: skip
-        parts.append(f"{cohort(own[0])}:\n\n" + table(head, lines))
-    return "\n".join(parts)
-
-
 def _explorations(results: Results, cohorts: Sequence[Sequence[Fleet]], plays: Sequence[int]) -> str:
     spread, noise = EXAMPLE
     parts = [
@@ -377,12 +346,3 @@ A row is a run. Its columns `seconds_N` and `late_N` are the mean seconds a roun
 the last half. The column `jain_N` is Jain's index. Savings are ratios of sums over the seeds, with Student's interval
 of the linearized ratio.
 """
-
-
-def _widest(results: Results, cohorts: Sequence[Sequence[Fleet]], counts: Sequence[int]) -> str:
-    found = [results.saving(f, label, n).half for own in cohorts for f in own for label in MAIN for n in counts]
-    return f"{100 * max(found):.1f}"
-
-
-def _seconds(values: Sequence[float]) -> str:
-    return f"{min(values):.1f} to {max(values):.1f}"
