@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import CSUCB, RoundReport, create
+from fedsel_flwr.selectors import CSUCB, RoundReport
 from tests.selectors.oracles import CSUCBOracle, World, follow
 from tests.selectors.rounds import play
 
@@ -78,13 +78,6 @@ def test_every_choice_maximizes(world: str, inform: bool, num_clients: int, m: i
     fleet = World(num_clients=num_clients, **WORLDS[world])
     assert follow(selector, oracle, RoundReport, world=fleet, rounds=ROUNDS, seed=1000 + num_clients) == []
     assert oracle.decided > ROUNDS / 2
-
-
-def test_oracle_faults_a_random_choice() -> None:
-    """The oracle can say no: a uniform choice is wrong in most rounds."""
-    uniform = create("random", clients_per_round=2, seed=0)
-    faults = follow(uniform, CSUCBOracle(2, 1.0), RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=0)
-    assert len(faults) > ROUNDS / 2
 
 
 def test_last_opening_round_is_topped_up_at_random() -> None:

@@ -120,14 +120,6 @@ def test_defaults_are_the_documented_ones() -> None:
     assert oracle.decided > 125
 
 
-@pytest.mark.parametrize("wrong", [0.02, 0.2])
-def test_oracle_faults_another_weight(wrong: float) -> None:
-    """The oracle can say no: a selector with another beta is faulted."""
-    selector = build(fairness=FAIRNESS, queue_weight=wrong)
-    oracle = CSUCBQOracle(2, 1.0, queue_weight=0.1, fairness=FAIRNESS)
-    assert follow(selector, oracle, RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=0)
-
-
 def queues(selector: CSUCBQ, available: list[int], rounds: int) -> list[list[float]]:
     """The queues at the beginning of each round; no choice is observed, so that nobody is served."""
     found = []

@@ -153,27 +153,3 @@ def test_ts_frequencies(m: int, lessons: dict[int, tuple[int, int]]) -> None:
     assert p_value(frequencies(iter(choices).__next__, 4000), odds) > 1e-3
     twice, repeated = sum(a == b for a, b in pairwise(choices)), 4000 * sum(p * p for p in odds.values())
     assert abs(twice - repeated) < 6 * np.sqrt(repeated)
-
-
-def test_chances_of_the_oracle() -> None:
-    """P(Beta(alpha, beta) > uniform) = alpha/(alpha + beta); of four uniform draws each pair is on top one in six."""
-    for alpha, beta in (3, 1), (1, 3), (4, 3):
-        odds = chances({0: (alpha, beta), 1: (1, 1)}, 1)
-        assert odds[frozenset({0})] == pytest.approx(alpha / (alpha + beta), abs=1e-4)
-    assert list(chances(dict.fromkeys(range(4), (1, 1)), 2).values()) == pytest.approx([1 / 6] * 6, abs=1e-4)
-
-
-def test_the_oracle_can_say_no() -> None:
-    """To a selector with another bonus, 2 ln t / a."""
-    selector, oracle = build(), FedCMUCBOracle(2)
-    select = selector.select
-
-    def otherwise(available: np.ndarray) -> np.ndarray:
-        """Let the selector count the round, then choose by the other index."""
-        select(available)
-        state = selector.state_dict()
-        index = state["mean"] + np.sqrt(2 * np.log(selector.round) / state["plays"])
-        return available[np.argsort(-index[available], kind="stable")[:2]]
-
-    selector.select = otherwise
-    assert follow(selector, oracle, RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=1)

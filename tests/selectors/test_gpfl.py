@@ -160,9 +160,3 @@ def test_unobserved_rounds(seed: int) -> None:
     oracle, world = GPFLOracle(3, ROUNDS), Crowd(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.25)
     assert follow(build(seed=seed), oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed) == []
     assert oracle.decided > ROUNDS / 2
-
-
-@pytest.mark.parametrize("changed", [{"rho": 1.1}, {"total_rounds": 100}, {"loss_sign": "paper"}])
-def test_the_oracle_can_say_no(changed: dict[str, Any]) -> None:
-    """To a selector with another rho, T or sign."""
-    assert follow(build(**changed), GPFLOracle(3, ROUNDS), RoundReport, world=WORLD, rounds=ROUNDS, seed=0)

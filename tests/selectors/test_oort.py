@@ -223,12 +223,6 @@ def test_choices_are_among_the_candidates(seed: int, score_range: str, constants
     assert not own or oracle.threshold(120) != 10.0
 
 
-@pytest.mark.parametrize("wrong", [{"cut_off": 0.1}, {"exploration_min": 0.9}])
-def test_the_oracle_can_say_no(wrong: dict[str, float]) -> None:
-    selector, oracle = build(exploration_decay=0.5, **wrong), OortOracle(3, SIZES, decay=0.5)
-    assert follow(selector, oracle, RoundReport, world=World(num_clients=9), rounds=60, seed=0)
-
-
 def test_the_chances_among_candidates_follow_the_scores() -> None:
     """Six tried clients, three exploited of those that come near enough: sets as often as draws by score."""
     selector, oracle = greedy(cut_off=0.5), OortOracle(3, [1.0] * 6, 0.0, least=0.0)

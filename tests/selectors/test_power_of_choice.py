@@ -93,14 +93,6 @@ def test_the_candidates_follow_the_sizes(d: int, name: str) -> None:
     assert p_value(counts, drawn_one_by_one(dict.fromkeys(sizes, 1.0), d)) < 1e-9  # the test can tell
 
 
-def test_the_oracle_of_the_draws_by_hand() -> None:
-    """Weights 1, 2, 1, two of three: {0, 1} has 1/4 * 2/3 + 2/4 * 1/2 = 5/12, {0, 2} has 2 * 1/4 * 1/3 = 1/6."""
-    chances = drawn_one_by_one({0: 1.0, 1: 2.0, 2: 1.0}, 2)
-    assert chances[frozenset({0, 1})] == pytest.approx(5 / 12)
-    assert chances[frozenset({0, 2})] == pytest.approx(1 / 6)
-    assert sum(chances.values()) == pytest.approx(1.0)
-
-
 def test_clients_of_weight_zero_are_drawn_last_and_in_any_order() -> None:
     generator = np.random.default_rng(3)
     with np.errstate(divide="ignore"):

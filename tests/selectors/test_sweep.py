@@ -41,7 +41,8 @@ def test_as_the_plain_sweep(kind: str, alpha: float, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1000.0])
-def test_as_the_plain_sweep_over_several_slices(alpha: float) -> None:
+def test_as_the_plain_sweep_over_several_slices(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bsfl_solvers, "SLICE", 256)
     ucb, g = instance("independent", 3 * bsfl_solvers.SLICE + 17, np.random.default_rng(1))
     assert bsfl_solvers.maximize(ucb, g, 40, alpha).tolist() == plain(ucb, g, 40, alpha).tolist()
 
