@@ -72,24 +72,6 @@ def test_weights_and_mix(name: str, weights: list[float], old: float, new: float
     assert given.tolist() == [10.0, 30.0]
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "mean"])
-def test_with_every_client_in_the_round_all_weighted_schemes_are_fedavg(name: str) -> None:
-    scheme = averaging(name, np.array([10.0, 20.0, 70.0]), 100.0, 3)
-    assert _combined(scheme, [1.0, 2.0, 3.0], before=99.0) == pytest.approx(0.1 + 0.4 + 2.1, abs=1e-12)
-
-
-def test_the_printed_fedpdp_is_right_on_average_over_the_subsets() -> None:
-    """Over all sets of two of three clients the exact form's mean is the full average, the normalized one's is not."""
-    sizes, models = np.array([10.0, 20.0, 70.0]), np.array([1.0, 2.0, 3.0])
-    pairs = [[0, 1], [0, 2], [1, 2]]
-    found = {
-        name: np.mean([_combined(averaging(name, sizes[p], 100.0, 3), models[p].tolist(), 0.0) for p in pairs])
-        for name in ("fedpdp", "fedpdp-exact")
-    }
-    assert found["fedpdp-exact"] == pytest.approx(2.6, abs=1e-12)
-    assert found["fedpdp"] != pytest.approx(2.6, abs=0.05)
-
-
 def test_an_identity_hands_the_mean_on_unchanged() -> None:
     mean = [np.array([0.1, np.pi], dtype=np.float32)]
     for name in ("fedpdp", "mean"):
