@@ -54,7 +54,7 @@ def selectors() -> str:
 
 def paper(name: str) -> str:
     """The first paper of a selector, such as "Xia et al. 2020"; "none" if it has none."""
-    for entry in citations(name):
+    for entry in citations(name) if selector_class(name).citations else ():
         fields = dict(re.findall(r"^\s*(\w+)\s*=\s*\{+(.*?)\}+,?$", entry, re.MULTILINE | re.DOTALL))
         authors = re.split(r"\s+and\s+", fields.get("author", ""))
         last = authors[0].partition(",")[0] if "," in authors[0] else authors[0].rpartition(" ")[2]
