@@ -16,7 +16,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower import building, driving
+from fedsel_flwr.simulations.on_flower import app, building
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
@@ -170,7 +170,7 @@ def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, witho
 def test_a_strategy_is_checked_or_made_once_a_run(own: bool, without_ray: None, monkeypatch: Any) -> None:
     """A second one would be thrown away, with the data it measures on."""
     calls: list[str] = []
-    for module, name in ((engine, "resolve_strategy"), (building, "make_strategy"), (driving, "make_strategy")):
+    for module, name in ((engine, "resolve_strategy"), (building, "make_strategy"), (app, "make_strategy")):
         original = getattr(module, name)
 
         def counted(*args: Any, original: Any = original, name: str = name) -> Any:
