@@ -163,17 +163,19 @@ def paired_effects(
     ends: Values | None = None,
     margin: float = 1.0,
     confidence: float = CONFIDENCE,
+    is_ratio: bool | None = None,
 ) -> list[PairedEffect]:
     """Compare every selector with a reference in one figure.
 
     Args:
         values: The figure of each run (:func:`collect`).
         reference: Name of the selector to compare with.
-        figure: Name of the figure. It determines whether ratios or differences are used (:data:`RATIOS`).
+        figure: Name of the figure.
         ends: Time or energy of each run at its end, in the unit of the figure. An infinite value is larger than all
             values up to this end. If None, an infinite value is larger than all values.
         margin: Ratios of a pair between 1 / margin and margin count as ties in the sign test.
         confidence: Confidence of the interval, in (0, 1).
+        is_ratio: Whether ratios are used instead of differences. If None, the figure decides (:data:`RATIOS`).
 
     Returns:
         One effect for each selector except the reference, in the order of ``values``.
@@ -191,7 +193,7 @@ def paired_effects(
     if reference not in values:
         raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
     return [
-        _effect(values, selector, reference, figure, ends, margin, confidence)
+        _effect(values, selector, reference, figure, ends, margin, confidence, is_ratio)
         for selector in values
         if selector != reference
     ]
@@ -278,6 +280,7 @@ def _effect(
     ends: Values | None,
     margin: float,
     confidence: float,
+    is_ratio: bool | None,
 ) -> PairedEffect:
     """Return the paired effect of two selectors."""
     seeds = sorted(values[selector].keys() & values[reference].keys())
@@ -287,7 +290,7 @@ def _effect(
     own_ends, their_ends = (
         np.array([ends[name][seed] if ends else math.inf for seed in seeds]) for name in (selector, reference)
     )
-    is_ratio = figure in RATIOS
+    is_ratio = figure in RATIOS if is_ratio is None else is_ratio
     both = np.isfinite(mine) & np.isfinite(theirs)
     if is_ratio:
         both &= (mine > 0) & (theirs > 0)

@@ -28,8 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.report.paired import holm, student_interval, student_p
+from fedsel_flwr.report.paired import PairedEffect, holm, paired_effects
 from fedsel_flwr.simulations.reproductions.paper_figure import EVERY, ArmName, Comparison, PaperFigure
 from fedsel_flwr.simulations.reproductions.rows import Results
 
@@ -154,11 +153,11 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
     corrected = holm([finding.p for finding, _ in raw if finding.comparison.check.relation != "equal"])
     remaining, count = iter(corrected), len(corrected)
     findings = []
-    for finding, effects in raw:
+    for finding, effect in raw:
         p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
         # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
         factor = p / finding.p if finding.p > 0 and p < 1 else count
-        findings.append(_with_word(replace(finding, p=p), effects, figure.shortened != "", factor))
+        findings.append(_with_word(replace(finding, p=p), effect, figure.shortened != "", factor))
     own = {
         reading: [one for one in findings if one.comparison.check.reading in (EVERY, reading)]
         for reading in figure.readings
@@ -190,48 +189,34 @@ def _values(arm: ArmName, outcome: str, values: Lookup) -> dict[int, float]:
     return {seed: value - sum(other[seed] for other in rest) for seed, value in first.items()}
 
 
-def _pairs(comparison: Comparison, values: Lookup) -> tuple[FloatArray, FloatArray]:
-    """Return the values of the left and the right arm on their common seeds."""
-    outcome = comparison.check.outcome
+def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, PairedEffect]:
+    """Return the finding with its p-value before correction, and the paired effect of the two arms."""
+    outcome, other = comparison.check.outcome, comparison.right
     left = _values(comparison.left, outcome, values)
-    if not isinstance(comparison.right, ArmName):
-        own = np.array(list(left.values()))
-        return own, np.full(len(own), comparison.right)
-    right = _values(comparison.right, outcome, values)
-    seeds = sorted(left.keys() & right.keys())
-    return np.array([left[seed] for seed in seeds]), np.array([right[seed] for seed in seeds])
-
-
-def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, FloatArray]:
-    """Return the estimate with its interval and its p-value before correction, and the effect of each seed."""
-    left, right = _pairs(comparison, values)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        effects = np.asarray(np.log(left) - np.log(right) if comparison.is_ratio else left - right)
-    back = math.exp if comparison.is_ratio else float
-    known = len(effects) > 1 and bool(np.isfinite(effects).all())
-    low, high = student_interval(effects) if known else (math.nan, math.nan)
+    right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
+    (effect,) = paired_effects({"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio)
     finding = Finding(
         comparison=comparison,
-        estimate=back(float(effects.mean())),
-        low=back(low),
-        high=back(high),
-        p=student_p(effects) if known else math.nan,
-        left=float(left.mean()),
-        right=float(right.mean()),
-        seeds=len(effects),
+        estimate=effect.estimate,
+        low=effect.low,
+        high=effect.high,
+        # Without an interval there is no t-test.
+        p=math.nan if math.isnan(effect.low) else effect.p,
+        left=float(np.mean([left[seed] for seed in effect.seeds])),
+        right=float(np.mean([right[seed] for seed in effect.seeds])),
+        seeds=effect.pairs,
+        is_small=effect.is_ratio and effect.is_within(1 + comparison.check.margin),
     )
-    return finding, effects
+    return finding, effect
 
 
-def _with_word(finding: Finding, effects: FloatArray, is_shortened: bool, factor: float) -> Finding:
+def _with_word(finding: Finding, effect: PairedEffect, is_shortened: bool, factor: float) -> Finding:
     """Return the finding with its word, and with the seeds that would settle it."""
     word = _word(finding)
     if is_shortened and word == "reproduced":
         word = "direction only"
-    needed = _seeds_needed(finding, effects, factor) if word == "not settled" else math.nan
-    within = _margin(finding)
-    small = finding.comparison.is_ratio and within[0] <= finding.low and finding.high <= within[1]
-    return replace(finding, word=word, seeds_needed=needed, is_small=small)
+    seeds = _seeds_needed(finding, effect, factor) if word == "not settled" else math.nan
+    return replace(finding, word=word, seeds_needed=seeds)
 
 
 def _margin(finding: Finding) -> tuple[float, float]:
@@ -267,26 +252,26 @@ def _has_paper_size(finding: Finding) -> bool:
     return near or finding.low <= paper <= finding.high
 
 
-def _seeds_needed(finding: Finding, effects: FloatArray, factor: float) -> float:
+def _seeds_needed(finding: Finding, effect: PairedEffect, factor: float) -> float:
     """Return the number of seeds at which the same mean and spread would settle the check.
 
     Args:
         finding: The finding.
-        effects: Effect of each seed.
+        effect: Its paired effect.
         factor: Factor of Holm's correction. It counts only in the claimed direction, because an interval without
             correction excludes a claim.
     """
-    if len(effects) < 3 or not np.isfinite(effects).all():
+    if effect.pairs < 3 or math.isnan(effect.low):
         return math.nan
     from scipy.stats import t
 
-    check, size, deviation = finding.comparison.check, abs(float(effects.mean())), float(effects.std(ddof=1))
-    if deviation == 0:
+    check, size = finding.comparison.check, abs(math.log(effect.estimate) if effect.is_ratio else effect.estimate)
+    if effect.deviation == 0:
         return math.inf
-    seeds = np.arange(len(effects) + 1, MAX_SEEDS + 1)
-    error = deviation / np.sqrt(seeds)
+    seeds = np.arange(effect.pairs + 1, MAX_SEEDS + 1)
+    error = effect.deviation / np.sqrt(seeds)
     if check.relation == "equal":
-        margin = math.log(1 + check.margin) if finding.comparison.is_ratio else check.margin
+        margin = math.log(1 + check.margin) if effect.is_ratio else check.margin
         settled = seeds[np.abs(size - margin) >= t.ppf(0.975, seeds - 1) * error]
     else:
         settled = seeds[(1 if finding.is_contrary else factor) * 2 * t.sf(size / error, seeds - 1) <= LEVEL]

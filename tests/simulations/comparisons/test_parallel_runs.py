@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -20,7 +21,8 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare
-from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
+from fedsel_flwr.simulations.comparisons import parallel_runs
+from fedsel_flwr.simulations.comparisons.parallel_runs import Processes, Report
 from fedsel_flwr.simulations.engine import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
@@ -156,19 +158,29 @@ def workers(of: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(of).children() if "popen_loky" in " ".join(child.cmdline())]
 
 
-def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
-    def kill_one() -> None:
-        wait_until(lambda: list(tmp_path.glob("study/*/checkpoints/*")), 90, "no checkpoint")
-        workers(os.getpid())[0].kill()
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    with pytest.raises(RunError, match="a worker process was killed"):
-        compare(smoke(100_000), ["bsfl", "random"], seeds=1, jobs=2, folder=tmp_path / "study", checkpoint_every=1)
-    killer.join()
+def die(number: int, _shared: None, _report: Report) -> int:
+    if number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
 
 
-@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+def test_a_process_that_is_killed_is_told_of() -> None:
+    with pytest.raises(RunError, match="a worker process was killed, perhaps because memory ran out"):
+        list(Processes(2, threads=1).map(die, [0, 1], ["zero", "one"]))
+
+
+def test_a_worker_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its next report, because a killed parent cannot end it."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    common = cloudpickle.dumps((lambda given, shared, report: report(given), None))
+    for parent in (os.getppid(), os.getppid() + 1):
+        parallel_runs._call(cloudpickle.dumps(3), common, parent)
+    assert ended == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedsel_flwr.cli", "compare", "smoke", "--rounds", "100000", "--jobs", "2"]
     with Command(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
 from fedsel_flwr.simulations.reproductions import reproducing
 from fedsel_flwr.simulations.reproductions.claims import CHECK_COLUMNS, VERDICTS, verdict_of
 from fedsel_flwr.simulations.reproductions.paper_figure import figure_names, load_figure, read_figure
@@ -69,7 +72,14 @@ def test_a_repeated_command_simulates_only_the_missing_runs(
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
 
-def test_processes_give_the_same_rows(played: Path, tmp_path: Path) -> None:
+def test_processes_give_the_same_rows(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the calls end in another order."""
+
+    def map_backwards(self: Processes, call: Any, given: list[Cell], names: list[str]) -> Iterator[tuple[int, Any]]:
+        for index in reversed(range(len(given))):
+            yield index, call(given[index], None, lambda rounds: None)
+
+    monkeypatch.setattr(Processes, "map", map_backwards)
     reproducing.reproduce([NAME], tmp_path, jobs=2, announce=lambda line: None)
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
