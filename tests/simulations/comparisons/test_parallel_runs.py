@@ -23,7 +23,6 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare
 from fedsel_flwr.simulations.comparisons import parallel_runs
 from fedsel_flwr.simulations.comparisons.parallel_runs import Processes, Report
-from fedsel_flwr.simulations.engine import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
 from tests.simulations.cut_off_runs import parts, smoke
@@ -112,18 +111,16 @@ def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ({"jobs": 0}, "jobs must be a whole number of at least 1, got 0"),
         ({"jobs": 2, "engine": "ray"}, "jobs = 2 runs at a time would share Ray"),
+        ({"jobs": 2, "device": "cuda"}, "jobs = 2 runs at a time would share the device 'cuda'"),
     ],
 )
-def test_what_cannot_be_side_by_side_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_side_by_side_is_refused(
+    keys: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsel_flwr.simulations.engine.check_device", lambda device: None)
     with pytest.raises(ParameterError, match=message):
         compare(smoke(5), ["bsfl", "random"], folder=tmp_path / "runs", **keys)
     assert not (tmp_path / "runs").exists()
-
-
-def test_one_device_is_not_shared() -> None:
-    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda'"):
-        check_jobs(smoke(), 2, "cuda")
-    assert check_jobs(smoke(), np.int64(1), "cuda") == 1  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

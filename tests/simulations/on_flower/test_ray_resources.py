@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
@@ -87,24 +86,6 @@ def test_what_only_ray_can_follow_is_refused_without_it(name: str) -> None:
     for start in starts:
         with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
             start(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--ray-address", "nowhere"], "ray_address must be HOST:PORT of the cluster's head"),
-        (["--engine", "vectorized", "--device", "nosuch"], "device = 'nosuch' cannot be used"),
-    ],
-)
-def test_on_the_command_line_it_is_one_line(
-    argv: list[str], said: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gpus(monkeypatch, 0)
-    assert main(["run", "smoke", "--runs-dir", str(tmp_path / "runs"), *argv]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"fedsel: error: {said}")
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
