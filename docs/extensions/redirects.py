@@ -33,7 +33,7 @@ PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="refresh" content="1; url={target}">
+<noscript><meta http-equiv="refresh" content="0; url={target}"></noscript>
 <link rel="canonical" href="{target}">
 <title>This page has moved</title>
 <script>location.replace(location.hash ? "{page}" + location.hash : "{target}")</script>
