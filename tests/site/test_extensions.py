@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, links
+from tests.pages import PAGES, ROOT, anchors, links
 
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
 sys.path.insert(0, str(ROOT / "docs" / "extensions"))
 
+import generated
 import inventories
 import public_names
+import redirects
 import repository
 from markdown_it import MarkdownIt
 from mathml import mathml
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import docutils_namespace
 from sphinx.util.inventory import InventoryFile
 
@@ -153,3 +156,24 @@ def test_equations_anchors_and_links_of_a_page(tmp_path: Path) -> None:
     assert 'href="second.html#there.it_is"' in text
     assert "second.md" not in text
     assert 'id="there.it_is"' in (tmp_path / "out" / "second.html").read_text("utf-8")
+
+
+def test_a_generated_table_takes_the_place_of_what_readers_of_the_repository_see() -> None:
+    source = [
+        "A\n\n<!-- generated: arguments of list -->\n\nB\n\n<!-- generated: arguments of cite -->\nC\n<!-- end -->\nD\n"
+    ]
+    generated.replace(None, "page", source)  # type: ignore[arg-type]
+    shown, cite = source[0].split("\nB\n")
+    assert "| `--json` | print JSON" in shown
+    assert "| `SELECTOR` | print the papers" in cite
+    assert "C" not in cite.splitlines()
+    assert cite.endswith("\nD\n")
+    with pytest.raises(ExtensionError, match="page asks for the table 'no such'"):
+        generated.replace(None, "page", ["<!-- generated: no such -->"])  # type: ignore[arg-type]
+
+
+def test_an_old_address_leads_to_a_section_that_is_there() -> None:
+    for old, new in redirects.MOVED.items():
+        page, _, anchor = new.partition("#")
+        assert not (ROOT / "docs" / f"{old}.md").exists()
+        assert not anchor or anchor in anchors(ROOT / "docs" / f"{page}.md"), new
