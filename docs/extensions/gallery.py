@@ -301,7 +301,7 @@ def _reading(name: str) -> str:
         parts.append("The selector reads nothing. Nothing leaves the client except what the training sends.")
     if keys := [f"``{column.key}``" for column in reads.columns if column.source == "reply"]:
         parts.append(
-            f"The client's code returns {', '.join(keys)} among its metrics. If your app has other names for them, pass "
+            f"The client's code returns {', '.join(keys)} among its metrics. If your app has other names, pass "
             ":py:class:`~fedsel_flwr.strategies.MetricKeys` as the strategy's option ``metric_keys``."
         )
     needed = ", ".join(f"``{column}``" for column in sorted(reads.requires))
