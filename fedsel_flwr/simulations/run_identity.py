@@ -146,37 +146,6 @@ def identity(world: World, own: OwnParts, code: Identity) -> dict[str, str]:
     return found
 
 
-def plan_identity(codes: Mapping[str, Identity], world: World, own: OwnParts) -> dict[str, Any]:
-    """Return the fingerprints of a comparison.
-
-    Args:
-        codes: Label of each selector -> its :func:`code_identity`.
-        world: World of the first seed.
-        own: The caller's model, data and objective.
-
-    Returns:
-        A table with ``selectors`` (label -> fingerprint), ``seed``, and the other fingerprints of the first run.
-    """
-    first = identity(world, own, next(iter(codes.values())))
-    selectors = {label: code["selector"] for label, code in codes.items()}
-    return {"selectors": selectors, "seed": world.scenario.seed} | {
-        key: first[key] for key in PARTS if key in first and key != "selector"
-    }
-
-
-def changed_plan_parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the names of the parts in which the fingerprints of two plans differ.
-
-    The new plan may have more selectors, and may begin with another seed.
-    """
-    before, now = there.get("selectors"), here["selectors"]
-    known = before if isinstance(before, Mapping) else {}
-    changed = [f"selector {label!r}" for label in now if label in known and known[label] != now[label]]
-    # The scenario is left out, because resuming a run reports the key that differs. Data may differ between seeds.
-    left_out = ("scenario",) if there.get("seed") == here["seed"] else ("scenario", "data", "partition")
-    return changed + [key for key in PARTS[1:] if key not in left_out and there.get(key) != here.get(key)]
-
-
 def check_poolable(runs: Sequence[tuple[str, int, Identity, str]]) -> None:
     """Refuse to pool runs of different code or data, and warn about runs without fingerprints.
 

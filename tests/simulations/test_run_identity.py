@@ -57,9 +57,7 @@ def test_a_changed_selector_is_refused_by_name_or_played_again(
     capsys.readouterr()
     assert main(resume) == 2
     said = capsys.readouterr().err
-    assert (
-        "was started with other code or data. Changed since then: selector 'Fastest'. Repeat it with --replay" in said
-    )
+    assert "was made with other code or data. Changed since then: selector 'Fastest'. Repeat it with --replay" in said
     assert choices(folder / "Fastest-seed1") == before[0]
     assert main([*resume, "--replay"]) == 0
     assert choices(folder / "Fastest-seed1") != before[0]
@@ -173,9 +171,6 @@ def test_a_drawn_partition_is_compared_on_its_seed_only(tmp_path: Path) -> None:
     runs = Comparison.load(tmp_path).runs
     assert len(runs) == 4
     assert len({run.result.fingerprints["partition"] for run in runs}) == 2
-    said = json.loads((tmp_path / "plan.json").read_text())["fingerprints"]
-    assert set(said) == {"selectors", "seed", "scenario", "data", "partition"}
-    assert set(said["selectors"]) == {"random", "bsfl"}
 
 
 def test_a_run_of_an_older_version_is_refused_by_name_and_read_with_a_warning(

@@ -30,13 +30,13 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
     report_progress,
     run_arguments,
 )
-from fedsel_flwr.simulations.comparisons.plan import FOLDER_CURE, Plan, check_plan, read_plan, write_plan
+from fedsel_flwr.simulations.comparisons.plan import FOLDER_CURE, Plan, read_plan, write_plan
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS
 from fedsel_flwr.simulations.on_flower.building import first_rounds, make_strategy, selector_params
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import RunResult, describe_runs
-from fedsel_flwr.simulations.run_identity import RUN, plan_identity
+from fedsel_flwr.simulations.run_identity import RUN
 from fedsel_flwr.simulations.run_options import RunOptions, takes
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -212,19 +212,12 @@ def run_plan(
         check_links(folder)
         _check_folder(folder, names, single=len(names) == 1, resume=options.resume is not False)
     jobs = _jobs(plan, folder)
-    of_first_seed = jobs[: len(plan.contenders)]
     # If all runs have finished, they are only read, which needs neither their data nor their selectors.
     if not all(job.is_over(replace(options, replay=False)) for job in jobs):
-        _check_worlds(of_first_seed, own)
+        _check_worlds(jobs[: len(plan.contenders)], own)
     if folder:
-        # Done before anything is written, because a callable may fail to make a selector.
-        codes = {job.contender.label: job.code(own) for job in of_first_seed}
-        found = plan_identity(codes, world_of(own.named_in(jobs[0].scenario), own), own)
         lock = lock_comparison(folder)
-        if options.resume and not options.replay:
-            check_plan(folder, found)
-        named = {"scenario": own.named_in(plan.scenario), "fingerprints": found}
-        write_plan(folder, plan.model_copy(update=named))
+        write_plan(folder, plan.model_copy(update={"scenario": own.named_in(plan.scenario)}))
     # On a cluster, these two numbers are those of each vectorized run.
     unused = ("num_cpus", "num_gpus") if plan.plays_on_cluster else ()
     on_ray = replace(

@@ -38,12 +38,12 @@ from fedsel_flwr.simulations.comparisons.contenders import (
     sweep_contenders,
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs
-from fedsel_flwr.simulations.existing_runs import REPLAY_CURE, has_begun
+from fedsel_flwr.simulations.existing_runs import has_begun
 from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.building import make_availability
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
-from fedsel_flwr.simulations.run_identity import RUN, changed_plan_parts
+from fedsel_flwr.simulations.run_identity import RUN
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import (
     REFERENCE_KEYS,
@@ -133,8 +133,7 @@ class Plan(Table):
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs. If None, as many as the Ray cluster has room for.
         checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
-        fingerprints: Fingerprints of code and data when the plan was written
-            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
+        fingerprints: In plans of earlier versions, the fingerprints of code and data. Each run has its own.
     """
 
     scenario: Scenario
@@ -408,26 +407,6 @@ def read_plan(folder: Path) -> Plan:
     except (ValidationError, ParameterError, TypeError) as error:
         raise ParameterError(f"{str(path)!r} is not a plan: {describe_faults(error)}") from None
     return found
-
-
-def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
-    """Refuse to resume a comparison whose selectors, model, data or scenario have changed.
-
-    Args:
-        folder: Folder of the comparison.
-        here: The fingerprints of the code and data of this process
-            (:func:`~fedsel_flwr.simulations.run_identity.plan_identity`).
-
-    Raises:
-        RunError: A part has changed. The error names it.
-    """
-    # If there is no plan, or a plan without fingerprints, each run compares its fingerprints when it is resumed.
-    there = read_plan(folder).fingerprints if (folder / PLAN).is_file() else None
-    if there is not None and (names := changed_plan_parts(there, here)):
-        raise RunError(
-            f"{str(folder)!r} was started with other code or data. Changed since then: {', '.join(names)}. "
-            f"{REPLAY_CURE}"
-        )
 
 
 def find_newest_run(plan: Plan, root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
