@@ -21,6 +21,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -432,11 +433,11 @@ def _percent(one: Interval) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """Convert to the types of JSON; None for a number that is not finite."""
+    """Convert to the types of JSON: None for a number that is not finite, ISO 8601 for a time."""
     if isinstance(value, Mapping):
         return {str(key): plain_values(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain_values(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value
+    return value.isoformat() if isinstance(value, datetime) else value

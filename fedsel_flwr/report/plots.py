@@ -24,7 +24,7 @@ from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page import comparison_tables as tables
 from fedsel_flwr.report.page.comparison_tables import mean_curve
 from fedsel_flwr.report.page.document import convert
-from fedsel_flwr.report.run_folder import atomic_write, load_optional
+from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target, moving_average
 from fedsel_flwr.report.verdict import Verdict
 
@@ -178,12 +178,14 @@ def _accuracy_rows(drawn: Mapping[str, Sequence[History]], window: int, is_fract
         # A quality that the user defines may be outside the range of a fraction, as R² can be.
         if is_fraction:
             low, high = low.clip(min=0.0), high.clip(max=1.0)
-        columns = (x.tolist(), mean.tolist(), low.tolist(), high.tolist())
-        found += [
-            {"series": number, "x": place, "accuracy": value, "low": below, "high": above}
-            for place, value, below, above in zip(*columns, strict=True)
-        ]
+        found += _rows(number, x=x, accuracy=mean, low=low, high=high)
     return found
+
+
+def _rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
+    """Return columns of equal length as the rows of a series."""
+    lists = [values.tolist() for values in columns.values()]
+    return [{"series": number, **dict(zip(columns, values, strict=True))} for values in zip(*lists, strict=True)]
 
 
 def _numbered(columns: Mapping[str, Any], labels: Sequence[str], **only: str) -> list[dict[str, Any]]:
@@ -205,12 +207,10 @@ def _count_rows(drawn: Mapping[str, Sequence[History]], num_clients: int) -> lis
         mean, deviation = counts.mean(axis=0), counts.std(axis=0, ddof=min(1, len(counts) - 1))
         # Selectors with equal counts, such as round-robin, would hide each other, so the lower lines are wider.
         shapes.append(mean.tobytes())
-        width = 1.8 + 2.4 * (shapes.count(shapes[-1]) - 1)
-        found += [
-            {"series": number, "place": place, "count": float(mean[k]), "width": width,
-             "low": float(mean[k] - deviation[k]), "high": float(mean[k] + deviation[k])}
-            for place in range(num_clients + 1) for k in (min(place, num_clients - 1),)
-        ]  # fmt: skip
+        width = np.full(num_clients + 1, 1.8 + 2.4 * (shapes.count(shapes[-1]) - 1))
+        # A step lasts until the next place, so the last count is repeated.
+        count, low, high = (np.append(one, one[-1:]) for one in (mean, mean - deviation, mean + deviation))
+        found += _rows(number, place=np.arange(num_clients + 1), count=count, low=low, high=high, width=width)
     return found
 
 
@@ -261,26 +261,20 @@ def plot_rounds(
     highest = 0.0
     for number, (selector, histories) in enumerate(drawn.items()):
         length = min(len(h.rounds) for h in histories)
-        fractions = [selection_fractions(h, num_clients) for h in histories]
-        first = fractions[0]
-        curves = {
-            "accuracy": np.mean([_accuracy(h, target_rounds)[:length] for h in histories], axis=0),
-            "clients": np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0),
-            "share": np.median(first, axis=1),
-        }
+        rounds, fractions = np.arange(1, length + 1), [selection_fractions(h, num_clients) for h in histories]
+        accuracy = np.mean([_accuracy(h, target_rounds)[:length] for h in histories], axis=0)
+        rows["accuracy"] += _rows(number, round=rounds, accuracy=accuracy)
+        seen = np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0)
+        rows["clients"] += _rows(number, round=rounds, clients=seen)
+        own = np.sort(fractions[0], axis=1)
+        share = np.median(own, axis=1)
+        edges = {"low": own[:, 0], "high": own[:, -1]} if banded else {}
+        rows["share"] += _rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
+        highest = max(highest, float(edges.get("high", share)[len(own) // 5 :].max(initial=0.0)))
         if lost:
-            curves["theta"] = np.mean([np.asarray(one, dtype=np.float64)[:length] for one in lost[selector]], axis=0)
-        for name, values in curves.items():
-            rows[name] += [{"series": number, "round": t, name: value} for t, value in enumerate(values.tolist(), 1)]
-        low, high = (first.min(axis=1), first.max(axis=1)) if banded else (curves["share"],) * 2
-        highest = max(highest, float(high[len(first) // 5 :].max(initial=0.0)))
-        if banded:
-            for row, below, above in zip(rows["share"][-len(first) :], low.tolist(), high.tolist(), strict=True):
-                row |= {"low": below, "high": above}
-    alt = load_optional("altair")
-    x = alt.X(
-        "round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(zero=False, nice=False)
-    )
+            theta = np.mean([np.asarray(one, dtype=np.float64)[:length] for one in lost[selector]], axis=0)
+            rows["theta"] += _rows(number, round=rounds, theta=theta)
+    x = charts.round_axis()
     form = ".0%" if charts.are_fractions(row["accuracy"] for row in rows["accuracy"]) else ""
     spread = ": median, least to most" if banded else " of the median client"
     shares = {"domain": [0, 1.1 * highest or 1.0], "nice": False}

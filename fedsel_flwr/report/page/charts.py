@@ -50,6 +50,19 @@ Styles = Mapping[int, tuple[str, Sequence[int]]]
 """Number of a selector -> colour and dashes."""
 
 
+class _Later:
+    """Module that is imported on first use, because servers need no charts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(load_optional(self._name), name)
+
+
+alt: Any = _Later("altair")
+
+
 def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
     """Return colour and dashes of each selector, as in the picture; black is the colour of the text."""
     return {
@@ -101,7 +114,6 @@ def line_chart(
         width: Column of the lines' widths; empty for equal widths.
         more: Further layers.
     """
-    alt = _altair()
     axis = alt.Axis(format=form) if form else alt.Axis()
     of = {"title": y_title, "axis": axis, "scale": alt.Scale(**(scale or {"zero": False}))}
     how = {"interpolate": "step-after"} if step else {}
@@ -122,14 +134,13 @@ def line_chart(
 def accuracy_chart(selectors: Styles, target: float, *, is_fraction: bool) -> dict[str, Any]:
     """Lines of accuracy with a band of one deviation, and the target as a dashed line."""
     return line_chart(
-        selectors, _altair().X("x:Q", title=X_TITLE), "accuracy", "test accuracy", tooltip=["x:Q", "accuracy:Q"],
+        selectors, alt.X("x:Q", title=X_TITLE), "accuracy", "test accuracy", tooltip=["x:Q", "accuracy:Q"],
         band=True, step=True, form=".0%" if is_fraction else "", goal=target,
     )  # fmt: skip
 
 
 def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     """Forest plot: ratios with intervals, a point per seed, the margin, and the band of the reference itself."""
-    alt = _altair()
     x = alt.X("ratio:Q", title=f"{X_TITLE}, ratio to {reference}", scale=alt.Scale(type="log", nice=False, padding=12))
     y = _series_axis()
     colour = series_colour(selectors)
@@ -173,7 +184,6 @@ def profile_chart(
 
     ``named``: a text names the targets that some runs did not reach.
     """
-    alt = _altair()
     form, scale = alt.Axis(format="~%", values=list(targets)), alt.Scale(zero=False, padding=10)
     x = alt.X("target:Q", title="target accuracy", axis=form, scale=scale)
     text = alt.Chart().transform_filter("datum.reached < datum.pairs").mark_text(
@@ -191,7 +201,6 @@ def interval_chart(
     selectors: Styles, groups: Sequence[str], title: str | list[str], levels: Mapping[str, float]
 ) -> dict[str, Any]:
     """Points with intervals: one value of each selector in each group; lines at the levels, with their names."""
-    alt = _altair()
     crowded = len(groups) > 5 or len("".join(groups)) > LONGEST_NAMES
     axis = alt.Axis(labelAngle=-30 if crowded else 0, labelLimit=0, labelOverlap=False)
     base = alt.Chart().encode(
@@ -211,8 +220,7 @@ def interval_chart(
 
 def count_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often the clients were selected, the most selected client first, with a band of one deviation."""
-    alt = _altair()
-    x = alt.X("place:Q", title=X_TITLE, axis=_whole(), scale=alt.Scale(nice=False))
+    x = alt.X("place:Q", title=X_TITLE, axis=alt.Axis(format="d"), scale=alt.Scale(nice=False))
     return line_chart(
         selectors, x, "count", "times selected", band=True, step=True, form="d", scale={"domainMin": 0}, width="width"
     )
@@ -220,10 +228,7 @@ def count_chart(selectors: Styles) -> dict[str, Any]:
 
 def map_chart() -> dict[str, Any]:
     """Heat map: rounds from left to right, clients in the order of their mean latency from below."""
-    alt = _altair()
-    chart = _centred(alt.Chart()).transform_calculate(first_client="datum.place + 1").mark_rect().encode(
-        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
-        x2="right:Q",
+    chart = _bars(alt.Chart().transform_calculate(first_client="datum.place + 1")).encode(
         y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
         y2="place_end:Q",
         # Without the darkest colours, which look like no selection on a dark page.
@@ -244,7 +249,6 @@ def map_chart() -> dict[str, Any]:
 
 def selection_chart(selectors: Styles) -> dict[str, Any]:
     """Points: how often a client was selected against its mean latency."""
-    alt = _altair()
     chart = alt.Chart().mark_circle(opacity=0.6, size=40).encode(
         x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
         y=alt.Y("selections:Q", title="times selected"),
@@ -256,7 +260,7 @@ def selection_chart(selectors: Styles) -> dict[str, Any]:
 
 def tenth_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often a client of each tenth was selected against the tenth's mean latency."""
-    x = _altair().X("latency_s:Q", title="mean latency (s)", scale=_altair().Scale(zero=False))
+    x = alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False))
     tooltip = ["tenth:Q", "latency_s:Q", "selections_per_client:Q"]
     return line_chart(
         selectors, x, "selections_per_client", "times selected", tooltip=tooltip, points=True, scale={"zero": True}
@@ -265,7 +269,6 @@ def tenth_chart(selectors: Styles) -> dict[str, Any]:
 
 def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
     """Points: one figure of each selector, with one deviation; ``form`` is the format of the axis."""
-    alt = _altair()
     y = _series_axis()
     scale, axis = alt.Scale(zero=False), alt.Axis(format=form)
     base = alt.Chart().encode(y=y, color=series_colour(selectors))
@@ -283,8 +286,7 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
 
     ``most`` is the largest number of failed clients if every bar is one round; None if bars are means.
     """
-    alt = _altair()
-    rows = _centred(alt.Chart()).transform_stack(
+    rows = alt.Chart().transform_stack(
         stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("series")]
     )
     y = alt.Y("low:Q", title="failed clients per round")
@@ -292,9 +294,7 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
         # The least step between ticks (tickMinStep) does not hold for an axis with few of them.
         ticks = list(range(0, most + 1, math.ceil(most / 8)))
         y = y.axis(values=ticks, format="d").scale(domain=[0, most], nice=False)
-    chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(domain=[0.5, last + 0.5], nice=False)),
-        x2="right:Q",
+    chart = _bars(rows, domain=[0.5, last + 0.5]).encode(
         y=y,
         y2="high:Q",
         color=alt.Color("series:N", legend=_legend(None, LABEL)),
@@ -305,14 +305,11 @@ def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
 
 def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) -> dict[str, Any]:
     """Stacked bars: the parts of a round, in seconds, over the rounds of a deployment; a line at ``limit``."""
-    alt = _altair()
-    rows = _centred(alt.Chart()).transform_filter("datum.seconds > 0")
+    rows = alt.Chart().transform_filter("datum.seconds > 0")
     rows = rows.transform_calculate(order=f"indexof({list(parts)}, datum.part)").transform_stack(
         stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
     )  # fmt: skip
-    chart = rows.mark_rect(stroke=None).encode(
-        x=alt.X("left:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
-        x2="right:Q",
+    chart = _bars(rows).encode(
         y=alt.Y("low:Q", title=title),
         y2="high:Q",
         color=_part_colour(parts, COUNTED),
@@ -325,7 +322,6 @@ def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) ->
 
 def cost_chart(most: int) -> dict[str, Any]:
     """Bars: the seconds that waiting for a client cost, of this number of the costliest clients."""
-    alt = _altair()
     chart = alt.Chart().transform_filter(f"datum.place <= {most}").mark_bar().encode(
         x=alt.X("beyond_median_s:Q", title="seconds beyond the median client"),
         y=_series_axis(),
@@ -336,7 +332,6 @@ def cost_chart(most: int) -> dict[str, Any]:
 
 def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
     """Points: the duration of each round, with its slowest client; the longest round, and a line at ``limit``."""
-    alt = _altair()
     # Without this space, the points of the longest rounds are cut by the upper edge.
     top = 1.08 * max(longest, limit if math.isfinite(limit) else 0.0)
     scale = alt.Scale(domain=[0, top], nice=False) if top > 0 else alt.Scale()
@@ -345,7 +340,7 @@ def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
         scale=alt.Scale(domain=["usable update", "failed"], range=[PART_COLOURS["download"], PART_COLOURS["upload"]]),
     )  # fmt: skip
     chart = alt.Chart().mark_point(filled=True, size=45, opacity=0.8).encode(
-        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False, padding=8)),
+        x=round_axis(padding=8),
         y=alt.Y("round_s:Q", title="duration of the round (s)", scale=scale),
         color=colour,
         shape=alt.Shape("outcome:N", legend=_legend("slowest client"), scale=alt.Scale(
@@ -353,19 +348,16 @@ def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
         tooltip=["round:Q", alt.Tooltip("round_s:Q", title="seconds", format=".3~g"), "client:N", "outcome:N",
                  alt.Tooltip("beyond_median_s:Q", title="seconds beyond the median", format=".3~g"), "problem:N"],
     )  # fmt: skip
-    counted = (
-        alt.Chart()
-        .mark_rule(color=PART_COLOURS["upload"], opacity=0.5)
-        .encode(x=alt.X("round:Q"), y=alt.Y("measured_s:Q", scale=scale), y2="round_s:Q")
-    )
+    counted = alt.Chart().mark_rule(color=PART_COLOURS["upload"], opacity=0.5).encode(
+        x="round:Q", y=alt.Y("measured_s:Q", scale=scale), y2="round_s:Q"
+    )  # fmt: skip
     return specification(alt.layer(counted, chart, *named_line(limit, "max_latency")), HEIGHT)
 
 
 def evaluation_chart() -> dict[str, Any]:
     """Line: accuracy over the evaluated rounds of a deployment."""
-    alt = _altair()
     chart = alt.Chart().mark_line(point=True).encode(
-        x=alt.X("round:Q", title="round", axis=_whole(), scale=alt.Scale(zero=False, nice=False)),
+        x=round_axis(),
         y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=True)),
         tooltip=["round:Q", "accuracy:Q", "loss:Q"],
     )  # fmt: skip
@@ -374,7 +366,6 @@ def evaluation_chart() -> dict[str, Any]:
 
 def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
     """Stacked bars: the parts of a mean round of each of this number of selectors, in seconds."""
-    alt = _altair()
     rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
     chart = rows.transform_filter("datum.seconds > 0").mark_bar().encode(
         x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
@@ -388,46 +379,44 @@ def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
 
 def regret_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: seconds lost per round so far."""
-    x, title = _altair().X("round:Q", title="round", axis=_whole()), "seconds lost per round so far"
-    return line_chart(selectors, x, "theta", title, tooltip=["round:Q", "theta:Q"], scale={"zero": True}, rule=0)
-
-
-def _altair() -> Any:
-    return load_optional("altair")
+    return line_chart(
+        selectors, round_axis(), "theta", "seconds lost per round so far", tooltip=["round:Q", "theta:Q"],
+        scale={"zero": True}, rule=0,
+    )  # fmt: skip
 
 
 def _once() -> Any:
     """Return a chart whose mark is drawn once, whatever the rows are."""
-    alt = _altair()
     return alt.Chart(alt.InlineData(values=[{}]))
 
 
 def series_colour(selectors: Styles) -> Any:
-    """Return the channel of the series' colours."""
-    names = list(selectors)
-    alt = _altair()
-    scale = alt.Scale(domain=names, range=[selectors[name][0] for name in names])
-    # The menu of selectors is the legend.
+    """Return the channel of the series' colours. The menu of selectors is the legend."""
+    scale = alt.Scale(domain=list(selectors), range=[colour for colour, _ in selectors.values()])
     return alt.Color("series:N", scale=scale, legend=None)
 
 
 def _dash(selectors: Styles) -> Any:
-    names = list(selectors)
-    alt = _altair()
-    scale = alt.Scale(domain=names, range=[list(selectors[name][1]) for name in names])
+    scale = alt.Scale(domain=list(selectors), range=[list(dash) for _, dash in selectors.values()])
     return alt.StrokeDash("series:N", scale=scale, legend=None)
 
 
-def _centred(rows: Any) -> Any:
-    """Return the rows with the edges of their bars, so that the bar of a round has the round in its middle."""
-    return rows.transform_calculate(
+def _bars(rows: Any, **scale: Any) -> Any:
+    """Return bars of groups of rounds. The bar of one round has the round in its middle."""
+    rows = rows.transform_calculate(
         left="datum.round - 0.5", right="datum.round_end - 0.5", last_round="datum.round_end - 1"
     )
+    return rows.mark_rect(stroke=None).encode(x=round_axis("left", **scale), x2="right:Q")
+
+
+def round_axis(column: str = "round", **scale: Any) -> Any:
+    """Return the horizontal axis of rounds, which need not begin at 0."""
+    axis = alt.Axis(tickMinStep=1, format="d")
+    return alt.X(f"{column}:Q", title="round", axis=axis, scale=alt.Scale(**({"zero": False, "nice": False} | scale)))
 
 
 def _ends() -> list[Any]:
     """Return the first and the last round of a group, for a tooltip."""
-    alt = _altair()
     return [alt.Tooltip("round:Q", title="first round"), alt.Tooltip("last_round:Q", title="last round")]
 
 
@@ -435,29 +424,21 @@ def named_line(place: float, name: str) -> list[Any]:
     """Return a dashed horizontal line with its name; nothing if its place is unknown."""
     if not math.isfinite(place):
         return []
-    alt = _altair()
     line = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(place))
     text = _once().mark_text(text=name, align="left", baseline="bottom", dx=2, dy=-2, color=TEXT)
     return [line, text.encode(y=alt.datum(place), x=alt.value(0))]
 
 
-def _whole() -> Any:
-    """Return an axis of whole numbers."""
-    return _altair().Axis(tickMinStep=1, format="d")
-
-
 def _part_colour(parts: Sequence[str], labels: str = "datum.label") -> Any:
-    alt = _altair()
     scale = alt.Scale(domain=list(parts), range=[PART_COLOURS[part] for part in parts])
     return alt.Color("part:N", scale=scale, legend=_legend(None, labels))
 
 
 def _legend(title: str | None, labels: str = "datum.label") -> Any:
-    return _altair().Legend(title=title, orient="bottom", labelExpr=labels)
+    return alt.Legend(title=title, orient="bottom", labelExpr=labels)
 
 
 def _series_axis() -> Any:
-    alt = _altair()
     return alt.Y("series:N", title=None, axis=alt.Axis(labelExpr=LABEL))
 
 
@@ -469,7 +450,7 @@ def specification(chart: Any, height: Any) -> dict[str, Any]:
         "legend": {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "symbolLimit": 20,
                    "columns": {"expr": "max(3, floor(width / 90))"}},
     }  # fmt: skip
-    made = chart.properties(width="container", height=height, data=_altair().NamedData("rows"))
+    made = chart.properties(width="container", height=height, data=alt.NamedData("rows"))
     found = made.to_dict(context={"pre_transform": False})
     found |= {"config": config, "autosize": {"type": "fit-x", "contains": "padding"}}
     found.pop("$schema", None)

@@ -127,7 +127,7 @@ def by_selector(runs: Sequence[PageRun]) -> dict[str, list[PageRun]]:
 def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Columns:
     """Return test accuracy over each axis: a curve per run, and the mean of each selector with its deviation."""
     most = CURVE_POINTS[len(runs) > FEW_RUNS]
-    table = _Rows("axis", "seed", "selector", "x", "accuracy", "low", "high")
+    table = Rows("axis", "seed", "selector", "x", "accuracy", "low", "high")
     for axis in axes:
         for selector, own in by_selector(runs).items():
             series = [_accuracies(run, axis, window) for run in own]
@@ -184,7 +184,7 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
 
     The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
     """
-    table = _Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
+    table = Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
     figures = {"time": "time_to_target_s", "rounds": "rounds_to_target", "seconds_per_round": "seconds_per_round",
                "energy": "energy_to_target_j", "joules_per_round": "joules_per_round"}  # fmt: skip
     own = [one for one in summaries if one.selector == verdict.reference]
@@ -232,7 +232,7 @@ def unreached(verdict: Verdict) -> list[str]:
 
 def profile_table(verdict: Verdict) -> Columns:
     """Return the time ratio to the reference for each target accuracy, with its interval."""
-    table = _Rows("target", "selector", "ratio", "low", "high", "reached", "pairs")
+    table = Rows("target", "selector", "ratio", "low", "high", "reached", "pairs")
     for target, effects in verdict.profile.items():
         for effect in effects:
             table.add(target, effect.selector, effect.estimate, effect.low, effect.high, effect.reached, effect.pairs)
@@ -241,7 +241,7 @@ def profile_table(verdict: Verdict) -> Columns:
 
 def fairness_table(summaries: Sequence[RunSummary], figure: str) -> Columns:
     """Return a figure, such as Jain's index: per run, and means over the seeds with one deviation."""
-    table = _Rows("seed", "selector", "value", "low", "high")
+    table = Rows("seed", "selector", "value", "low", "high")
     for one in summaries:
         table.add(str(one.seed), one.selector, getattr(one, figure), math.nan, math.nan)
     for row in aggregate(summaries):
@@ -275,8 +275,8 @@ def selection_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns,
         A table with a row per client, at most :data:`MOST_POINTS`, in which the rows of :data:`ALL` are the clients of
         all seeds. A table with a row per tenth of the clients, sorted by latency.
     """
-    table = _Rows("seed", "selector", "client", "latency_s", "selections")
-    groups = _Rows("seed", "selector", "tenth", "latency_s", "selections_per_client")
+    table = Rows("seed", "selector", "client", "latency_s", "selections")
+    groups = Rows("seed", "selector", "tenth", "latency_s", "selections_per_client")
     most = MOST_POINTS[len(runs) > FEW_RUNS]
     latencies = ranks(runs, num_clients)
     for selector, own in by_selector(runs).items():
@@ -319,7 +319,7 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     Returns:
         The table, and the number of single seeds that have a map.
     """
-    table = _Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
+    table = Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
     latencies = ranks(runs, num_clients)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
     rows, columns = (group_edges(size, most) for size, most in zip((num_clients, last), MAP_CELLS, strict=True))
@@ -353,7 +353,7 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
 
 def failure_table(runs: Sequence[PageRun]) -> Columns:
     """Return the failed clients per round, by reason, in groups of rounds."""
-    table = _Rows("seed", "selector", "round", "round_end", "reason", "clients_per_round")
+    table = Rows("seed", "selector", "round", "round_end", "reason", "clients_per_round")
     names = usual_reasons(runs)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
     edges = group_edges(last, MAP_CELLS[1])
@@ -400,7 +400,7 @@ def part_table(runs: Sequence[PageRun]) -> Columns:
     :func:`failure_seconds`. Waiting is the rest of the round: the seconds for which a client waits for the slowest one.
     It is NaN if no client reports its parts.
     """
-    table = _Rows("seed", "selector", "part", "seconds")
+    table = Rows("seed", "selector", "part", "seconds")
     for selector, own in by_selector(runs).items():
         found = [round_parts(run) for run in own]
         for run, parts in zip(own, found, strict=True):
@@ -442,7 +442,7 @@ def failure_seconds(run: PageRun) -> FloatArray:
 
 def regret_table(runs: Sequence[PageRun]) -> Columns:
     """Return the seconds lost per round so far, compared with the genie that knows the mean latencies."""
-    table = _Rows("seed", "selector", "round", "theta")
+    table = Rows("seed", "selector", "round", "theta")
     most = CURVE_POINTS[len(runs) > FEW_RUNS]
     for selector, own in by_selector(runs).items():
         curves = [np.asarray(run.theta, dtype=np.float64) for run in own if len(run.theta)]
@@ -455,17 +455,13 @@ def regret_table(runs: Sequence[PageRun]) -> Columns:
     return table.columns
 
 
-class _Rows:
-    """Rows of a table, collected one by one."""
+class Rows:
+    """Rows of a table with these columns, collected one by one."""
 
     def __init__(self, *names: str) -> None:
-        self._names, self._rows = names, list[tuple[Any, ...]]()
+        self.columns: dict[str, list[Any]] = {name: [] for name in names}
 
     def add(self, *values: Any) -> None:
-        self._rows.append(values)
-
-    @property
-    def columns(self) -> dict[str, list[Any]]:
-        if not self._rows:
-            return {name: [] for name in self._names}
-        return dict(zip(self._names, map(list, zip(*self._rows, strict=True)), strict=True))
+        """Add a row."""
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)

@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from operator import attrgetter
@@ -27,7 +27,7 @@ from fedsel_flwr.callbacks.prometheus import reason_label
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
-from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, failure_seconds, group_edges, took_s
+from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, Rows, failure_seconds, group_edges, took_s
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.page.waiting_costs import (
     PERCENTILE,
@@ -193,17 +193,10 @@ class Deployment:
 
     def facts(self) -> dict[str, Any]:
         """Return all values as plain types; None for a value that is unknown."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        found = asdict(self)
         for name in ("accuracy", "parts", "failures", "slowest"):
             columns = found[name]
             found[name] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        found |= {name: found[name].isoformat() for name in ("as_of", "read")}
-        found["clients"] = [asdict(one) for one in self.clients]
-        found["waiting"] = asdict(self.waiting)
-        if self.checkpoint:
-            found["checkpoint"] = asdict(self.checkpoint) | {"written": self.checkpoint.written.isoformat()}
-        found["settings"], found["status"] = asdict(self.settings), asdict(self.status)
-        found["advice"] = self.advice and self.advice.facts()
         return dict(plain_values(found))
 
 
@@ -374,7 +367,7 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
     measured is the part "transfer". Otherwise the whole latency is one part. Failures and waiting are the rest of the
     round. Times that add up to more than the client's latency are left out.
     """
-    columns: dict[str, list[Any]] = {"round": [], "round_end": [], "part": [], "seconds": []}
+    table = Rows("round", "round_end", "part", "seconds")
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
     for own in _groups(rounds):
@@ -386,10 +379,8 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
         rest = mean([one.round_s for one in own]) - probes - sum(parts.values()) - failures
         parts |= {"waiting": rest, "failures": failures, "probes": probes}
         for part, seconds in parts.items():
-            values = (own[0].round, own[-1].round + 1, part, seconds)
-            for name, value in zip(columns, values, strict=True):
-                columns[name].append(value)
-    return columns
+            table.add(own[0].round, own[-1].round + 1, part, seconds)
+    return table.columns
 
 
 def _is_reported(row: ClientRecord) -> bool:
@@ -421,14 +412,12 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
 
     The reasons are those of the metrics for Prometheus (:func:`~fedsel_flwr.callbacks.prometheus.reason_label`).
     """
-    columns: dict[str, list[Any]] = {"round": [], "round_end": [], "reason": [], "clients_per_round": []}
+    table = Rows("round", "round_end", "reason", "clients_per_round")
     for own in _groups(rounds):
         failed = Counter(reason_label(row) for one in own for row in cohorts.get(one.round, ()) if has_failed(row))
         for reason, count in sorted(failed.items()):
-            values = (own[0].round, own[-1].round + 1, reason, count / len(own))
-            for name, value in zip(columns, values, strict=True):
-                columns[name].append(value)
-    return columns
+            table.add(own[0].round, own[-1].round + 1, reason, count / len(own))
+    return table.columns
 
 
 def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:

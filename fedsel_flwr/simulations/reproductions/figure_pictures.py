@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsel_flwr.report.page import charts
+from fedsel_flwr.report.page.charts import alt
 from fedsel_flwr.report.paired import student_interval
 from fedsel_flwr.report.plots import Panel, save_picture
-from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
 
 
 def _curve_chart(figure: PaperFigure, series: charts.Styles, curve: str) -> dict[str, Any]:
-    wanted, alt = figure.picture, load_optional("altair")
+    wanted = figure.picture
     unit = "step" if figure.runner == "solvers" else LABELS.get(wanted.over, wanted.over)
     x = alt.X("x:Q", title=unit, scale=alt.Scale(zero=False, nice=False))
     scale = {"type": wanted.scale, "zero": False}
@@ -200,7 +200,6 @@ def _ball_panels(figure: PaperFigure, results: Results) -> list[Panel]:
 
 
 def _ball_chart() -> Mapping[str, Any]:
-    alt = load_optional("altair")
     series: charts.Styles = {0: (FRONT, [1, 0]), 1: (OTHER, [1, 0]), 2: (CLIENT, [1, 0])}
     scale = alt.Scale(domain=[0, 1], nice=False)
     base = alt.Chart().encode(
