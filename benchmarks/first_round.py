@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.serverapp import Grid
 
     from fedsel_flwr.simulations import engine
-    from fedsel_flwr.simulations.on_flower import flower_apis
+    from fedsel_flwr.simulations.on_flower import building
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp, wait_for_nodes
     from fedsel_flwr.simulations.on_flower.building import make_strategy
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace) -> None:
 
     def flower(world: World) -> Any:
         """Flower's own FedAvg, as many clients a round as the scenario has."""
-        base, cohort = flower_apis.APIS[api].make_base(world), scenario.clients_per_round
+        base, cohort = building.APIS[api].make_base(world), scenario.clients_per_round
         names = ("fraction_fit", "min_fit_clients") if api == "legacy" else ("fraction_train", "min_train_nodes")
         for name, value in zip(names, (cohort / scenario.num_clients, cohort), strict=True):
             setattr(base, name, value)
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> None:
         events["loop"] = time.time()
         if args.side == "ours":
             wait_for_nodes(grid, scenario)
-        flower_apis.APIS[api].run(grid, world, strategy)
+        building.APIS[api].run(grid, world, strategy)
 
     adopt_orphans()
     try:

@@ -30,8 +30,7 @@ from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.on_flower.flower_apis import make_server, server_arrays
+from fedsel_flwr.simulations.on_flower.building import make_server, make_strategy, server_arrays
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World

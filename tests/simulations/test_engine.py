@@ -17,7 +17,7 @@ from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower import app, building
-from fedsel_flwr.simulations.on_flower.flower_apis import APIS
+from fedsel_flwr.simulations.on_flower.building import APIS
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord

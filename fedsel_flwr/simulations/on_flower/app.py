@@ -34,8 +34,7 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.divergence import diagnose, log_simulated_faults
 from fedsel_flwr.simulations.existing_runs import CheckpointPlan
-from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.on_flower.flower_apis import APIS
+from fedsel_flwr.simulations.on_flower.building import APIS, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_session import SharedWorld, receive_world, share_world
 from fedsel_flwr.simulations.results import RunResult, write_interrupted_run, write_run
 from fedsel_flwr.simulations.run_identity import code_identity, identity

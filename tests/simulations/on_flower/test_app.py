@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history, read_model, read_table
-from fedsel_flwr.simulations.on_flower import app, flower_apis
+from fedsel_flwr.simulations.on_flower import app, building
 from fedsel_flwr.simulations.on_flower.app import client_of, drive, log_message_only, scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
@@ -197,8 +197,8 @@ def test_drive_makes_the_strategy_and_tells_each_round(api: str) -> None:
 def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client waits for another, and its round trip holds the wait; GPFL asks everybody in round 1."""
     servers: list[Any] = []
-    monkeypatch.setattr(flower_apis, "start_grid", lambda server, **kwargs: servers.append(server))
-    monkeypatch.setattr(flower_apis, "server_arrays", lambda server: [])
+    monkeypatch.setattr(building, "start_grid", lambda server, **kwargs: servers.append(server))
+    monkeypatch.setattr(building, "server_arrays", lambda server: [])
     drive(grid_of(SMOKE), SMOKE)
     assert servers[0].max_workers == 10
 
