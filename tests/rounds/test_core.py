@@ -163,20 +163,6 @@ def test_a_run_that_begins_anywhere_else_is_refused(seen: int, first: int) -> No
         RoundNumbering().check(first, seen)
 
 
-def test_history_and_probes_count_absolute_rounds() -> None:
-    core = core_of(create("local-accuracy", clients_per_round=1))
-    play(core, 2)
-    fresh = core_of(create("local-accuracy", clients_per_round=1))
-    fresh.load_state_dict(core.state_dict())
-    transport = Written(facts(*NODES), {node: {"local_accuracy": 0.5, "latency_s": 1.0} for node in NODES})
-    fresh.choose(NODES, MODEL, transport, server_round=1)
-    assert transport.probed[0][1]["round"] == 3
-    fresh.collect({})
-    fresh.finish()
-    assert [record.round for record in fresh.parts.history.rounds] == [1, 2, 3]
-    assert fresh.numbering.absolute(1) == 3
-
-
 def test_availability_is_asked_once_per_client_and_round() -> None:
     """Also where the selector asks before it chooses."""
     asked: Counter[tuple[str, int]] = Counter()

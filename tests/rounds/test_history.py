@@ -11,7 +11,7 @@ import pytest
 
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import CSUCB, RoundRecord, SelectionStrategy
+from fedsel_flwr.strategies import CSUCB, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, run_rounds
 
 pytestmark = pytest.mark.timeout(20)
@@ -53,16 +53,6 @@ def test_seconds_and_joules_accumulate() -> None:
     assert all(math.isnan(r.accuracy) and math.isnan(r.loss) for r in rounds)
 
 
-@pytest.mark.parametrize(
-    ("channels", "seconds"),
-    [(1, 10.5), (2, 3.0 + 2.0 + 4.0), (3, 3.0 + 4.0), (4, 3.0 + 4.0), (5, 4.0), (50, 4.0), (None, 4.0)],
-)
-def test_a_cohort_larger_than_the_channels_goes_in_waves(channels: int | None, seconds: float) -> None:
-    strategy = _all(_five(), 2, channels=channels)
-    assert [r.round_s for r in strategy.history.rounds] == [seconds] * 2
-    assert strategy.core.settings.channels == (channels or 5)  # the cohort asked for
-
-
 @pytest.mark.parametrize("lost", [{"latency": 99.0}, {"fault": "raises"}])
 def test_the_round_time_is_capped_and_a_failed_client_takes_the_whole_time(lost: dict[str, Any]) -> None:
     history = _all([*fleet(2, prefix="a", latency=1.0), FakeProxy("x", "z", **lost)], 2).history
@@ -87,18 +77,6 @@ def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> Non
 
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
     return 10.0 - server_round, {"accuracy": 0.1 * server_round, "other": "x"}
-
-
-@pytest.mark.parametrize("evaluate_fn", [None, _evaluated])
-def test_evaluate_puts_loss_and_accuracy_into_the_history_and_on_round_comes_after_it(evaluate_fn: Any) -> None:
-    seen: list[RoundRecord] = []
-    strategy, flower = _evaluated_by(evaluate_fn, 4, on_round=seen.append)
-    assert [r.round for r in seen] == [1, 2, 3, 4]
-    if evaluate_fn is not None:
-        assert seen == strategy.history.rounds
-        assert [(r.loss, r.accuracy) for r in seen] == [(10.0 - r, 0.1 * r) for r in (1, 2, 3, 4)]
-        assert flower.losses_centralized == [(r, 10.0 - r) for r in range(5)]  # Flower's own history is complete
-        assert flower.metrics_centralized["other"] == [(r, "x") for r in range(5)]
 
 
 @pytest.mark.parametrize(

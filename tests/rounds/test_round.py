@@ -71,16 +71,6 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     assert all(report.completed.all() for report in spy.reports)
 
 
-@BOTH
-def test_a_round_without_clients_has_no_spares_either(api: str) -> None:
-    spy = Spy("spare")
-    play_scripted(
-        api, spy, lambda k, t, w: w, 2, start=[1.0],
-        availability=lambda client_id, server_round, seconds: server_round > 1,
-    )  # fmt: skip
-    assert [report.spare.tolist() for report in spy.reports] == [[False, False]]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "rpow-d", "tifl"])
 def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -> None:
     core = core_of(selector_under_trace(name))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message
 from flwr.common import EvaluateRes, FitRes, ndarrays_to_parameters
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
@@ -58,38 +57,6 @@ def test_exactly_the_chosen_train_and_the_model_is_their_average(api: str, name:
         assert sent == cohorts  # each once, in this order
 
 
-def test_fedavg_equals_the_sum_by_hand_in_row_order_to_the_bit() -> None:
-    strategy = selection("legacy", COHORT)
-    server = Server("legacy", strategy, fleet(FLEET)).play(ROUNDS)
-    current = model()
-    for server_round, (cohort, arrays) in enumerate(zip(chosen(strategy), server.models, strict=True), start=1):
-        numbers = [int(client_id) for client_id in cohort]
-        total = sum(10 + 3 * n for n in numbers)
-        sums: Any = None
-        for n in numbers:
-            weight = np.float64((10 + 3 * n) / total)
-            terms = [(array * weight).astype(np.float32) for array in update(n, current, server_round)]
-            sums = terms if sums is None else [s + t for s, t in zip(sums, terms, strict=True)]
-        current = sums
-        assert [a.tobytes() for a in arrays] == [a.tobytes() for a in current]
-
-
-def test_clients_get_the_global_model_and_the_bases_config_which_stays_as_it_was() -> None:
-    shared = {"epochs": 1, "lr": 0.1}
-    proxies = fleet(6)
-    base = base_of("legacy", "FedProx", proximal_mu=0.25, on_fit_config_fn=lambda r: {**shared, "round": r})
-    server = Server("legacy", selection("legacy", 3, base), proxies).play(3)
-    before = [model(), *server.models]
-    for proxy in proxies:
-        for ins, server_round in zip(proxy.fits, proxy.fit_rounds, strict=True):
-            assert ins.config == {**shared, "round": server_round, "proximal_mu": 0.25}
-            assert ins.parameters.tensors == ndarrays_to_parameters(before[server_round - 1]).tensors
-    proxies = fleet(6)
-    Server("legacy", selection("legacy", 3, fedavg(on_fit_config_fn=lambda r: shared)), proxies).play(3)
-    assert shared == {"epochs": 1, "lr": 0.1}
-    assert all(ins.config == shared for proxy in proxies for ins in proxy.fits)
-
-
 @pytest.mark.parametrize("permutation", [[3, 2, 1, 0], [2, 0, 3, 1]])
 def test_results_in_any_order_reach_the_base_by_row(permutation: list[int]) -> None:
     strategy = selection("legacy", 4)
@@ -117,17 +84,6 @@ def test_a_base_that_dispatches_one_twice_is_refused() -> None:
         Server("legacy", selection("legacy", 3, base_of("legacy", Twice)), fleet(6)).play(1)
 
 
-def test_a_base_that_hands_out_instructions_in_its_own_order_keeps_them() -> None:
-    class Personal(LegacyFedAvg):
-        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-            pairs = super().configure_fit(server_round, parameters, client_manager)
-            return [(c, type(i)(i.parameters, {"you": c.cid})) for c, i in reversed(pairs)]
-
-    proxies = fleet(6)
-    Server("legacy", selection("legacy", 3, base_of("legacy", Personal)), proxies).play(2)
-    assert all(ins.config == {"you": proxy.cid} for proxy in proxies for ins in proxy.fits)
-
-
 def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
     """Whatever their connections are called: sums of floats depend on the order."""
 
@@ -143,24 +99,6 @@ def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
     answers = [(FakeProxy(cid), EvaluateRes(OK, 0.5, 3, {})) for cid in ("x", "z", "y")]
     strategy.aggregate_evaluate(1, answers, [])
     assert order[-1] == ["z", "y", "x"]
-
-
-def test_configure_train_returns_a_list_of_messages_with_configs_of_their_own() -> None:
-    strategy = selection("message", 4, base_of("message", "FedProx", proximal_mu=0.5))
-    grid, config = FakeGrid(crowd(8)), ConfigRecord({"lr": 0.1, "sizes": [1, 2]})
-    messages = strategy.configure_train(1, arrays_of(2.0), config, grid)
-    assert type(messages) is list
-    assert len({m.metadata.dst_node_id for m in messages}) == len(messages) == 4
-    configs = [m.content["config"] for m in messages]
-    assert len({id(c) for c in configs} | {id(config)}) == 5
-    configs[0]["lr"] = 9.0
-    configs[0]["sizes"].append(3)
-    assert [dict(c) for c in configs[1:]] == [{"lr": 0.1, "sizes": [1, 2], "server-round": 1, "proximal-mu": 0.5}] * 3
-    assert (config["lr"], config["sizes"]) == (0.1, [1, 2])
-    assert {m.metadata.message_type for m in messages} == {MessageType.TRAIN}
-    for message in messages:
-        assert [a.tolist() for a in message.content["arrays"].to_numpy_ndarrays()] == [a.tolist() for a in model(2.0)]
-    assert len({id(m.content) for m in messages}) == 4
 
 
 def test_message_type_and_group_of_the_bases_message_are_kept() -> None:

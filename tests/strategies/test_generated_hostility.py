@@ -161,7 +161,9 @@ class HostileFleet(Fleet):
         assert isinstance(self.plan, HostilePlan)
         if self.numbers[node] == LIAR:
             metrics |= self.plan.odd[self.round % len(self.plan.odd)]
-        return metrics.get("loss", loss), count, metrics
+            # Flower sends a loss of another type over no connection.
+            loss = metrics["loss"] if isinstance(metrics.get("loss"), float) else loss
+        return loss, count, metrics
 
 
 def _check(api: str, selector: str, base: str, sent: list[Any], odd: list[dict[str, Any]]) -> None:

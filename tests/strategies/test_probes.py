@@ -96,16 +96,6 @@ def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, c
 
 
 @BOTH
-@pytest.mark.parametrize("asks", [None, 77], ids=["no probe", "a probe of nobody"])
-def test_without_anybody_to_ask_nothing_is_asked_or_charged(api: str, asks: int | None) -> None:
-    proxies = _proxies(4)
-    selector = Curious(clients_per_round=2, asks=[asks]) if asks else create("random", clients_per_round=2, seed=0)
-    history = _run(api, selector, proxies, 2)
-    assert not any(p.probed or p.evaluations for p in proxies)
-    assert [(r.probe_s, r.probe_j, r.num_probed) for r in history.rounds] == [(0.0, 0.0, 0)] * 2
-
-
-@BOTH
 def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_together(api: str) -> None:
     proxies = _proxies(6, answer=lambda p, m: {**m, "loss": 2.0 + p.number, "rms_loss": 0.5 * p.number})
     selector = Curious(clients_per_round=2, asks=[1, 4], columns=("loss", "rms_loss"))

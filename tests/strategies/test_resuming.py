@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -386,6 +388,24 @@ def test_damage_costs_the_rounds_since_the_checkpoint_before(damaged: str, tmp_p
     wanted = r"none of the checkpoints .*round-000010\.safetensors: history: .*round-000008\.safetensors: history: "
     with pytest.raises(RunError, match=wanted):
         run.play(tmp_path)
+
+
+@BOTH
+def test_a_full_disk_ends_the_run_and_nothing_is_lost(api: str, tmp_path: Path, monkeypatch: Any) -> None:
+    run, write = Run(api, rounds=ALL), os.write
+
+    def full(file: int, content: Any) -> int:
+        if "round-000005" in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, content)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunError, match=r"round 5: the checkpoint '.*' cannot be written: No space left on device"):
+        run.play(tmp_path)
+    monkeypatch.setattr(os, "write", write)
+    rest = run.play(tmp_path)
+    assert rest.evaluated[0] == 4
+    assert rest.result() == run.play().result()
 
 
 def test_the_last_round_is_one_number(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.server.strategy import FedAvg, Strategy
+from flwr.server.strategy import FedAvg
 
 import fedsel_flwr.strategies as strategies
 from fedsel_flwr import selectors
 from fedsel_flwr.errors import FedSelError, ParameterError
-from fedsel_flwr.strategies import BSFL, CSUCB, History, SelectionStrategy, message
+from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy, message
 
 ROOT = Path(__file__).resolve().parents[2]
 EMPTY, ABSENT = inspect.Parameter.empty, object()
@@ -111,19 +111,6 @@ def test_one_max_latency_sets_both() -> None:
         SelectionStrategy(selector, max_latency=3.0)
     with pytest.raises(ParameterError, match="max_latency"):
         CSUCB(clients_per_round=2)
-
-
-def test_attributes_and_default_base_and_two_strategies_share_nothing() -> None:
-    one, two = (CSUCB(clients_per_round=2, max_latency=5.0) for _ in range(2))
-    for strategy in (one, BSFL(clients_per_round=2, min_latency=0.1)):
-        assert isinstance(strategy, SelectionStrategy)
-        assert isinstance(strategy, Strategy)
-        assert isinstance(strategy.history, History)
-        assert strategy.selector.name in ("cs-ucb", "bsfl")
-        assert type(strategy.base) is FedAvg
-        assert strategy.base.fraction_evaluate == 0.0
-    for part in ("base", "history", "roster", "selector"):
-        assert getattr(one, part) is not getattr(two, part)
 
 
 def _loads(modules: str) -> set[str]:

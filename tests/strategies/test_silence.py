@@ -29,7 +29,6 @@ from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
-from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(30)
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
@@ -159,16 +158,6 @@ def test_an_error_message_is_said_in_plain_words(error: Any, said: str) -> None:
         server.connect(FakeProxy("1", 1, number=1), fault=lambda node, sent, content: Error(*error))
     server.play(1)
     assert [row.problem for row in server.strategy.history.clients] == ["", said]
-
-
-def test_without_a_timeout_there_is_no_answer() -> None:
-    """Whoever drives the strategy himself, without ``start``."""
-    server = Server("message", selection("message", 2), fleet(2))
-    sent = server.strategy.configure_train(1, arrays_of(), ConfigRecord(), server.grid)
-    first, _ = server.grid.nodes
-    replies = [m for m in server.grid.send_and_receive(sent) if m.metadata.src_node_id == first]
-    server.strategy.aggregate_train(1, replies)
-    assert [row.problem for row in server.strategy.history.clients] == ["", "no answer"]
 
 
 @contextmanager
