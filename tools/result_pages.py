@@ -54,8 +54,7 @@ Each row shows the check that decides: the first one with the worst verdict. All
 [{paper}-checks.csv]({paper}-checks.csv), and the runs in {runs}.
 The settings, deviations and questions of each figure are in `fedsel_flwr/simulations/reproductions/figures/{paper}`.
 
-| figure | the paper's claim | verdict | its checks | the deciding check | its ratio or difference, 95 % | \
-in the paper | seeds | minutes |
+| figure | verdict | its checks | the deciding check | its ratio or difference, 95 % | seeds | minutes |
 |{rule}
 """
 Judged = Mapping[str, tuple[PaperFigure, Results, FigureVerdict]]
@@ -81,12 +80,12 @@ def facts(figure: PaperFigure, results: Results, verdict: FigureVerdict) -> dict
 
 
 def paper_page(paper: str, figures: Judged, folder: Path) -> str:
-    """Return the page of a paper: a table, then for each figure its reason and its picture."""
+    """Return the page of a paper: a table, then for each figure its claim, the reason of its verdict and its picture."""
     words = [verdict.word for _, _, verdict in figures.values()]
     runs = dict.fromkeys(f"{paper}-{figure.runner}.csv" for figure, *_ in figures.values() if figure.has_runs)
     text = PAGE.format(
         title=PAPERS[paper], words=describe_words(words), counts=COUNTS, paper=paper, hours=_hours(figures),
-        runs=" and ".join(f"[{name}]({name})" for name in runs), rule=" --- |" * 9,
+        runs=" and ".join(f"[{name}]({name})" for name in runs), rule=" --- |" * 7,
     )  # fmt: skip
     rows = (_row(*one, folder) for one in figures.values())
     sections = (line for one in figures.values() for line in _section(*one, folder))
@@ -97,35 +96,42 @@ def _row(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: 
     """Return the row of a figure."""
     seeds = f"{figure.seeds} of {figure.planned_seeds}" if figure.planned_seeds > figure.seeds else str(figure.seeds)
     size = [seeds, str(facts(figure, results, verdict)["minutes"])] if figure.arms else ["", ""]
-    check = ["", "", "", ""]
+    check = ["", "", ""]
     if findings := verdict.findings:
         worst = min(findings, key=lambda one: WORST_FIRST.index(one.word))
         check = [describe_words([one.word for one in findings]), *_check(worst)]
-    return "| " + " | ".join([_link(figure, folder), figure.claim, verdict.word, *check, *size]) + " |"
+    return "| " + " | ".join([_link(figure, folder), verdict.word, *check, *size]) + " |"
 
 
 def _check(finding: Finding) -> list[str]:
-    """Return a check in words, its estimate with the interval, and the paper's number."""
+    """Return a check in words, and its estimate with the interval and with the paper's number."""
     comparison = finding.comparison
     check = comparison.check
     reading = f" ({check.reading})" if check.reading else ""
     says = f"{check.says}{reading}: {comparison.left} {RELATIONS[check.relation]} {comparison.right}"
     sign = "x " if comparison.is_ratio else "difference "
     estimate = f"{sign}{_number(finding.estimate)} ({_number(finding.low)} to {_number(finding.high)})"
-    return [says, estimate, "" if comparison.paper is None else _number(comparison.paper)]
+    return [says, estimate if comparison.paper is None else f"{estimate}; in the paper {_number(comparison.paper)}"]
 
 
 def _section(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: Path) -> Iterator[str]:
     """Yield the lines of a figure's section; none for an illustration without a picture."""
     if not _has_section(figure, folder):
         return
-    yield from ("", f'<a id="{figure.name}"></a>', "", f"## {figure.figure}: {verdict.word}")
+    yield from (
+        "",
+        f'<a id="{figure.name}"></a>',
+        "",
+        f"## {figure.figure}: {verdict.word}",
+        "",
+        f"**Claim:** {figure.claim}",
+    )
     if reason := figure.reason or figure.left_out:
-        yield from ("", reason)
+        yield from ("", f"**Why:** {reason}")
     if results.missing:
         yield from ("", f"{len(results.missing)} of its runs are missing.")
     if (folder / f"{figure.name}.png").exists():
-        yield from ("", f"![{figure.figure}: {figure.claim}]({figure.name}.png)")
+        yield from ("", f"![{figure.figure} in our runs]({figure.name}.png)")
 
 
 def _has_section(figure: PaperFigure, folder: Path) -> bool:
