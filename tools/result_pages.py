@@ -80,7 +80,7 @@ def facts(figure: PaperFigure, results: Results, verdict: FigureVerdict) -> dict
 
 
 def paper_page(paper: str, figures: Judged, folder: Path) -> str:
-    """Return the page of a paper: a table, then for each figure its claim, the reason of its verdict and its picture."""
+    """Return the page of a paper: a table, then the claim, the reason and the picture of each figure."""
     words = [verdict.word for _, _, verdict in figures.values()]
     runs = dict.fromkeys(f"{paper}-{figure.runner}.csv" for figure, *_ in figures.values() if figure.has_runs)
     text = PAGE.format(
