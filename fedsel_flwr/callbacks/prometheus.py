@@ -142,7 +142,7 @@ class Exporter:
                 f"metrics_address '{shown}:{self._port}' cannot be used: {reason}. Use another port (0 for a free "
                 "one), and a host name or address of this machine"
             ) from error
-        self._serving = server, threading.Thread(target=server.serve_forever, daemon=True)
+        self._serving = server, threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         self._serving[1].start()
         # The server must not outlive a strategy that nobody uses any more. Python's exit ends it in any case.
         self._finalizer = weakref.finalize(self, _stop_soon, *self._serving)
