@@ -31,7 +31,7 @@ TOO_FEW: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "more than the base's": ({"min_available_nodes": 2}, {}, 3, 5),
     "the base's": ({"min_available_nodes": 50}, {}, 6, 50),
     "given": ({}, {"min_available": 20}, 6, 20),
-    "one, and Flower wants two": ({}, {"cohort": 1}, 1, 2),
+    "one, and Flower wants two": ({}, {}, 1, 2),
 }
 """Options of the base and of the strategy, clients that are connected, and clients that are waited for."""
 
@@ -53,12 +53,11 @@ def _meanwhile(action: Callable[[], None]) -> threading.Thread:
 @pytest.mark.parametrize("case", TOO_FEW)
 def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out(api: str, case: str) -> None:
     base, options, connected, wanted = TOO_FEW[case]
-    strategy = selection(
-        api, options.get("cohort", 5), base_of(api, **base), min_available=options.get("min_available")
-    )
+    cohort = 1 if case.startswith("one") else 5
+    strategy = selection(api, cohort, base_of(api, **base), wait_timeout=0.1, **options)
     assert strategy.min_available == wanted
     told = rf"{wanted} {NODES[api]}.*{connected} (are|is) connected.*wait_timeout"
-    with _within(0.4, 3.0), pytest.raises(RunError, match=told):
+    with _within(0.1, 3.0), pytest.raises(RunError, match=told):
         Server(api, strategy, fleet(connected)).play(1)
 
 
