@@ -208,10 +208,6 @@ class Played:
         metrics = [dict(next(iter(content.metric_records.values()))) for content in whole]
         return metrics, [one.error.reason for one in last if one.has_error()]
 
-    def rows(self, client: str) -> list[Any]:
-        """The history's rows of a client."""
-        return [row for row in self.strategy.history.clients if row.client_id == client]
-
 
 def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
     """A strategy.
