@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MOST_BANDS = 4
 """Largest number of selectors for which the range of the fractions is drawn. More bands would hide each other."""
+MOST_POINTS = 600
+"""Largest number of points of a line. More of them would not be seen."""
 FORMATS = ("png", "pdf", "svg")
 """Formats, which are the suffixes of the files."""
 PANELS = {"accuracy": 480, "ratios": 320, "targets": 320, "selections": 320}
@@ -183,8 +185,9 @@ def _accuracy_rows(drawn: Mapping[str, Sequence[History]], window: int, is_fract
 
 
 def _rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
-    """Return columns of equal length as the rows of a series."""
-    lists = [values.tolist() for values in columns.values()]
+    """Return columns of equal length as the rows of a series, at most :data:`MOST_POINTS` of them."""
+    kept = tables.thin(len(next(iter(columns.values()))), MOST_POINTS)
+    lists = [values[kept].tolist() for values in columns.values()]
     return [{"series": number, **dict(zip(columns, values, strict=True))} for values in zip(*lists, strict=True)]
 
 

@@ -16,7 +16,6 @@ import pytest
 from fedsel_flwr.report.page.comparison_page import comparison_document
 from fedsel_flwr.report.page.document import write_page
 from fedsel_flwr.report.paired import paired_effects
-from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import compare, load_scenario
 from tests.browser import Browser, browser
 from tests.report.page.made_facts import made_facts
@@ -147,28 +146,6 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
                 else:
                     assert text == f"{own['estimate']:.2f} ({own['low']:.2f}-{own['high']:.2f})"
         assert len(cells) == 2 * len(found["profile"])
-
-
-def test_words_say_the_range_the_test_and_what_was_never_reached(browser: Browser, folder: Path) -> None:
-    profile = json.loads((folder / "verdict.json").read_text())["profile"]
-    with browser.open(folder / "report.html") as opened:
-        text = opened.page.inner_text("body")
-        assert "geometric mean of the paired ratios" in opened.page.inner_text("section#verdict")
-        assert "paired t-test of the logs" in opened.page.inner_text("section#verdict")
-        # The two charts of seconds per round say which rounds they cover.
-        assert "All values are those up to the target" in opened.page.inner_text("#chart-ratios figcaption")
-        assert "all rounds of a run, also those after the target" in opened.page.inner_text("#chart-parts figcaption")
-        assert ("is reached on" in text) == any(
-            min(one["reached"], one["reference_reached"]) < one["pairs"] for own in profile.values() for one in own
-        )
-        words = opened.page.locator("section#words tr").all_inner_texts()
-        meanings = dict(line.split("\t") for line in words)
-        assert "max_latency (0.25 s)" in meanings["late"]
-        assert f"mean of {WINDOW} measured rounds" in meanings["target"]
-        assert {"failed", "Jain's index", "ceiling"} <= meanings.keys()
-        for selector in SELECTORS:
-            summary = str(selector_class(selector).__doc__).strip().splitlines()[0]
-            assert meanings[selector] == " ".join(summary.replace("`", "").split()) or meanings[selector] == summary
 
 
 def test_a_target_that_was_never_reached_is_said_in_words() -> None:
