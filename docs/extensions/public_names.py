@@ -51,6 +51,7 @@ ROOMS = re.compile(
 SUBMODULES = re.compile(r"^Submodules\n-+\n\n.. toctree::\n.*?\n\n\n", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^   (/api/\S*/(\w+))$", re.MULTILINE)
 """An entry of autoapi's navigation, which would show the full name."""
+PATH = re.compile(r"(?<![\w.])Path\b")
 ARRAYS = ("fedsel_flwr.checks.BoolArray", "fedsel_flwr.checks.FloatArray", "fedsel_flwr.checks.IntArray")
 """Our names of NumPy's type of arrays, which signatures show."""
 
@@ -110,7 +111,7 @@ def forget(app: Sphinx) -> None:
         app.env.__dict__.pop(name, None)
 
 
-def show_arguments(found: Any, name: str) -> None:
+def show_arguments(app: Sphinx, found: Any, name: str) -> None:
     """Show the signature and the docstring that a function takes from a dataclass of its arguments."""
     module, _, function = name.rpartition(".")
     made = getattr(importlib.import_module(module), function, None) if module in MODULES else None
@@ -122,8 +123,12 @@ def show_arguments(found: Any, name: str) -> None:
         if one.kind is one.KEYWORD_ONLY and "*" not in shown:
             shown.append("*")
         default = "" if one.default is one.empty else f" = {one.default!r}"
-        shown.append(f"{one.name}: {one.annotation}{default}")
-    found.args, found.docstring = ", ".join(shown), made.__doc__
+        # autoapi has resolved the names of other annotations.
+        shown.append(f"{one.name}: {PATH.sub('pathlib.Path', one.annotation)}{default}")
+    lines = made.__doc__.splitlines()
+    # autoapi has called Napoleon with the old docstring.
+    app.emit("autodoc-process-docstring", "function", name, None, None, lines)
+    found.args, found.docstring = ", ".join(shown), "\n".join(lines)
 
 
 def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: list[str]) -> bool | None:
@@ -136,7 +141,7 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
         # Bases are shown without their modules.
         found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
     if what == "function":
-        show_arguments(found, name)
+        show_arguments(app, found, name)
     if what == "attribute" and found.annotation:
         # The scenario reference states the range of a number.
         found.annotation = re.sub(r"^Annotated\[(\w+), .*\]$", r"\1", found.annotation)
