@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from fedsel_flwr.clients.device import REPLIED, ClientDropout
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
-from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations.engine import SameScenario, simulate
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
 from fedsel_flwr.simulations.results import RunResult, regret
@@ -84,21 +82,6 @@ def test_both_engines_lose_the_same_answers_at_the_same_cost(probabilities: tupl
         assert (math.isnan(row.train_loss), row.num_examples) == (True, 0)
     expected = np.nansum([row.energy_j for row in together.history.clients])
     assert together.history.rounds[-1].total_energy_j == pytest.approx(expected)
-
-
-def test_the_selector_learns_nothing_of_a_lost_answer() -> None:
-    class Energies(Random):
-        needs = frozenset({"energy", "energy_score"})
-
-        def _observe(self, report: Any) -> None:
-            seen.append((report.completed, report.energy, report.energy_score))
-
-    seen: list[Any] = []
-    simulate(_scenario(0.5, 0.0), engine="vectorized", selector=Energies(clients_per_round=6, seed=1))
-    completed, energy, score = (np.concatenate(column) for column in zip(*seen, strict=True))
-    assert 0 < completed.sum() < len(completed)
-    np.testing.assert_array_equal(np.isfinite(energy), completed)
-    np.testing.assert_array_equal(np.isfinite(score), completed)
 
 
 def test_regret_counts_with_the_failures() -> None:

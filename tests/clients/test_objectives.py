@@ -12,11 +12,9 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 from torch import nn
-from torch.nn import functional
 
 from fedsel_flwr.clients.answering import answer, losses_and_gradient
 from fedsel_flwr.clients.objectives import (
-    CLASSIFICATION,
     OBJECTIVES,
     REGRESSION,
     get_arrays,
@@ -117,20 +115,6 @@ def test_a_negative_r_squared_is_local_accuracy_0() -> None:
     far = line((-5.0, 0.0, 0.0), 9.0)
     assert evaluate(far, INPUTS, NUMBERS, objective=REGRESSION)[1] < 0
     assert answer(far, {"local_accuracy"}, (INPUTS, NUMBERS), (INPUTS, NUMBERS), REGRESSION) == {"local_accuracy": 0.0}
-
-
-def test_classification_is_the_default() -> None:
-    inputs, labels = RNG.standard_normal((50, 1, 8, 8)).astype(np.float32), np.arange(50) % 10
-    one, other = (build_model("mlp", (1, 8, 8), 10, 4) for _ in range(2))
-    settings = TrainingSettings(learning_rate=0.1, batch_size=16)
-    train(one, inputs, labels, settings, np.random.default_rng(5))
-    train(other, inputs, labels, settings, np.random.default_rng(5), CLASSIFICATION)
-    assert same(get_arrays(one), get_arrays(other))
-    logits, classes = one(torch.tensor(inputs)).detach(), torch.tensor(labels)
-    assert evaluate(one, inputs, labels) == (
-        functional.cross_entropy(logits, classes, reduction="sum").item() / 50,
-        int((logits.argmax(dim=1) == classes).sum()) / 50,
-    )
 
 
 # ---- models to arrays and back -------------------------------------------------------------------------------------

@@ -151,17 +151,6 @@ def test_the_c_of_the_round_that_opens_enters_the_queue() -> None:
         assert queues(selector, [0, 1], 1)[0] == pytest.approx(queue, abs=1e-12)
 
 
-@pytest.mark.parametrize("told", [np.nan, np.inf])
-def test_a_size_that_is_no_number_is_unknown(told: float) -> None:
-    """It never enters the state: client 1 counts as one of average size, 4, then as the 2 it is told to have."""
-    selector = build(clients_per_round=1, fairness_scale=0.5, queue_weight=1.0)
-    selector.inform(np.arange(3), num_examples=np.array([6.0, told, 2.0]))
-    assert selector.state_dict()["size"].tolist() == [6.0, -1.0, 2.0]
-    assert queues(selector, [0], 2)[1] == pytest.approx(0.5 * np.array([6, 4, 2]) / 12)
-    selector.inform(np.arange(3), num_examples=np.array([told, 2.0, told]))
-    assert selector.state_dict()["size"].tolist() == [6.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("name", ["cs-ucb", "cs-ucb-q"])
 def test_a_failure_earns_nothing_whatever_its_latency(name: str) -> None:
     """Client 0 answers in 1 s of 10: r = .9. Client 1 was as fast, but its update could not be used: r = 0."""

@@ -12,6 +12,7 @@ import pytest
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors._vectors import projected
 from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
 from tests.selectors.rounds import report
 
@@ -205,6 +206,13 @@ def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:
     assert steps == {5: 180}
     assert reach * 12 - float(np.mean(left)) >= (1 - 1 / math.e - 0.3) * (reach * 12 - best(gradients, 3))
     assert len({round(value, 9) for value in left}) > 3
+
+
+def test_a_projection_is_by_signs() -> None:
+    """So the expected square of a distance stays as it is."""
+    short = projected(np.eye(60), 200, seed=1) * math.sqrt(200)
+    assert set(np.unique(short.round(12)).tolist()) == {-1.0, 1.0}
+    assert abs(short.mean()) < 4.5 / math.sqrt(short.size)
 
 
 def test_a_sketched_selector_keeps_so_many_numbers_and_chooses_like_a_whole_one_where_clusters_are_clear() -> None:

@@ -120,15 +120,6 @@ def test_a_newcomer_goes_first_and_has_earned_nothing_before() -> None:
     assert selector.select(np.arange(3)).tolist() == [0]
 
 
-def test_a_failure_in_round_one_is_a_play() -> None:
-    """Client 1 fails in round 1: its score is finite (n = 1, mu = 0), so newcomer 2 goes before it, then 0."""
-    for seed in range(20):
-        selector = build(clients_per_round=1, total_rounds=1000, seed=seed)
-        assert play(selector, [0, 1], {0: 0.0, 1: math.nan}, 0.1, 2.3) == {0, 1}
-        assert play(selector, [0, 1, 2], {2: 0.0}, 0.1, 2.3) == {2}
-        assert play(selector, [0, 1, 2], {0: 0.0}, 0.1, 2.3) == {0}
-
-
 @pytest.mark.parametrize("loss_sign", ["corrected", "paper"])
 @pytest.mark.parametrize(
     ("own", "spread", "seed"),

@@ -205,10 +205,3 @@ def test_warmup_takes_everyone_and_a_cap_drops_clients_of_the_front(
     assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed) == []
     assert oracle.decided > (ROUNDS - warmup_rounds) / 2
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8
-
-
-@pytest.mark.parametrize("other", [0.015, 0.03])
-def test_the_oracle_can_say_no(other: float) -> None:
-    """To a selector with another A."""
-    selector = build(uncertainty=other)
-    assert follow(selector, PCZFLOracle(0.02), RoundReport, world=WORLD, rounds=ROUNDS, seed=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,44 +116,6 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(key: str) -> N
         with pytest.raises(StateError, match=f"'{key}'"):
             selector.load_state_dict(case)
         assert_same(selector.state_dict(), before)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("plays", [0.5] * 5, "must hold finite int64 numbers"),
-        ("flag", [1] * 5, "must hold bool values"),
-        ("registered", [[True]], "must be one-dimensional, got bool of shape (1, 1)"),
-        ("centre", np.zeros((4, 3)), "must be float64 of shape (any, 2)"),
-    ],
-)
-def test_a_refusal_says_what_was_expected(key: str, value: Any, said: str) -> None:
-    with pytest.raises(StateError) as refused:
-        played().load_state_dict(played().state_dict() | {key: value})
-    assert str(refused.value).startswith(f"state {key!r} {said}")
-
-
-def test_a_subclass_may_save_by_hand_what_cannot_be_declared() -> None:
-    class ByHand(Keeper):
-        """Keeps a list of rounds of its own."""
-
-        def __init__(self, **parameters: Any) -> None:
-            super().__init__(**parameters)
-            self.log: list[int] = []
-
-        def state_dict(self) -> dict[str, Any]:
-            return super().state_dict() | {"log": np.array(self.log)}
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            super().load_state_dict(state)
-            self.log = [int(number) for number in state["log"]]
-
-    selector, other = ByHand(seed=1), ByHand(seed=2)
-    selector.log = [3, 4]
-    other.load_state_dict(selector.state_dict())
-    assert other.log == [3, 4]
-    with pytest.raises(StateError, match=r"missing \['log'\]"):
-        other.load_state_dict(Keeper().state_dict())
 
 
 def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:
