@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from fedsel_flwr import cli
+from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
@@ -62,7 +63,24 @@ class Own(Random):
     """Defined where nothing can be imported from, as in a script."""
 
 
-def test_two_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
+class Lines(Recorder):
+    """A line for each round of a run, in a file with its name."""
+
+    def __init__(self, *, name: str, params: Any) -> None:
+        self._path = Path(f"{name}.lines")
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        with self._path.open("a") as file:
+            print(round, values["accuracy"], file=file)
+
+    def end(self, *, failed: bool) -> None:
+        with self._path.open("a") as file:
+            print(failed, file=file)
+
+
+def test_two_at_a_time_are_the_same_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a run of the tracker."""
+    monkeypatch.chdir(tmp_path)
     told: list[tuple[str, int]] = []
     ended: list[tuple[int, int]] = []
 
@@ -74,10 +92,12 @@ def test_two_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
 
     selectors = {"bsfl": "bsfl", "mine": Own}
     turn = compare(smoke(5), selectors, folder=tmp_path / "one", seeds=[3, 5])
-    both = compare(
-        smoke(5), selectors, jobs=2, folder=tmp_path / "two", start_run=start_run, update=update, seeds=[3, 5]
-    )
+    both = compare(smoke(5), selectors, jobs=2, folder=tmp_path / "two", seeds=[3, 5], start_run=start_run,
+                   update=update, track=Lines)  # fmt: skip
     same(turn, both)
+    for run in both.runs:
+        accuracies = [f"{record.round} {record.accuracy}" for record in run.history.rounds]
+        assert Path(f"{run.selector}-seed{run.scenario.seed}.lines").read_text().splitlines() == [*accuracies, "False"]
     read = {(run.selector, run.scenario.seed) for run in Comparison.load(tmp_path / "two").runs}
     assert read == {(label, seed) for label in selectors for seed in (3, 5)}
     assert told == [(f"{label}, seed {seed}", 5) for seed in (3, 5) for label in ("bsfl", "mine")]
