@@ -223,7 +223,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._changed.notify()
 
     def service_actions(self) -> None:
-        """End connections that take too long; called twice a second and after each connection."""
+        """End connections that take too long; called 20 times a second and after each connection."""
         self._end(until=time.monotonic() - CONNECTION_S)
 
     def server_close(self) -> None:

@@ -134,26 +134,23 @@ def verdict(
 
     primary = effects("time_to_target_s")
     corrected = holm([effect.p for effect in primary])
-    parts = [
-        effects(name) for name in ("rounds_to_target", "seconds_per_round", "energy_to_target_j", "joules_per_round")
-    ]
+    parts = {
+        "rounds": effects("rounds_to_target"), "seconds_per_round": effects("seconds_per_round"),
+        "energy": effects("energy_to_target_j"), "joules_per_round": effects("joules_per_round"),
+    }  # fmt: skip
     sides = [effects(name) for name in SIDE_FIGURES]
     found = []
     for i, (time, p) in enumerate(zip(primary, corrected, strict=True)):
         word = choose_word(time, p, margin)
         # The factor by which Holm multiplied this p-value; for p = 0 or 1, the number of selectors, the largest factor.
         factor = p / time.p if time.p > 0 and p < 1 else len(primary)
-        rounds, seconds, energy, joules = (part[i] for part in parts)
         found.append(
             SelectorVerdict(
                 selector=time.selector,
                 word=word,
                 p=p,
                 time=time,
-                rounds=rounds,
-                seconds_per_round=seconds,
-                energy=energy,
-                joules_per_round=joules,
+                **{name: part[i] for name, part in parts.items()},
                 sides=tuple(side[i] for side in sides),
                 seeds=seeds_to_settle(time, factor, margin) if word == "not settled" else None,
             )

@@ -210,14 +210,9 @@ def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
             "head": ["selector", *reasons],
             "rows": [[name, *(f"{own.get(reason, 0):.1f}" for reason in reasons)] for name, own in counts.items()],
         },
-        "target_rounds": facts.target_rounds,
         "max_latency": f" ({facts.max_latency_s:g} s)" if math.isfinite(facts.max_latency_s) else "",
         "summaries": selector_summaries(selectors),
-        "environment": facts.environment,
-        "differences": facts.differences,
-        "commands": "\n".join(facts.commands),
-        "latex": facts.latex,
-        "scenario": facts.scenario,
+        "given": facts,
     }
     texts["sentences"] += facts.remarks
     if found:

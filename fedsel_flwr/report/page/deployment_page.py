@@ -117,7 +117,6 @@ def deployment_document(found: Deployment) -> Document:
     if any(map(math.isfinite, found.accuracy["accuracy"])):
         drawn.append(Chart(name="accuracy", rows=found.accuracy, spec=charts.evaluation_chart()))
     shown, means = found.clients[:MOST_CLIENTS], [part for part in present if part in DEPLOYMENT_PARTS[:5]]
-    number = f"The {len(shown):,} costliest of {len(found.clients):,} clients"
     status = status_sentence(found)
     return Document(
         title=f"Deployment {shown_text(Path(found.folder).resolve().name, ID_LENGTH)}",
@@ -135,14 +134,11 @@ def deployment_document(found: Deployment) -> Document:
             "bars": bars,
             "client_head": CLIENT_HEAD,
             "clients": [client_cells(one, found.last_round, ID_LENGTH, PROBLEM_LENGTH) for one in shown],
-            "client_title": f"All {len(shown):,} clients, the costliest first"
-            if len(shown) == len(found.clients)
-            else number,
             "explanation": EXPLANATION,
             "grouped": grouped,
             "means": ", ".join(means or ["latency"]).capitalize(),
-            "last_rounds": f"{MOST_ROUNDS:,}" if len(found.slowest["round"]) > MOST_ROUNDS else "",
-            "reasons": list(found.reasons),
+            "most_rounds": MOST_ROUNDS,
+            "found": found,
             "advice": advice_sentences(found),
             "advice_output": "\n".join(
                 shown_text(line, 500) for line in (found.advice.lines() if found.advice else ())
