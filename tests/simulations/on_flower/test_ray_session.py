@@ -215,10 +215,10 @@ def nodes():
     return [{"Alive": True, "Resources": {"CPU": 1}}]
 
 ray = SimpleNamespace(init=init, nodes=nodes, is_initialized=lambda: bool(connected), shutdown=connected.clear)
-ray_session._ray, ray_session.UNREACHABLE_S, victim = lambda: ray, 1.0, sys.argv[1]
+ray_session._ray, ray_session.UNREACHABLE_S, victim = lambda: ray, 0.5, sys.argv[1]
 address = f"127.0.0.1:{head.getsockname()[1]}" if victim == "head" else "local"
 with RaySession(RayResources(ray_address=address)).open(lambda: " after 7 rounds"):
-    time.sleep(1)
+    time.sleep(0.3)
     print(*(server.poll() for server in servers.values()), flush=True)
     if victim == "flower":
         ray.shutdown()

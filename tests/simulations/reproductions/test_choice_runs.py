@@ -107,6 +107,8 @@ def test_growth_and_fits_of_known_curves() -> None:
     assert square["growth"] == pytest.approx(2.0)
     logarithm = _growth(np.log(number) + 1)
     assert (logarithm["log_fit"], logarithm["growth"] < 0.2) == (pytest.approx(1.0), True)
+    assert _growth(3 * np.log(number) + 1)["log_over_linear"] > 0.1
+    assert _growth(3 * number)["log_over_linear"] < -0.1
     assert math.isnan(_explained(number, np.ones(1000)))
 
 

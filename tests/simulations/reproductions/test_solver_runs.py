@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.simulations.reproductions import solver_runs
-from fedsel_flwr.simulations.reproductions.choice_runs import _growth
 from fedsel_flwr.simulations.reproductions.paper_figure import Search, read_figure
 from fedsel_flwr.simulations.reproductions.reproducing import cells_of
 from fedsel_flwr.simulations.reproductions.solver_runs import draw_instance, energy_of, run_solvers
@@ -73,9 +72,3 @@ def test_a_search_is_part_of_the_fingerprint_and_training_is_not() -> None:
     plain, cold, trained = (cell.fingerprint for cell in cells_of(read_figure(text, "bsfl-fig-4")))
     assert plain != cold
     assert plain == trained
-
-
-def test_a_logarithm_and_a_line_are_told_apart() -> None:
-    rounds = np.arange(1.0, 1001)
-    assert _growth(3 * np.log(rounds) + 1)["log_over_linear"] > 0.1
-    assert _growth(3 * rounds)["log_over_linear"] < -0.1
