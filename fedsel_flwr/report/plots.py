@@ -350,7 +350,7 @@ def _picture(
     room = sum(panel.width + 70 for panel in panels[:columns]) / (60 + 7 * max(map(len, named), default=0))
     # As few columns as the same number of lines allows, so that the columns are equally long.
     entries = max(1, math.ceil(len(named) / max(1, math.ceil(len(named) / max(1, int(room))))))
-    legend = {"title": None, "orient": "bottom", "columns": entries, "labelExpr": charts.LABEL, "labelLimit": 0,
+    legend = {"title": None, "orient": "bottom", "columns": entries, "labelExpr": charts.LABEL, "labelLimit": 500,
               "symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5, "symbolSize": 160}  # fmt: skip
     shared = {"color": "shared", "strokeDash": "shared"}
     return {
@@ -360,8 +360,7 @@ def _picture(
         "concat": [_unit(panel, legend if has_legend else None) for panel in panels],
         "resolve": {"scale": shared, "legend": shared},
         "datasets": {name: rows for panel in panels for name, rows in panel.spec.get("datasets", {}).items()},
-        "bounds": "flush",
-        "spacing": {"column": 90, "row": 90},
+        "spacing": 35,
         "config": {
             "background": "white", "font": "sans-serif", "view": {"stroke": None}, "aria": False,
             "axis": _replaced(charts.SOFT),
