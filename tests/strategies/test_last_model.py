@@ -85,7 +85,7 @@ class Breaking(Run):
             clients.unregister(client)
 
 
-OPTIONS = {"wait_timeout": 0.05}
+OPTIONS = {"wait_timeout": 0.5}
 
 
 @BOTH
