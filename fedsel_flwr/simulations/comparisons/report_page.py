@@ -159,24 +159,15 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
 
 
 def _differences(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return the parts of code and data whose fingerprints differ: between runs of a selector, or on a seed."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for run in comparison.runs:
-        for part, print_ in run.result.fingerprints.items():
-            group = run.selector if part == "selector" else f"seed {run.scenario.seed}"
-            if part in ("data", "partition", "selector"):
-                found[f"{part} of {group}"][print_].append(run.name)
-            else:
-                found[part][print_].append(run.name)
+    """Return the programs of which runs have different versions. Runs of different code or data are not pooled."""
+    found = []
     for program, versions in shared_versions([run.result.versions for run in comparison.runs]):
         if ", " in versions:
+            of_version: dict[str, list[str]] = defaultdict(list)
             for run in comparison.runs:
-                found[program][run.result.versions.get(program, "unknown")].append(run.name)
-    return [
-        (part, "; ".join(f"{value[:12]}: {', '.join(names)}" for value, names in values.items()))
-        for part, values in found.items()
-        if len(values) > 1
-    ]
+                of_version[run.result.versions.get(program, "unknown")].append(run.name)
+            found.append((program, "; ".join(f"{one}: {', '.join(names)}" for one, names in of_version.items())))
+    return found
 
 
 def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
