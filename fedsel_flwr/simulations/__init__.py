@@ -13,14 +13,13 @@ Modules, in the order in which a run uses them:
 ``scenario_files``      TOML files, overrides of single keys, errors that name the key; checks of others' files
 ``scenario_text``       a scenario with its units and defaults: ``fedsel show``
 ``worlds``              data, partition, model and availability of a scenario
-``run_options``         the options of a run
+``run_options``         the options of a run, and its checkpoints
 ``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run
 ``run_identity``        ``run.json``: with which code, scenario and data a run was made, and a digest of each file
-``existing_runs``       resuming: check that a run's folder fits the scenario, and plan the checkpoints
 ``vectorized``          the vectorized engine: all clients of a round as one batch, in this process
 ``on_flower``           the Ray engine, and the app of ``flwr run``: a scenario on Flower
-``divergence``          the diagnosis of a finished run: divergence, or no updates
-``results``             the run's folder, its result, and the tables computed from it
+``diagnosis``           a finished run: divergence or no updates, regret, accuracy of each client and class
+``results``             the run's folder: written, read, and compared with the scenario that resumes it
 ``comparisons``         several selectors on the same seeds
 ``doctor``              checks of the installation and of this machine: ``fedsel doctor``
 ``shutdown``            Ctrl-C and SIGTERM

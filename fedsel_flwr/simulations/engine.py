@@ -22,20 +22,21 @@ from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.existing_runs import (
-    REPLAY_CURE,
-    CheckpointPace,
-    CheckpointPlan,
-    discard_progress,
-    read_fitting_run,
-)
+from fedsel_flwr.simulations.diagnosis import client_accuracies, derived_tables
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.building import resolve_strategy
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import RunFolder, RunResult, client_accuracies, derived_tables, describe_runs
+from fedsel_flwr.simulations.results import (
+    REPLAY_CURE,
+    RunFolder,
+    RunResult,
+    describe_runs,
+    discard_progress,
+    read_fitting_run,
+)
 from fedsel_flwr.simulations.run_identity import Identity, code_identity, identity, run_parameters
-from fedsel_flwr.simulations.run_options import RunOptions, takes
+from fedsel_flwr.simulations.run_options import CheckpointPace, CheckpointPlan, RunOptions, takes
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.worlds.world import World, world_of

@@ -1,10 +1,11 @@
-"""Results of a run: in memory, in the run's folder, and the tables computed after the run."""
+"""Results of a run: in memory and in the run's folder; reads a folder and checks that it fits a scenario."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,46 +13,47 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import tomli_w
-from torch import nn
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.device import mean_latencies
-from fedsel_flwr.clients.objectives import fraction_correct, fresh_copy
-from fedsel_flwr.clients.training import outputs, read_only_tensor
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, write_cure
+from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
-from fedsel_flwr.rounds.history import ClientRecord, History
+from fedsel_flwr.rounds.fingerprints import differences
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.storage import RUN_IN_USE, check_links, lock_folder, read_file
-from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.run_identity import (
     FILES,
     IDENTITY,
+    PARTS,
+    RUN,
     Identity,
     check_digests,
     digest_of,
     digest_of_file,
+    has_digests,
     read_identity,
     read_record,
     read_versions,
     versions,
     write_record,
 )
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.run_options import CHECKPOINTS
+from fedsel_flwr.simulations.scenario import Scenario, course_settings
 from fedsel_flwr.simulations.scenario_files import check_label, check_tree, describe_faults
-from fedsel_flwr.simulations.worlds.world import World
-from fedsel_flwr.theory import fair_regret, xia_genie
 
 if TYPE_CHECKING:
     from fedsel_flwr.strategies.wrapping.round_end import LastModel
 
-MAX_CLIENTS = 10_000
-"""Largest number of clients for which the regret is computed. The table of choices has a cell per client and round."""
 CLIENT_ACCURACY = "client-accuracy"
 """Name of the table with the final model's accuracy on each client's examples."""
 Columns = Mapping[str, npt.NDArray[Any]]
+END_KEYS = ("rounds", "simulated_s", "joules")
+"""Keys of a scenario that determine when a run ends."""
+REPLAY_CURE = "Repeat it with --replay (replay=True), or begin a new run in another folder"
+"""Advice in errors about a run that does not fit the scenario."""
 
 
 @dataclass(frozen=True)
@@ -327,129 +329,106 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     return label, scenario, result
 
 
-def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:
-    """Compute the tables of a finished run: name -> columns.
+def has_begun(folder: Path) -> bool:
+    """Return whether a folder holds a run, finished or not."""
+    return (folder / RUN).is_file() and (folder / run_folder.SCENARIO).is_file()
 
-    The tables need the true latencies and every client's examples. Neither a selector nor a server knows them.
+
+def has_finished(folder: Path) -> bool:
+    """Return whether a folder holds a run with its result."""
+    # The model is written last, after the digests of all other files.
+    return has_begun(folder) and (folder / run_folder.MODEL).is_file()
+
+
+def read_fitting_run(
+    folder: str | Path, scenario: Scenario, label: str, prints: Identity, *, explain: bool
+) -> RunResult | None:
+    """Read the result of a finished run, if the run fits the scenario.
 
     Args:
-        world: The scenario's world.
-        result: Result of the run.
+        folder: Folder of the run.
+        scenario: Scenario that is to be run there.
+        label: The selector's label.
+        prints: Identity of the code and data of this process.
+        explain: Whether to compare the fingerprints of an interrupted run too. If not, its checkpoint is compared
+            later, and that error names the differences.
 
     Returns:
-        ``regret`` if the system model defines the latencies, and ``classes`` if the scenario asks for it.
-    """
-    tables: dict[str, Columns] = {}
-    if world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
-        tables["regret"] = regret(world, result.history.clients, len(result.history.rounds))
-    if world.scenario.per_class_accuracy:
-        tables["classes"] = per_class_accuracy(world, result.arrays)
-    return tables
-
-
-def client_accuracies(world: World, arrays: Arrays) -> FloatArray:
-    """Compute the model's accuracy for each client, on examples that no client trained on.
-
-    If the scenario sets local test examples aside, they measure the client's accuracy. If not, the test set measures
-    it, with each class weighted by its share of the client's examples.
-
-    Args:
-        world: The clients' examples and the test set.
-        arrays: The model.
-
-    Returns:
-        Accuracies, shape (num_clients,); NaN for a client if the test set has none of its classes. Shape (0,) if there
-        are more than :data:`MAX_CLIENTS` clients. Also shape (0,) without local test examples, if the labels are not
-        classes.
-    """
-    scenario = world.scenario
-    own = scenario.data.local_test_fraction > 0
-    if scenario.num_clients > MAX_CLIENTS or not (own or world.objective.quality is fraction_correct):
-        return np.empty(0)
-    model = fresh_copy(world.model, arrays)
-    return _on_own_examples(world, model) if own else _on_test_set(world, model)
-
-
-def _on_own_examples(world: World, model: nn.Module) -> FloatArray:
-    """Return the accuracy of a model on each client's test examples."""
-    data, tested = world.dataset.train, [rows for _, rows in world.train_test_rows(range(world.scenario.num_clients))]
-    # Clients may share examples, but the model evaluates each example once.
-    needed = np.unique(np.concatenate(tested))
-    found, labels = outputs(model, data.inputs[needed]), read_only_tensor(data.labels)
-    quality = world.objective.quality
-    return np.array([quality(found[np.searchsorted(needed, rows)], labels[rows]) for rows in tested])
-
-
-def _on_test_set(world: World, model: nn.Module) -> FloatArray:
-    """Return the accuracy of a model on the test set, for each client weighted by its share of each class."""
-    test, classes = world.dataset.test, world.dataset.num_classes
-    labels, trained = np.asarray(test.labels), np.asarray(world.dataset.train.labels)
-    right = outputs(model, test.inputs).argmax(-1).numpy() == labels
-    tested = np.bincount(labels, minlength=classes)
-    held = np.array([
-        np.bincount(trained[world.train_rows(k)], minlength=classes) for k in range(world.scenario.num_clients)
-    ])  # fmt: skip
-    # A class that is missing from the test set counts for no client.
-    held[:, tested == 0] = 0
-    by_class = np.bincount(labels, weights=right, minlength=classes) / np.maximum(tested, 1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(held @ by_class / held.sum(axis=1))
-
-
-def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Columns:
-    """Compute the seconds lost per round, compared with the m clients of the lowest mean latency (Xia, (14)).
-
-    Args:
-        world: The world, whose system model defines the mean latencies.
-        clients: The clients chosen in each round.
-        rounds: Number of rounds.
+        The result of the run; None if there is no run, or if it was interrupted.
 
     Raises:
-        RunError: A client or a round does not belong to the scenario.
-
-    Returns:
-        The columns ``round``, ``Theta`` and ``theta``. Theta is the seconds lost since the start, tau_max times the
-        regret. theta = Theta / round.
+        RunError: The folder holds another run. The error names the differences.
+        ParameterError: A file is damaged.
     """
-    scenario, longest = world.scenario, world.system.max_latency_s
-    # A client that does not answer has reward 0. Latencies are capped at the maximum, so no reward is below 0.
-    answers = 1.0 - world.dropout.probability
-    mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # mean of Xia (5)
-    chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
-    known = {str(client): client for client in range(scenario.num_clients)}
-    for row in clients:
-        if row.client_id not in known or not 1 <= row.round <= rounds:
+    place = Path(folder)
+    if not has_begun(place):
+        return None
+    named, other = read_label(place)
+    _check_same_settings(place, scenario, other)
+    if named != label:
+        raise _different_run(place, f"selector is called {named!r} there, and {label!r} here")
+    result = _read_finished_run(place, scenario, other) if has_finished(place) else None
+    if result is not None or explain:
+        _check_fingerprints(place, label, prints)
+    return result
+
+
+def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunResult:
+    """Read the result of a finished run; refuse a run without digests, or with another length or budget."""
+    if not has_digests(read_record(folder)):
+        raise RunError(
+            f"the run in {str(folder)!r} was written by an older version without file digests, so damage would go "
+            f"unnoticed. {REPLAY_CURE}. fedsel report can still read this run"
+        )
+    _, _, result = read_run(folder)
+    done = len(result.history.rounds)
+    for key in END_KEYS:
+        if (wanted := getattr(mine, key)) != (there := getattr(theirs, key)):
             raise RunError(
-                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients "
-                f"0 to {scenario.num_clients - 1} and {rounds} rounds. It was resumed from checkpoints of another "
-                "run. Begin a new run"
+                f"the run in {str(folder)!r} finished after {done} rounds with {key} = {there}, and its checkpoints "
+                f"were deleted. Start a new run with {key} = {wanted}"
             )
-        chosen[row.round - 1, known[row.client_id]] = True
-    _, best = xia_genie(mean_reward, scenario.clients_per_round)
-    number = np.arange(1, rounds + 1)
-    lost = longest * fair_regret(mean_reward, chosen, best)  # Theta, section V of Xia
-    return {"round": number, "Theta": lost, "theta": lost / number}
+    return result
 
 
-def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
-    """Compute the model's accuracy on each client's examples of each class (Kim, Fig. 5).
+def _check_fingerprints(folder: Path, label: str, here: Identity) -> None:
+    """Refuse to resume a run without fingerprints, or whose code, data or scenario has changed."""
+    there = read_identity(folder)
+    if not there:
+        raise RunError(
+            f"the run in {str(folder)!r} was written by an older version without fingerprints, so changes of "
+            f"selector, model or data would go unnoticed. {REPLAY_CURE}"
+        )
+    if names := [name for name in PARTS if there.get(name) != here.get(name)]:
+        changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
+        raise RunError(
+            f"the run in {str(folder)!r} was made with other code or data. Changed since then: {changed}. "
+            f"{REPLAY_CURE}. Notebook cells that your code uses, and values in closures, are not compared"
+        )
 
-    Args:
-        world: The clients' training examples.
-        arrays: The model.
 
-    Returns:
-        The columns ``client``, ``label``, ``num_examples`` and ``accuracy``, with a row for each class that a client
-        has.
+def discard_progress(folder: Path) -> None:
+    """Remove the checkpoints and the result of a run, so that it can be run again."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    (folder / run_folder.MODEL).unlink(missing_ok=True)
+
+
+def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None:
+    """Refuse to resume in a folder with another run.
+
+    Raises:
+        RunError: The settings differ. The error names their keys.
     """
-    model, data = fresh_copy(world.model, arrays), world.dataset.train
-    labels = np.asarray(data.labels)
-    # One pass computes all outputs, because clients may share examples.
-    right = (outputs(model, data.inputs).argmax(-1).numpy() == labels).astype(np.float64)
-    rows: list[tuple[int, int, int, float]] = []
-    for k in range(world.scenario.num_clients):
-        own = world.train_rows(k)
-        counts, hits = np.bincount(labels[own]), np.bincount(labels[own], weights=right[own])
-        rows += [(k, int(c), int(counts[c]), float(hits[c] / counts[c])) for c in np.flatnonzero(counts)]
-    columns = zip(*rows, strict=True)
-    return dict(zip(("client", "label", "num_examples", "accuracy"), map(np.array, columns), strict=True))
+    # References are compared first. The keys of another selector's parameters begin with its label, and the label is
+    # known only after the selector's code has run.
+    if theirs.selector != mine.selector and is_reference(theirs.selector):
+        raise _different_run(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
+    if found := differences(course_settings(theirs), course_settings(mine)):
+        raise _different_run(folder, ", ".join(found.values()))
+
+
+def _different_run(folder: Path, differences: str) -> RunError:
+    return RunError(
+        f"{str(folder)!r} holds another run: {differences}. Begin a new run in another folder, or resume the run in "
+        "this folder"
+    )

@@ -1,25 +1,42 @@
-"""Options of runs: how and where they run, with which parts of the caller's, and how they are kept and resumed."""
+"""Options of runs: how and where they run, with which parts of the caller's, and how they are kept and resumed.
+
+The checkpoints of a run follow from its options. :mod:`fedsel_flwr.rounds.checkpoints` decides which one is loaded.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
+from fedsel_flwr.checks import whole
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.checkpoints import Resume
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Resume, check_length, check_resume
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+from fedsel_flwr.simulations.run_identity import Identity
+from fedsel_flwr.simulations.scenario import Scenario, course_settings
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
+from fedsel_flwr.simulations.worlds.world import World
 
 P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of checkpoints inside a run's folder."""
+CHECKPOINT_SHARE = 0.02
+"""Largest share of a vectorized run's time that checkpoints in the run's folder may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,3 +162,124 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P,
         return call
 
     return decorate
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Checkpoints of a run: their folder, how often they are written, and whether the run resumes from them.
+
+    Attributes:
+        folder: Folder of the checkpoints. If None, no checkpoints are written.
+        temporary: Whether the folder is inside the run's folder, and is removed when the run has finished.
+        every: Rounds between two checkpoints.
+        keep: Number of checkpoints that are kept.
+        resume: Whether to resume.
+        share: Largest share of the run's time that checkpoints may take; 1 sets no limit.
+    """
+
+    folder: Path | None = None
+    temporary: bool = False
+    every: int = 1
+    keep: int = 3
+    resume: Resume = False
+    share: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        folder: str | os.PathLike[str] | None,
+        checkpoint_dir: str | os.PathLike[str] | None,
+        every: int | None,
+        keep: int,
+        resume: Resume,
+    ) -> CheckpointPlan:
+        """Return the plan that the arguments of :func:`~fedsel_flwr.simulations.engine.simulate` describe.
+
+        Raises:
+            ParameterError: An argument is out of range, or arguments contradict each other.
+        """
+        check_resume(resume)
+        number = 1 if every is None else whole("checkpoint_every", every, 0)
+        keep = whole("keep_checkpoints", keep, 1)
+        if not number and (resume == "must" or checkpoint_dir is not None):
+            what = "checkpoint_dir" if checkpoint_dir is not None else "resume = 'must'"
+            raise ParameterError(f"{what} needs checkpoints. Leave out checkpoint_every = 0, which writes none")
+        if checkpoint_dir is not None:
+            return cls(Path(checkpoint_dir), False, number, keep, resume)
+        if folder is None and resume:
+            raise ParameterError(
+                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Set "
+                "one of them"
+            )
+        if folder is None or not number:
+            return cls()
+        # A vectorized round may take less time than its checkpoint. A round on Ray always takes longer.
+        share = CHECKPOINT_SHARE if every is None and scenario.engine == "vectorized" else 1.0
+        return cls(Path(folder) / CHECKPOINTS, True, number, keep, resume, share)
+
+    def options(self, scenario: Scenario, selector: Selector | None = None) -> dict[str, Any]:
+        """Return the options of a strategy that set these checkpoints.
+
+        Args:
+            scenario: Scenario that is run.
+            selector: The caller's selector, which may plan for another number of rounds.
+        """
+        if self.folder is None:
+            return {}
+        total = None if hasattr(selector, "total_rounds") else scenario.rounds
+        return {
+            "checkpoint_dir": self.folder, "checkpoint_every": self.every, "keep_checkpoints": self.keep,
+            "resume": self.resume, "total_rounds": total,
+        }  # fmt: skip
+
+    def attach(self, strategy: Any, world: World, prints: Identity) -> None:
+        """Give a strategy the identity of its run, and let it read its checkpoint, if there is one.
+
+        Args:
+            strategy: Strategy made with :meth:`options`.
+            world: The scenario's world.
+            prints: Identity of the run. Those in the checkpoint must be equal.
+
+        Raises:
+            RunError: No checkpoint can be used, or the checkpoint has more rounds than the scenario.
+        """
+        if self.folder is None:
+            return
+        # Set before `resumed` is read, because reading the checkpoint compares it with these values.
+        settings = course_settings(world.scenario)
+        # A selector that plans for a number of rounds makes other choices for another number, from the first round on.
+        if "total_rounds" in inspect.signature(type(strategy.selector)).parameters:
+            settings["rounds"] = str(world.scenario.rounds)
+        strategy.fingerprint.update({f"scenario.{key}": text for key, text in settings.items()})
+        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in prints.items()})
+        resumed: Checkpoint | None = strategy.resumed
+        if resumed is not None:
+            check_length(self.folder, resumed.round, world.scenario.rounds)
+
+    def discard(self) -> None:
+        """Remove checkpoints that the folder of a finished run no longer needs."""
+        if self.temporary and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class CheckpointPace:
+    """Limit on the share of a run's time that checkpoints take.
+
+    Args:
+        share: Largest share of the time; 1 sets no limit.
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share, self._next = share, -np.inf
+
+    def __call__(self, write: Callable[[], None]) -> None:
+        """Write a checkpoint, unless the last one was written too recently."""
+        began = time.monotonic()
+        if began < self._next:
+            return
+        write()
+        ended = time.monotonic()
+        if self._share < 1.0:
+            # Waiting cost / share from now keeps the cost below its share, even if the disk is slow.
+            self._next = ended + (ended - began) / self._share

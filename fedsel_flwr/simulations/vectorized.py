@@ -40,9 +40,9 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.simulations.divergence import diagnose, log_simulated_faults
-from fedsel_flwr.simulations.existing_runs import CheckpointPace
+from fedsel_flwr.simulations.diagnosis import diagnose, log_simulated_faults
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.run_options import CheckpointPace
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World, run_size, threads_for
 from fedsel_flwr.strategies.wrapping import bases

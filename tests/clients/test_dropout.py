@@ -11,9 +11,10 @@ from fedsel_flwr.clients.device import REPLIED, ClientDropout
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
+from fedsel_flwr.simulations.diagnosis import regret
 from fedsel_flwr.simulations.engine import SameScenario, simulate
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
-from fedsel_flwr.simulations.results import RunResult, regret
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World

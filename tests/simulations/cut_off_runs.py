@@ -17,7 +17,7 @@ import pytest
 
 from fedsel_flwr.cli import main
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.simulations import Comparison, Scenario, existing_runs, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, Scenario, load_scenario, run_options, simulate
 from fedsel_flwr.simulations.results import RunResult
 from tests.processes import Command
 from tests.strategies.zygote import Zygote
@@ -112,7 +112,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
     A checkpoint is written after every round, whatever that costs; the pictures are empty files.
     """
     os.chdir(folder)
-    existing_runs.CHECKPOINT_SHARE = 1.0
+    run_options.CHECKPOINT_SHARE = 1.0
     without_pictures(pytest.MonkeyPatch())
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -17,10 +17,10 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import JOURNAL, read_history
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.selectors import CSUCB, Random
-from fedsel_flwr.simulations import OwnData, Scenario, compare, engine, existing_runs, simulate
+from fedsel_flwr.simulations import OwnData, Scenario, compare, engine, run_options, simulate
 from fedsel_flwr.simulations.comparisons.comparison import Agreement
-from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.run_options import CheckpointPace
 from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings
 from tests.processes import ROOT
 from tests.simulations import cut_off_runs
@@ -165,7 +165,7 @@ def test_every_key_of_a_scenario_is_compared_or_free() -> None:
 def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 2 ms after every 0.1 s, where they may take 2 %."""
     now = [0.0]
-    monkeypatch.setattr(existing_runs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_options.time, "monotonic", lambda: now[0])
 
     def write() -> None:
         now[0] += 0.002

@@ -31,7 +31,7 @@ EARLY_S = 0.3
 
 # A program whose main thread is busy when it gets a signal: first alone in a block that shuts down on signals.
 BUSY = """
-import os, signal, subprocess, sys, threading, time
+import ctypes, hashlib, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
@@ -41,21 +41,38 @@ with shutdown_on_signal(lambda: None, lambda: "left", 7):
     pass
 assert signal.getsignal(signal.SIGTERM) is before
 
-def send(which):
+def send():
     time.sleep(0.5)
     print(time.time(), flush=True)
-    os.kill(os.getpid(), which)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
 
 with shutdown_on_signal(lambda: print("last", flush=True), lambda: "left", 7) as leaving:
     leaving.folder = Path(folder)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(folder, "..", "child").write_text(str(child.pid))
-    which = signal.SIGINT if busy == "SIGINT" else signal.SIGTERM
-    threading.Thread(target=send, args=[which], daemon=True).start()
+    if busy not in ("SIGINT", "taken"):
+        threading.Thread(target=send, daemon=True).start()
     try:
-        if busy == "twice":  # a second signal, and a third, while the first is acted on
+        if busy == "library":
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+        elif busy == "wait":
+            threading.Event().wait()
+        elif busy == "twice":  # a second signal, and a third, while the first is acted on
             leaving.on_signal = lambda: [signal.raise_signal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-        threading.Event().wait(60)
+            threading.Event().wait(60)
+        elif busy == "taken":  # what Ray's C++ does when it ends: the signal would end this process with -15
+            sys.modules["ray"] = None
+            for _ in range(10):
+                ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+                time.sleep(0.1)
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        else:
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
     finally:
         print("an exception passed", flush=True)
 """
@@ -119,8 +136,9 @@ def program(text: str, *argv: str, cwd: Path = ROOT) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.parametrize("busy", ["SIGINT", "SIGTERM", "twice"])
+@pytest.mark.parametrize("busy", ["library", "wait", "twice", "taken", "SIGINT"])
 def test_a_signal_ends_the_children_and_passes_no_exception(busy: str, tmp_path: Path) -> None:
+    """Whatever the main thread does, and whichever thread gets the signal."""
     unfinished = tmp_path / "run" / ".plan.json-ab12cd3_"
     unfinished.mkdir(parents=True)
     (unfinished / "plan.json").write_text("{")

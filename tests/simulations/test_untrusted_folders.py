@@ -20,7 +20,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.rounds.checkpoints import read_checkpoint, write_checkpoint
-from fedsel_flwr.simulations import Comparison, compare, existing_runs, simulate
+from fedsel_flwr.simulations import Comparison, compare, run_options, simulate
 from tests.simulations.cut_off_runs import content, smoke, without_pictures
 
 MINE = """
@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> 
     (tmp_path / "marking.py").write_text(MARKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(existing_runs, "CHECKPOINT_SHARE", 1.0)
+    monkeypatch.setattr(run_options, "CHECKPOINT_SHARE", 1.0)
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
     yield tmp_path

@@ -30,12 +30,11 @@ from fedsel_flwr.simulations.comparisons.runtime_environment import (
     restored,
     runtime_environment,
 )
-from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, discard_progress, has_begun
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import RunResult, read_run
+from fedsel_flwr.simulations.results import RunResult, discard_progress, has_begun, read_run
 from fedsel_flwr.simulations.run_identity import RUN, run_parameters, versions
-from fedsel_flwr.simulations.run_options import RunOptions
+from fedsel_flwr.simulations.run_options import CHECKPOINTS, RunOptions
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts

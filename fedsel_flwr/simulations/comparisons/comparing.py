@@ -32,12 +32,11 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
 )
 from fedsel_flwr.simulations.comparisons.plan import FOLDER_CURE, Plan, read_plan, write_plan
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.existing_runs import CHECKPOINTS
 from fedsel_flwr.simulations.on_flower.building import first_rounds, make_strategy, selector_params
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import RunResult, describe_runs
 from fedsel_flwr.simulations.run_identity import RUN
-from fedsel_flwr.simulations.run_options import RunOptions, takes
+from fedsel_flwr.simulations.run_options import CHECKPOINTS, RunOptions, takes
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of

@@ -20,7 +20,7 @@ from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.storage import check_entries, check_links
 from fedsel_flwr.simulations.comparisons.report_page import write_report
-from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
+from fedsel_flwr.simulations.diagnosis import MANY_LATE, late_share
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.run_identity import check_poolable, describe_shared
 from fedsel_flwr.simulations.scenario import Scenario

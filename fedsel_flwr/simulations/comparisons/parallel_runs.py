@@ -21,8 +21,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.existing_runs import has_finished
-from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.results import RunResult, has_finished
 from fedsel_flwr.simulations.run_identity import code_identity
 from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.scenario import Scenario

@@ -38,11 +38,10 @@ from fedsel_flwr.simulations.comparisons.contenders import (
     sweep_contenders,
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs
-from fedsel_flwr.simulations.existing_runs import has_begun
 from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.building import make_availability
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.results import read_label
+from fedsel_flwr.simulations.results import has_begun, read_label
 from fedsel_flwr.simulations.run_identity import RUN
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import (

@@ -32,12 +32,12 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.simulations.divergence import diagnose, log_simulated_faults
-from fedsel_flwr.simulations.existing_runs import CheckpointPlan
+from fedsel_flwr.simulations.diagnosis import diagnose, log_simulated_faults
 from fedsel_flwr.simulations.on_flower.building import APIS, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_session import SharedWorld, receive_world, share_world
 from fedsel_flwr.simulations.results import RunResult, write_interrupted_run, write_run
 from fedsel_flwr.simulations.run_identity import code_identity, identity
+from fedsel_flwr.simulations.run_options import CheckpointPlan
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts

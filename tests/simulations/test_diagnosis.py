@@ -11,7 +11,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations import engine, load_scenario, simulate
-from fedsel_flwr.simulations.divergence import chance_level, diagnose
+from fedsel_flwr.simulations.diagnosis import chance_level, diagnose
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
