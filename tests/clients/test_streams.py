@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import BLOCK, PURPOSES, first_uniforms, seed_states, stream, streams
+from fedsel_flwr.clients.streams import BLOCK, PURPOSES, first_uniforms, stream, streams
 from fedsel_flwr.errors import ParameterError
 
 RECORDED = ["placement", "latency", "computing", "energy", "availability", "dropout", "data-order", "model"]
@@ -99,15 +99,3 @@ def test_ids_of_an_array_outside_the_range_are_refused() -> None:
     for wrong in (np.array([0, -1]), np.array([2**32]), range(2**32, 2**32 + 2), np.array([0.5])):
         with pytest.raises(ParameterError, match=r"^partition_id"):
             first_uniforms(1, "energy", wrong)  # type: ignore[arg-type]
-
-
-def test_states_are_those_of_numpy() -> None:
-    """The algorithm of SeedSequence, on random numbers of every length."""
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        seed = int.from_bytes(rng.bytes(int(rng.integers(1, 17))), "little")
-        purpose, round, *ids = rng.integers(0, 2**32, 6).tolist()
-        expected = [
-            np.random.SeedSequence(seed, spawn_key=(purpose, k, round)).generate_state(4, np.uint64) for k in ids
-        ]
-        np.testing.assert_array_equal(seed_states(seed, purpose, np.array(ids), round), expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 from fedsel_flwr.clients.device import RoundDelays, probe_delays
@@ -80,24 +79,6 @@ def test_a_probe_by_hand() -> None:
     expected = (0.05291234750, 0.02084700789, 0.000795282442, 31.97900966)
     assert dataclasses.astuple(probe) == pytest.approx(expected, rel=1e-9)
     assert SYSTEM.energy_j(probe) == pytest.approx(2.26857e-4, rel=1e-5)
-
-
-def test_uplink_downlink_and_computing_rate_are_independent_and_the_rate_is_uniform() -> None:
-    """2,000 rounds of the last client: times share the distance, so within one client the correlation must vanish.
-
-    Its rate is U[210, 230], mean 220 and standard deviation 20 / sqrt(12).
-    """
-    draws = [SYSTEM.draw(19, t) for t in range(2000)]
-    down, up, rate = (
-        np.log([getattr(x, name) for x in draws]) for name in ("download_s", "upload_s", "computing_rate")
-    )
-    for first, second in ((down, up), (down, rate), (up, rate), (down[1:], down[:-1])):
-        assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(2000)
-    assert down.mean() == pytest.approx(up.mean(), abs=5 * down.std() / math.sqrt(1000))
-    rates = np.exp(rate)
-    assert 210 <= rates.min() < 210.1
-    assert 229.9 < rates.max() <= 230
-    assert rates.mean() == pytest.approx(220, abs=4 * 20 / math.sqrt(12 * 2000))
 
 
 @pytest.mark.parametrize(

@@ -253,12 +253,3 @@ def test_losses_out_of_all_bounds_with_gaps_leave_the_state_finite() -> None:
         selector.inform(np.arange(12), loss=np.where(rng.random(12) < 0.5, losses, np.nan))
         assert len(selector.select(np.arange(12))) == 2
         assert np.isfinite(selector.state_dict()["embedding"]).all()
-
-
-def test_random_rounds_reset_the_discounts() -> None:
-    selector = known([[2, 0], [1, 1], [0, 1]], rounds=1, interval=3)
-    selector.select(np.arange(3))
-    assert selector.state_dict()["discount"].min() == 0.9
-    for _ in range(2):
-        selector.select(np.arange(3))
-    assert selector.state_dict()["discount"].tolist() == [1.0, 1.0, 1.0]

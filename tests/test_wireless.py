@@ -1,4 +1,4 @@
-"""The channel against numbers worked by hand from Xia et al., section V, and the cell's random draws."""
+"""The channel worked by hand from Xia et al., section V, the random draws of the cell, and the time of a round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
+from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, round_time, uniform_disc
 
 CHANNEL = OFDMAChannel()
 DRAWS = 200_000
@@ -174,3 +174,43 @@ def test_the_power_of_rayleigh_fading_is_unit_exponential() -> None:
     for x in (0.01, 0.5, 1.0, 3.0):
         tail = math.exp(-x)
         assert (power > x).mean() == pytest.approx(tail, abs=5 * math.sqrt(tail * (1 - tail) / DRAWS))
+
+
+@pytest.mark.parametrize(
+    ("latency", "channels", "seconds"),
+    [
+        ([], 3, 0.0),
+        ([2.5], 1, 2.5),
+        ([1.0, 4.0, 2.0], 3, 4.0),  # (7): the slowest
+        ([1.0, 4.0, 2.0], 10, 4.0),
+        ([1.0, 4.0, 2.0], 1, 7.0),  # one after another
+        ([1.0, 4.0, 2.0, 3.0, 5.0], 2, 12.0),  # max(1,4) + max(2,3) + 5
+        ([5.0, 4.0, 3.0, 2.0, 1.0], 2, 9.0),  # the order counts: 5 + 3 + 1
+        ([0.0, 0.0], 1, 0.0),
+    ],
+)
+def test_the_time_of_a_round_by_hand(latency: list[float], channels: int, seconds: float) -> None:
+    assert round_time(latency, channels) == seconds
+    assert isinstance(round_time(latency, channels), float)
+
+
+def test_the_time_of_a_round_against_a_plain_loop() -> None:
+    generator = np.random.default_rng(5)
+    for _ in range(200):
+        latency = generator.uniform(0, 5, generator.integers(1, 30))
+        channels = int(generator.integers(1, 12))
+        copy = latency.copy()
+        wanted = math.fsum(max(latency[i : i + channels]) for i in range(0, latency.size, channels))
+        assert round_time(latency, np.int64(channels)) == pytest.approx(wanted, rel=1e-14)
+        np.testing.assert_array_equal(latency, copy)
+
+
+def test_wrong_times_are_refused_by_name() -> None:
+    """A latency that is negative, unknown or endless would poison the clock of the whole run."""
+    for channels in (0, -1, 2.5, "3", None):
+        for cohort in ([1.0], []):
+            with pytest.raises(ParameterError, match=r"^channels must"):
+                round_time(cohort, channels)
+    for latency in ([-1.0], [math.nan, 1.0], [math.inf], [[1.0]], 1.0):
+        with pytest.raises(ParameterError, match=r"^latency_s must"):
+            round_time(latency, 2)
