@@ -236,6 +236,8 @@ def fingerprint_of(*values: Any) -> str:
 
 def _described(value: Any) -> str:
     """Return a value as text without addresses; an object counts with its class, and a dataclass with its fields."""
+    # A decorator such as lru_cache hides the function.
+    value = inspect.unwrap(value) if callable(value) else value
     if isinstance(value, functools.partial):
         return f"partial {_described([value.func, value.args, value.keywords])}"
     if isinstance(value, Mapping):
@@ -258,7 +260,7 @@ def _source_of(code: Any) -> list[str]:
     """Return the source text of the modules of a class or function, or its own text."""
     found: dict[str, None] = {}
     for one in getattr(code, "__mro__", (code,)):
-        name = str(one.__module__)
+        name = str(getattr(one, "__module__", None))
         top = name.partition(".")[0]
         if top in LIBRARIES or (top in sys.stdlib_module_names and top != "__main__"):
             continue

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.cli import main
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.references import OWN_FILES
 from fedsel_flwr.report.run_folder import read_history
@@ -252,6 +253,15 @@ def test_code_without_source_text_counts_by_name() -> None:
     names: dict[str, Any] = {"__name__": "typed"}
     exec("def one(x): return 2 * x\nclass Net: pass\n", names)
     assert len({fingerprint_of(names["one"]), fingerprint_of(names["Net"])}) == 2
+
+
+def test_functions_count_inside_partials_decorators_and_objectives() -> None:
+    given = (layers, partial(layers, num_classes=3), cache(layers), str.upper, Objective(layers, layers))
+    prints = [fingerprint_of(one) for one in given]
+    assert prints[0] == prints[2]
+    assert len(set(prints)) == 4
+    assert fingerprint_of(partial(layers, num_classes=4)) != prints[1]
+    assert fingerprint_of(Objective(layers, str.upper)) != prints[4]
 
 
 def test_values_count_by_content_and_else_by_kind() -> None:
