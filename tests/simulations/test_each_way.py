@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies import SelectionStrategy
-from tests.processes import ROOT, Command
 from tests.simulations.inprocess import grid_of, in_process
 
 pytestmark = pytest.mark.timeout(60)
@@ -228,29 +226,6 @@ def test_a_signal_is_checked_before_anything_starts() -> None:
     strategy = SelectionStrategy(create("random", clients_per_round=2))
     with pytest.raises(ParameterError, match="strategy and should_stop cannot be combined"):
         run("vectorized", 6, strategy=strategy, should_stop=stop_at_the_end)
-
-
-ON_RAY = """
-from fedsel_flwr.simulations import load_scenario, simulate
-
-if __name__ == "__main__":
-    for api in ("legacy", "message"):
-        scenario = load_scenario("smoke", {"rounds": 6, "evaluation_every": 5, "api": api})
-        result = simulate(scenario, engine="ray", should_stop=lambda number, history: number >= 3, quiet=True)
-        print(api, [(one.round, one.accuracy > 0) for one in result.history.rounds])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_a_simulation_on_ray_ends_with_the_round_of_the_signal(tmp_path: Path) -> None:
-    command = Command(sys.executable, "-c", ON_RAY, folder=tmp_path, cwd=ROOT)
-    try:
-        assert command.wait(180) == 0, command.stderr[-5000:]
-        played = "[(1, False), (2, False), (3, True)]"
-        assert command.stdout.split("\n")[-3:-1] == [f"legacy {played}", f"message {played}"]
-    finally:
-        command.kill()
 
 
 # ---- an error leaves the rounds and the last model in the run's folder ---------------------------------------------

@@ -108,24 +108,6 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, folder: Path) -> None:
-    argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2")
-    straight = begun(zygote, folder / "straight", None, *argv)
-    within = larger(folder / "cut", "runs/*/random-seed1/journal.jsonl", 8_000)
-    cut_off = begun(zygote, folder / "cut", within, *argv)
-    finished = (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns
-    assert not (cut_off / "bsfl-seed2").exists()
-    status, out, err = zygote.call(command, [*argv, "--resume"], folder / "cut")  # the newest that was begun so
-    assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == str(cut_off)
-    assert content(cut_off) == content(straight)
-    assert (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns == finished
-    for line, told in (("bsfl, seed 1: round  1/24", False), ("random, seed 1: round  1/24", False),
-                       ("bsfl, seed 1: round 24/24", True), ("bsfl, seed 2: round  1/24", True)):  # fmt: skip
-        assert (line in out) == told
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_from_a_folder_of_checkpoints(zygote: Zygote, folder: Path) -> None:
     """One line for the first start and for every other; what has ended goes on to a later round."""
     line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--checkpoint-dir", "kept", "--resume", "--rounds"]

@@ -394,21 +394,6 @@ def test_faults_name_key_and_value(key: str, value: Any) -> None:
     refused("smoke", {key: value}, f"{key} = {value!r}")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("rounds", 0, "greater than or equal to 1"),
-        ("training", 3, "expected a table"),
-        ("clients_per_round", 30, "num_clients = 10"),
-        ("selector", "bsfll", "random"),
-        ("clients.latency_mode", "guess", "'measured' or 'model'"),
-        ("data.dataset", "imagenet", "'fashion-mnist', 'emnist', 'cifar-10', 'synthetic-regression'"),
-    ],
-)
-def test_what_is_allowed_is_said(key: str, value: Any, allowed: str) -> None:
-    refused("smoke", {key: value}, allowed)
-
-
 def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     file = file_with(tmp_path, "rounds = 0\nbogus = 1\n[training]\nbatch_size = 0\n")
     refused(file, None, "rounds = 0", "unknown key 'bogus'", "training.batch_size = 0")
