@@ -77,8 +77,7 @@ def comparison_document(facts: ComparisonFacts) -> Document:
         name: title for name, title in tables.AXES.items() if any(np.isfinite(run.axis(name)).any() for run in runs)
     }
     styles = charts.selector_styles(selectors)
-    shown = _Charts(facts, dict(enumerate(styles.values())), selectors, seeds, axes)
-    drawn = [*shown.ratios(), shown.accuracy(), *shown.targets(), *shown.choices(), *shown.rounds()]
+    drawn, maps = _charts(facts, styles, seeds, axes)
     menus = [
         Menu(name="axis", label="Over", options=axes),
         Menu(name="seed", label="Seed", options={ALL: "all (mean)"} | {seed: seed for seed in seeds}),
@@ -93,101 +92,68 @@ def comparison_document(facts: ComparisonFacts) -> Document:
         template="comparison.html",
         sections=SECTIONS,
         charts=drawn,
-        facts=_texts(facts, selectors) | {"maps": shown.maps, "seeds": len(seeds)},
+        facts=_texts(facts, selectors) | {"maps": maps, "seeds": len(seeds)},
         menus=menus,
         selectors=styles,
     )
 
 
-@dataclass
-class _Charts:
-    """Makes the charts; ``maps`` is the number of single seeds that have a map."""
+def _charts(
+    facts: ComparisonFacts,
+    styles: Mapping[str, tuple[str, Sequence[int]]],
+    seeds: Sequence[str],
+    axes: Mapping[str, str],
+) -> tuple[list[Chart], int]:
+    """Return the charts, and the number of single seeds that have a map."""
+    runs, found, series = facts.runs, facts.verdict, dict(enumerate(styles.values()))
+    drawn = list[Chart]()
 
-    facts: ComparisonFacts
-    series: charts.Styles
-    selectors: Sequence[str]
-    seeds: Sequence[str]
-    axes: Mapping[str, str]
-    maps: int = 0
+    def add(name: str, rows: Columns, spec: Mapping[str, Any], menus: Sequence[str] = ("seed",), **more: Any) -> None:
+        # A reader hides selectors in a chart of all selectors.
+        shown = "" if "selector" in menus or name == "ratios" else "selector"
+        own = {menu: menu for menu in menus}
+        drawn.append(Chart(name=name, rows=rows, spec=spec, menus=own, shown=shown, **more))
 
-    def ratios(self) -> list[Chart]:
-        found = self.facts.verdict
-        if not found or not any(math.isfinite(one.time.low) for one in found.selectors):
-            return []
+    if found and any(math.isfinite(one.time.low) for one in found.selectors):
         end = f", ratio to {found.reference}"
         titles = {name: title for name, (title, _) in tables.MEASURES.items()}
-        compared = {i: style for i, style in self.series.items() if self.selectors[i] != found.reference}
-        return [
-            Chart(
-                name="ratios",
-                rows=tables.ratio_table(found, self.facts.summaries),
-                spec=charts.ratio_chart(compared, found.reference),
-                menus={"measure": "measure"},
-                words={
-                    "measure": {name: {f"{charts.X_TITLE}{end}": f"{title}{end}"} for name, title in titles.items()},
-                    "seed": {seed: {charts.CHOSEN: seed} for seed in self.seeds},
-                },
-            )
-        ]
-
-    def accuracy(self) -> Chart:
-        rows = tables.curve_table(self.facts.runs, self.facts.target_rounds, list(self.axes))
-        return Chart(
-            name="accuracy",
-            rows=rows,
-            spec=charts.accuracy_chart(
-                self.series, self.facts.target_accuracy, is_fraction=charts.are_fractions(rows["accuracy"])
-            ),
-            menus={"axis": "axis", "seed": "seed"},
-            shown="selector",
-            words={"axis": {axis: {charts.X_TITLE: title} for axis, title in self.axes.items()}},
-        )
-
-    def targets(self) -> list[Chart]:
-        found = self.facts.verdict
-        if not found or not any(math.isfinite(effect.estimate) for own in found.profile.values() for effect in own):
-            return []
-        spec = charts.profile_chart(self.series, found.reference, list(found.profile))
-        return [Chart(name="targets", rows=tables.profile_table(found), spec=spec, shown="selector")]
-
-    def choices(self) -> list[Chart]:
-        facts = self.facts
-        of_run = {"seed": "seed", "selector": "selector"}
-        selections, tenths = tables.selection_table(facts.runs, facts.num_clients)
-        cells, self.maps = tables.map_table(facts.runs, facts.num_clients)
-        found = [
-            Chart(name="map", rows=cells, spec=charts.map_chart(), menus=of_run),
-            self._by_seed("tenths", tenths, charts.tenth_chart(self.series)),
-            Chart(name="selections", rows=selections, spec=charts.selection_chart(self.series), menus=of_run),
-        ]
-        for figure, title, form in (
-            ("jain", "Jain's index", ".3~f"), ("worst_tenth", "accuracy of the worst tenth", ".1~%"),
-        ):  # fmt: skip
-            if any(math.isfinite(getattr(one, figure)) for one in facts.summaries):
-                rows = tables.fairness_table(facts.summaries, figure)
-                spec = charts.fairness_chart(self.series, title, form)
-                found.append(self._by_seed(figure.replace("_", "-"), rows, spec))
-        return found
-
-    def rounds(self) -> list[Chart]:
-        facts, found = self.facts, list[Chart]()
-        rows = tables.part_table(facts.runs)
-        if any(map(math.isfinite, rows["seconds"])):
-            positive = {part for part, seconds in zip(rows["part"], rows["seconds"], strict=True) if seconds > 0}
-            parts = [part for part in tables.PARTS if part in positive]
-            found.append(self._by_seed("parts", rows, charts.part_chart(len(self.selectors), parts)))
-        rows = tables.failure_table(facts.runs)
-        if rows["reason"]:
-            spec = charts.failure_chart(max(run.rounds[-1].round for run in facts.runs if run.rounds))
-            menus = {"seed": "seed", "selector": "selector"}
-            found.append(Chart(name="failures", rows=rows, spec=spec, menus=menus, series="reason"))
-        if any(len(run.theta) for run in facts.runs):
-            found.append(self._by_seed("regret", tables.regret_table(facts.runs), charts.regret_chart(self.series)))
-        return found
-
-    def _by_seed(self, name: str, rows: Columns, spec: Mapping[str, Any]) -> Chart:
-        """Return a chart of all selectors, with the menu of seeds."""
-        return Chart(name=name, rows=rows, spec=spec, menus={"seed": "seed"}, shown="selector")
+        compared = {i: style for i, (name, style) in enumerate(styles.items()) if name != found.reference}
+        words = {
+            "measure": {name: {f"{charts.X_TITLE}{end}": f"{title}{end}"} for name, title in titles.items()},
+            "seed": {seed: {charts.CHOSEN: seed} for seed in seeds},
+        }
+        spec = charts.ratio_chart(compared, found.reference)
+        add("ratios", tables.ratio_table(found, facts.summaries), spec, ["measure"], words=words)
+    rows = tables.curve_table(runs, facts.target_rounds, list(axes))
+    is_fraction = charts.are_fractions(rows["accuracy"])
+    spec = charts.accuracy_chart(series, facts.target_accuracy, is_fraction=is_fraction)
+    words = {"axis": {axis: {charts.X_TITLE: title} for axis, title in axes.items()}}
+    add("accuracy", rows, spec, ["axis", "seed"], words=words)
+    if found and any(math.isfinite(effect.estimate) for own in found.profile.values() for effect in own):
+        spec = charts.profile_chart(series, found.reference, list(found.profile))
+        add("targets", tables.profile_table(found), spec, [])
+    rows, maps = tables.map_table(runs, facts.num_clients)
+    add("map", rows, charts.map_chart(), ["seed", "selector"])
+    selections, tenths = tables.selection_table(runs, facts.num_clients)
+    add("tenths", tenths, charts.tenth_chart(series))
+    add("selections", selections, charts.selection_chart(series), ["seed", "selector"])
+    for figure, title, form in (
+        ("jain", "Jain's index", ".3~f"), ("worst_tenth", "accuracy of the worst tenth", ".1~%"),
+    ):  # fmt: skip
+        if any(math.isfinite(getattr(one, figure)) for one in facts.summaries):
+            rows = tables.fairness_table(facts.summaries, figure)
+            add(figure.replace("_", "-"), rows, charts.fairness_chart(series, title, form))
+    rows = tables.part_table(runs)
+    if any(map(math.isfinite, rows["seconds"])):
+        positive = {part for part, seconds in zip(rows["part"], rows["seconds"], strict=True) if seconds > 0}
+        add("parts", rows, charts.part_chart(len(styles), [part for part in tables.PARTS if part in positive]))
+    rows = tables.failure_table(runs)
+    if rows["reason"]:
+        spec = charts.failure_chart(max(run.rounds[-1].round for run in runs if run.rounds))
+        add("failures", rows, spec, ["seed", "selector"], series="reason")
+    if any(len(run.theta) for run in runs):
+        add("regret", tables.regret_table(runs), charts.regret_chart(series))
+    return drawn, maps
 
 
 def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
