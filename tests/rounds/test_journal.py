@@ -184,6 +184,8 @@ def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) 
         ({**state, "checksum": None}, good, "checksum must be a whole number"),
         ({**state, "offset": state["offset"] - 1}, good, "offset"),
         ({**state, "last": None}, good, "must be a mapping"),
+        ({**state, "last": History().state_dict()}, good, "last must hold one round, got 0"),
+        ({**state, "last": play(History(), range(1, 3)).state_dict()}, good, "last must hold one round, got 2"),
         ({k: v for k, v in state.items() if k != "rounds"}, good, "missing"),
     ]  # fmt: skip
     for spoilt, content, why in cases:
