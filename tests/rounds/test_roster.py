@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError, StateError
@@ -36,6 +36,7 @@ def test_digits_sort_as_integers_before_other_ids_and_the_order_is_total(texts: 
     assert sorted(texts, key=id_order) == sorted(reversed(texts), key=id_order)
 
 
+@example(["7", "07", "7"])
 @given(
     st.lists(st.one_of(st.from_regex("[0-9]{1,20}", fullmatch=True), st.sampled_from(["7", "07", "b", "", "\u0663"])))
 )
