@@ -141,7 +141,8 @@ def read_latencies(
         _check_number(where, num_clients, max(np.bincount(found.fleet).tolist()))
         return replace(found, num_clients=num_clients)
     if not where.is_file():
-        raise ParameterError(f"{str(where)!r} does not exist. Give the folder of a run, or a CSV file.")
+        what = "is neither a file nor a folder" if where.exists() else "does not exist"
+        raise ParameterError(f"{str(where)!r} {what}. Give the folder of a run, or a CSV file.")
     return _read_csv(where, clients_per_round, max_latency, num_clients)
 
 

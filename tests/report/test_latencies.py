@@ -177,6 +177,8 @@ def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
 
 
 def test_no_history(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"^'/dev/null' is neither a file nor a folder\. Give"):
+        read_latencies("/dev/null")
     with pytest.raises(ParameterError, match=r"nosuch' does not exist. Give the folder of a run, or a CSV file"):
         read_latencies(tmp_path / "nosuch")
     (tmp_path / "runs").mkdir()
