@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import CPowD, RoundReport, RPowD, create
+from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.selectors._draws import draw
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
@@ -243,16 +243,6 @@ def test_every_choice_of_rpow_d_has_the_largest_losses(seed: int) -> None:
         selector.observe(RoundReport(clients=chosen, completed=~np.isnan(losses), latency=np.ones(chosen.size),
                                      train_loss=losses))  # fmt: skip
     assert decided > 100
-
-
-def test_rpow_d_asks_nothing_and_clients_never_heard_of_come_first() -> None:
-    selector = build("rpow-d", clients_per_round=3)
-    seen: list[int] = []
-    for _ in range(4):
-        assert selector.probe(np.arange(12)) is None
-        seen += play(selector, list(range(12)), dict.fromkeys(range(12), 5.0))
-    assert sorted(seen) == list(range(12))
-    assert (RPowD.asks, CPowD.asks) == (frozenset(), {"batch_loss"})
 
 
 def test_failures_beyond_counting_stay_numbers() -> None:

@@ -4,8 +4,8 @@ claim                                                                  tested in
 Xia, Theorem 1: CS-UCB's regret is logarithmic, random's linear        here; below (19): test_bounds.py
 Xia, Theorem 3: CS-UCB-Q meets every feasible fairness                 test_cs_ucb_q.py
 Xia, Theorem 4: its regret is below (29), sub-linear for small beta    test_cs_ucb_q.py, in part NOT CONFIRMED
-Xia, Fig. 5: shares reach c, not where beta is tiny                    test_fairness.py
-Ben Ami, Theorem 1, Fig. 5: BSFL's regret is logarithmic               test_regret.py; below (15): test_bounds.py
+Xia, Fig. 5: shares reach c, not where beta is tiny                    test_cs_ucb_q.py
+Ben Ami, Theorem 1, Fig. 5: BSFL's regret is logarithmic               here; below (15): test_bounds.py
 Ben Ami, Fig. 8: also for unequal data; the others' is linear          here
 Ben Ami, III-B: every client is chosen at its target rate              here, in part NOT CONFIRMED
 Ben Ami, V: ALSA's neighbours, its convergence, 98.3 %                 tests/selectors
@@ -82,3 +82,27 @@ def test_bsfl_shares_miss_their_targets_by_1_over_alpha(unequal: tuple[np.ndarra
         distance[alpha] = np.abs(share - target).max()
     assert distance[100.0] < 0.01
     assert 5 < distance[10.0] / distance[100.0] < 15
+
+
+EQUAL = {"bsfl": {"min_latency": 0.1, "alpha": 10.0}, "cs-ucb": {"max_latency": 2.0}, "random": {}}
+
+
+@pytest.mark.slow
+def test_only_bsfl_s_regret_flattens() -> None:
+    """Ben Ami, Fig. 5 left: K = 20, m = 5, mean speeds U(.1, .9), min_latency .1 s, alpha = 10, i.i.d. target.
+
+    A logarithm would grow by ln(20,000)/ln(10,000) = 1.08, a straight line by 2; no round gains on the genie. CS-UCB
+    grows faster than a straight line, because it keeps to the five fastest, whose g then falls.
+    """
+    mean = np.random.default_rng(2023).uniform(0.1, 0.9, 20)
+    latency = 0.1 / (mean + np.random.default_rng(7).uniform(-0.05, 0.05, (ROUNDS, 20)))
+    regret, growth = {}, {}
+    for name, more in EQUAL.items():
+        chosen = play(name, latency, 5, **more)
+        assert (chosen.sum(axis=1) == 5).all()
+        regret[name] = bsfl_regret(mean, chosen, 5, 10.0)
+        assert np.diff(regret[name], prepend=0.0).min() > -1e-9
+        growth[name] = regret[name][-1] / regret[name][ROUNDS // 2 - 1]
+    assert regret["bsfl"][-1] < 0.05 * regret["random"][-1]
+    assert growth["bsfl"] < 1.7
+    assert min(growth["random"], growth["cs-ucb"]) > 1.85
