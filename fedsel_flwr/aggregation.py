@@ -3,6 +3,10 @@
 The filter keeps the subset of a round's models whose averaged logits score best (Kim et al., (4)). A scheme of Table 1
 sets each kept model's weight in the mean of the base strategy, then mixes that mean with the old model:
 ``w^t = old * w^{t-1} + new * mean``.
+
+References:
+    T. Kim, S. Bae, J. Lee, S. Yun, Accurate and fast federated learning via combinatorial multi-armed bandits, 2020,
+    arXiv:2012.03270, equations (3)-(5) and Table 1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 :class:`System` is the base class of a system model, and :class:`RoundDelays` what it draws for engines and clients.
 :func:`mean_latencies` returns the true means, which no selector knows. Regret and genies are computed from these means.
 :class:`ClientDropout` draws the clients that crash before training, and those whose updates never arrive.
+
+References:
+    W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on Wireless
+    Communications, 2020, equation (4): the three parts of a latency.
 """
 
 from __future__ import annotations
