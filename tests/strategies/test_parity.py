@@ -319,6 +319,7 @@ with open(sys.argv[1], "wb") as file:
 
 
 @pytest.mark.slow
+@pytest.mark.e2e_ci
 @pytest.mark.timeout(280)
 def test_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run(RAY, tmp_path, str(tmp_path / "result"), "legacy", "message", seconds=240)
