@@ -224,7 +224,9 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(ray, "put", lambda value: [value])
     monkeypatch.setattr(ray, "cancel", lambda reference, force: made.cancelled.append(reference))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE, get_temp_dir=lambda: None)
+    )
     monkeypatch.setattr("ray.util.queue.Queue", made.queue)
 
     @contextlib.contextmanager
@@ -348,6 +350,17 @@ def test_a_node_returns_the_files_of_the_run(tmp_path: Path) -> None:
     one = job(tmp_path / "here")
     engine.simulate(one.scenario, **one.place)
     assert content(tmp_path / "there") == content(tmp_path / "here")
+
+
+def test_runs_come_back_to_their_folders(connection: FakeRay, tmp_path: Path) -> None:
+    jobs = [job(tmp_path / name, name) for name in ("bsfl", "random")]
+    cut_off(jobs[0].scenario, after=4, folder=tmp_path / "bsfl", checkpoint_every=1)
+    found = dict(Cluster(WHERE, scenarios=[one.scenario for one in jobs]).play(jobs, OPTIONS))
+    for index, one in enumerate(jobs):
+        whole = engine.simulate(one.scenario)
+        assert repr(found[index].history.rounds) == repr(whole.history.rounds)
+        assert (tmp_path / one.contender.label / "model.safetensors").exists()
+    assert [one["name"] for one in connection.options] == ["bsfl, seed 1", "random, seed 1"]
 
 
 def test_a_tracker_gets_all_rounds_of_a_run_that_has_come_back(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.comparisons.cluster import Cluster
 from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
 from fedsel_flwr.simulations.reproductions.claims import CHECK_COLUMNS, VERDICTS, verdict_of
 from fedsel_flwr.simulations.reproductions.paper_figure import figure_names, load_figure, read_figure
@@ -72,15 +74,20 @@ def test_a_repeated_command_simulates_only_the_missing_runs(
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
 
-def test_processes_give_the_same_rows(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("executor", [Processes, Cluster])
+def test_processes_give_the_same_rows(
+    executor: Any, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if the calls end in another order."""
 
-    def map_backwards(self: Processes, call: Any, given: list[Cell], names: list[str]) -> Iterator[tuple[int, Any]]:
+    def map_backwards(self: Any, call: Any, given: list[Cell], names: list[str]) -> Iterator[tuple[int, Any]]:
         for index in reversed(range(len(given))):
             yield index, call(given[index], None, lambda rounds: None)
 
-    monkeypatch.setattr(Processes, "map", map_backwards)
-    reproducing.reproduce([NAME], tmp_path, jobs=2, announce=lambda line: None)
+    monkeypatch.setattr(executor, "map", map_backwards)
+    monkeypatch.setattr(reproducing, "cluster_for_runs", lambda address: address and RayResources(ray_address=address))
+    address = "head:6379" if executor is Cluster else None
+    reproducing.reproduce([NAME], tmp_path, jobs=2, ray_address=address, announce=lambda line: None)
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
 
