@@ -118,6 +118,21 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(key: str) -> N
         assert_same(selector.state_dict(), before)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("plays", [0.5] * 5, "must hold finite int64 numbers"),
+        ("flag", [1] * 5, "must hold bool values"),
+        ("registered", [[True]], "must be one-dimensional, got bool of shape (1, 1)"),
+        ("centre", np.zeros((4, 3)), "must be float64 of shape (any, 2)"),
+    ],
+)
+def test_a_refusal_says_what_was_expected(key: str, value: Any, said: str) -> None:
+    with pytest.raises(StateError) as refused:
+        played().load_state_dict(played().state_dict() | {key: value})
+    assert str(refused.value).startswith(f"state {key!r} {said}")
+
+
 def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:
     """NaN and infinities are refused only where a newcomer has a number."""
 
