@@ -16,7 +16,7 @@ nbclient = pytest.importorskip("nbclient", reason="comes with the extra docs")
 nbformat = pytest.importorskip("nbformat", reason="comes with the extra docs")
 read_notebook = pytest.importorskip("myst_nb.core.read", reason="comes with the extra docs").read_myst_markdown_notebook
 
-pytestmark = pytest.mark.pages
+pytestmark = pytest.mark.slow  # the build of the site runs the notebook as well
 PAGE = ROOT / "docs" / "tutorial.md"
 NUMBERS = """
 import json, time
