@@ -131,7 +131,7 @@ def read_latencies(
     if clients_per_round is not None:
         clients_per_round = whole("clients_per_round", clients_per_round, 1)
     if max_latency is not None:
-        max_latency = real("max_latency", max_latency, above=0.0)
+        max_latency = real("max_latency", max_latency, above=0.0, at_most=LONGEST_S)
     if num_clients is not None:
         num_clients = whole("num_clients", num_clients, 1)
     if where.is_dir():

@@ -176,6 +176,12 @@ def test_bad_csv(text: str | bytes, problem: str, tmp_path: Path) -> None:
         read_latencies(path)
 
 
+def test_a_limit_past_any_latency_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "rows.csv").write_text("client,seconds\n" + "a,1\nb,2\nc,3\n" * 40)
+    with pytest.raises(ParameterError, match=r"max_latency must be .* at most 1e\+09, got 1e\+308"):
+        read_latencies(path, max_latency=1e308)
+
+
 def test_no_history(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"^'/dev/null' is neither a file nor a folder\. Give"):
         read_latencies("/dev/null")
