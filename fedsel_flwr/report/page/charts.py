@@ -222,7 +222,7 @@ def count_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often the clients were selected, the most selected client first, with a band of one deviation."""
     x = alt.X("place:Q", title=X_TITLE, axis=alt.Axis(format="d"), scale=alt.Scale(nice=False))
     return line_chart(
-        selectors, x, "count", "times selected", band=True, step=True, form="d", scale={"domainMin": 0}, width="width"
+        selectors, x, "count", "times selected", band=True, step=True, form="~g", scale={"domainMin": 0}, width="width"
     )
 
 
