@@ -3,34 +3,6 @@
 Three calls of :class:`~fedsel_flwr.rounds.core.SelectionCore` make a round: choose, collect, finish. Flower's two APIs
 and the vectorized engine all use these calls. The rooms, in the order in which a round uses them:
 
-``core``             the round from end to end: choose, collect, finish
-``parts``            the owners of a run's lasting state, which a checkpoint saves
-``settings``         the options of a strategy, resolved once for every adapter
-``run_length``       absolute round numbers, and the criteria that end a run early
-``roll_call``        asks new connections for their identity, and sends the selector's questions before the choice
-``registration``     enters new clients into the roster and informs the selector about them
-``roster``           connections, client ids and the selector's rows; selector parameters by client id
-``eligibility``      busy connections, cool-down, availability, quota for new clients, cap on participation
-``missing_columns``  ends a run in which no client reports what the selector reads
-``round``            one round: its cohort, outcome and wall times, the selector's report and the history's records
-``collecting``       reads all replies, finds stragglers, measures models, decides the averaging
-``replies``          reads one reply: the update, the metrics and the latency
-``reply_structure``  the structure of replies that are not shaped like the global model
-``untrusted``        checks values from clients, and logs clients' faults
-``models``           the models of a round as a list or a stack, and their faults
-``cold_starts``      replaces the first time of each client, which includes the start of its process
-``measuring``        validation of the usable models, and the direction in which the global model moves (GPFL)
-``history``          the record of a run, round by round and client by client
-``records``          the history's rows, and a round as a line of JSON
-``journal``          the file of finished rounds; recent rounds are in memory too
-``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
-``fingerprints``     texts by which two runs are known to be the same
-``resumption``       decides whether a run begins, resumes, is replayed, returns its result, or is refused
-``checkpoints``      writes, reads and deletes checkpoints, one file each
-``storage``          atomic writes, and folders locked by one process
-``csv_files``        the one reader of CSV files: histories of latencies, traces, devices
-===================  ================================================================================================
-=======
 ================  =================================================================================================
 ``core``          the round from end to end: choose, collect, finish; the owners of a run's lasting state
 ``settings``      the options of a strategy, resolved once for every adapter
