@@ -19,10 +19,10 @@ read_notebook = pytest.importorskip("myst_nb.core.read", reason="comes with the 
 pytestmark = pytest.mark.slow  # the build of the site runs the notebook as well
 PAGE = ROOT / "docs" / "tutorial.md"
 NUMBERS = """
-import json, time
+import json
 facts = {name: json.loads(one.summary.set_index("selector").to_json(orient="index"))
          for name, one in {"first": first, "second": second, "third": third}.items()}
-print(json.dumps(facts | {"seconds": time.process_time()}))
+print(json.dumps(facts))
 """
 Row = dict[str, Any]
 
@@ -65,8 +65,7 @@ def said(cells: list[Any], code: str) -> str:
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
-def test_it_is_fast_and_prints_no_warning(cells: list[Any], numbers: dict[str, Any]) -> None:
-    assert numbers["seconds"] < 60  # of a core, the imports included
+def test_it_prints_no_warning(cells: list[Any]) -> None:
     assert [output.text for cell in cells for output in cell.outputs if output.get("name") == "stderr"] == []
 
 

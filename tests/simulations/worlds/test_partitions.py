@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -113,9 +112,7 @@ def test_labels_need_not_be_consecutive_and_nothing_is_printed_sent_or_changed(
 )
 def test_every_example_goes_to_exactly_one_client(kind: str, num_clients: int, num_examples: int) -> None:
     labels, shards = np.arange(num_examples) % 10, 1 if num_clients == num_examples else 2
-    start = time.perf_counter()
     parts = partition_indices(labels, num_clients, kind=kind, alpha=0.3, seed=4, shards_per_client=shards)
-    assert time.perf_counter() - start < 20.0  # Fashion-MNIST over 500 clients: about 1 s on an idle core
     assert_partition(parts, num_clients, num_examples)
 
 
