@@ -4,9 +4,9 @@
 Newer checkpoints than the one from which a run resumes are renamed (suffix ``.refused``), and the resumed run plays
 their rounds again.
 
-A checkpoint is a safetensors file, no pickle. The model's arrays are ``model/NAME``. All values per client are arrays
-too. The rest is a JSON text in the file's header. That text begins with the digest of the whole file, in which the
-digest itself counts as 64 zeros.
+A checkpoint is a safetensors file, no pickle. The model's arrays are ``model/NAME``. What is no array is a JSON text,
+the bytes of the array ``rest``. Round and settings are a JSON text in the file's header. It begins with the digest of
+the whole file, in which the digest itself counts as 64 zeros.
 
 All decisions about a resumed run are made here. The rules for the folder of a simulated run, with ``resume``
 (``simulations.engine.simulate``):
@@ -67,7 +67,7 @@ JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
 """Suffix of a refused checkpoint."""
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Version of the files. Other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.safetensors")
 """Names of checkpoints."""
@@ -232,9 +232,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     }
     arrays: dict[str, Array] = {}
     named = dict(zip(checkpoint.names, checkpoint.model, strict=True))
-    for name, tree in (("model", named), ("state", checkpoint.state), ("base", checkpoint.base)):
-        said[name], found = pack_state(tree, name)
-        arrays |= found
+    trees = {"model": named, "state": checkpoint.state, "base": checkpoint.base}
+    packed = {name: pack_state(tree, name, arrays) for name, tree in trees.items()}
+    # Not in the header, whose length safetensors limits: it grows with the number of clients.
+    arrays["rest"] = np.frombuffer(json.dumps(packed).encode(), np.uint8)
     content = save(arrays, {"checkpoint": json.dumps(said)})
     start = content.index(NO_DIGEST)
     end = start + len(NO_DIGEST)
@@ -276,7 +277,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if checkpoint_path(path.parent, said["round"]).name != path.name:
             raise StateError(f"it was renamed: it holds round {said['round']}")
         arrays = load(content)
-        model, state, base = (unpack_state(said[name], arrays) for name in ("model", "state", "base"))
+        packed = json.loads(arrays["rest"].tobytes())
+        model, state, base = (unpack_state(packed[name], arrays) for name in ("model", "state", "base"))
         return Checkpoint(
             round=said["round"],
             model=list(model.values()),

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import RunError, StateError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import ClientArrays
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
 from fedsel_flwr.rounds.registration import IdentityResolver
@@ -355,11 +355,6 @@ class ColdStarts(ClientArrays):
         """Return whether the server measured each client's time from question to usable answer, shape (n,)."""
         answered = [result.timed and (result.completed or (result.spare and result.answered)) for result in read]
         return np.array(answered, dtype=np.bool_)
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        last = loaded["_last"]
-        if (last < 0).any() or np.isinf(last).any():
-            raise StateError(f"last must be seconds of at least 0, NaN if unknown, got {last!r:.80}")
 
 
 def _own_seconds(result: ClientResult) -> float:

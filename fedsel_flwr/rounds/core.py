@@ -28,7 +28,7 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Registrar
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.reply_checks import ALL_REPORTED, BEFORE_STRUCTURES, ColumnWatch, ReplyStructure
+from fedsel_flwr.rounds.reply_checks import ColumnWatch, ReplyStructure
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, ProbeFaults, Probing, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
@@ -352,9 +352,7 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
-        # Checkpoints of earlier versions lack these parts. Their clients have reported what the selector reads.
-        added = {"reply_structure": BEFORE_STRUCTURES, "missing_columns": ALL_REPORTED}
-        state_dicts.load_parts(self.parts.by_name, {**added, **state})
+        state_dicts.load_parts(self.parts.by_name, state)
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
@@ -200,7 +201,7 @@ class Busy(state_dicts.NotByClient):
         self._until = {node: self._clock() + min(seconds, self._timeout) for node, seconds in left.items()}
 
 
-class ClientArrays:
+class ClientArrays(state_dicts.SavedFields):
     """Arrays with one element per client, by row of the selector; base class for counts by client.
 
     A subclass declares its arrays. Growing, saving, loading and forgetting follow from the declaration.
@@ -212,27 +213,13 @@ class ClientArrays:
 
     newcomer: ClassVar[Mapping[str, np.generic]]
 
+    def __init_subclass__(cls) -> None:
+        """Let the arrays be saved."""
+        cls.saved = {name: partial(state_dicts.array, dtype=type(element)) for name, element in cls.newcomer.items()}
+
     def __init__(self) -> None:
         for attribute, element in self.newcomer.items():
             setattr(self, attribute, np.zeros(0, dtype=element.dtype))
-
-    def state_dict(self) -> state_dicts.State:
-        """Return copies of the arrays."""
-        return {attribute.lstrip("_"): getattr(self, attribute).copy() for attribute in self.newcomer}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        loaded: dict[str, Any] = {}
-        length: int | None = None
-        for attribute, element in self.newcomer.items():
-            key = attribute.lstrip("_")
-            loaded[attribute] = state_dicts.array(key, state[key], type(element), rows=length)
-            length = len(loaded[attribute])
-        self._check_loaded(loaded)
-        # After all checks, so that a refused state changes nothing.
-        for attribute, array in loaded.items():
-            setattr(self, attribute, array)
 
     def forget(self, rows: IntArray) -> None:
         """Reset the clients in ``rows`` to the values of new clients."""
@@ -240,9 +227,6 @@ class ClientArrays:
             array = getattr(self, attribute)
             # A client that was never read has no element yet.
             array[rows[rows < len(array)]] = element
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        """Raise :class:`StateError` if an array (attribute -> array) holds an invalid value."""
 
     def _grow(self, rows: IntArray) -> None:
         """Extend the arrays to hold the clients in ``rows``."""

@@ -19,7 +19,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.journal import Journal
-from fedsel_flwr.rounds.records import ClientRecord, RoundRecord, from_columns, to_columns
+from fedsel_flwr.rounds.records import ClientRecord, RoundRecord, from_state, to_state
 from fedsel_flwr.rounds.untrusted import one_line
 from fedsel_flwr.selectors.columns import COLUMNS
 
@@ -205,7 +205,7 @@ class History(state_dicts.NotByClient):
         Raises:
             RunError: The journal cannot be synced.
         """
-        return to_columns(self._rounds, self._clients) if self.journal is None else self.journal.state_dict()
+        return to_state(self._rounds, self._clients) if self.journal is None else self.journal.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit.
@@ -225,7 +225,7 @@ class History(state_dicts.NotByClient):
             raise StateError(
                 "this state keeps its earlier rounds in a file. Give the strategy the checkpoint_dir that it had"
             )
-        self._rounds[:], self._clients[:] = from_columns(state)
+        self._rounds[:], self._clients[:] = from_state(state)
         self._logged = True
 
     def _log_last(self) -> None:

@@ -129,7 +129,7 @@ class Journal:
             "offset": self._index.ends[before],
             "rounds": before,
             "checksum": self._index.checksums[before],
-            "last": records.to_columns([one.round for one in last], [row for one in last for row in one.clients]),
+            "last": records.to_state([one.round for one in last], [row for one in last for row in one.clients]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Journal:
         """
         state_dicts.expect_keys(state, ("offset", "rounds", "checksum", "last"))
         expected = {key: state_dicts.whole_number(key, state[key]) for key in ("offset", "rounds", "checksum")}
-        rounds, clients = records.from_columns(state["last"])
+        rounds, clients = records.from_state(state["last"])
         if len(rounds) > 1 or (not rounds and (clients or expected["rounds"])):
             raise StateError(f"last must hold one round, got {len(rounds)}")
         index = _LineIndex()

@@ -1,7 +1,7 @@
 """Records: the rows of a run's history, and the forms in which they are stored.
 
 A :class:`RoundRecord` is a round. A :class:`ClientRecord` is a selected client in a round. The journal stores a round
-and its clients as a line of JSON (:func:`encode_entry`). A state stores the records as columns (:func:`to_columns`).
+and its clients as a line of JSON (:func:`encode_entry`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
 
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.untrusted import shown
+from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
@@ -35,8 +33,6 @@ UNBOUNDED = frozenset({"loss", "accuracy", "train_loss"})
 """Numbers of a record that may have any value, because a model can diverge."""
 _decoder = json.JSONDecoder()
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
-TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
-"""Annotation of a record's field -> type of its column. Columns of texts stay lists."""
 
 
 @with_fields("float", dict.fromkeys(sorted(COLUMNS[name].key for name in RECORDED), math.nan))
@@ -251,44 +247,18 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
-def to_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
-    """Return rounds and clients as columns, one for each field."""
-    return {"rounds": _columns(RoundRecord, rounds), "clients": _columns(ClientRecord, clients)}
+def to_state(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
+    """Return the names and values of rounds and clients, as they are in the journal."""
+    content = {"rounds": [vars(one) for one in rounds], "clients": [vars(row) for row in clients]}
+    state: state_dicts.State = json.loads(json.dumps(content, default=_plain))
+    return state
 
 
-def from_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
-    """Return the records in a state of :func:`to_columns`; raises :class:`StateError` for any other state."""
+def from_state(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
+    """Return the records in a state of :func:`to_state`; raises :class:`StateError` for any other state."""
     state_dicts.expect_keys(state, ("rounds", "clients"))
-    rounds = _records("rounds", RoundRecord, state["rounds"])
-    return rounds, _records("clients", ClientRecord, state["clients"])
-
-
-def _columns(kind: type[Record], records: Sequence[Record]) -> state_dicts.State:
-    columns: state_dicts.State = {}
-    for one in fields(kind):
-        values = [getattr(record, one.name) for record in records]
-        columns[one.name] = values if one.type == "str" else np.array(values, dtype=TYPES[str(one.type)])
-    return columns
-
-
-def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
-    # Later versions added the fields with a default, so the state of an older version may lack them.
-    absent = {one.name for one in fields(kind) if one.default is not MISSING}
-    if isinstance(columns, Mapping):
-        absent -= set(columns)
-    known = [one for one in fields(kind) if one.name not in absent]
-    state_dicts.expect_keys(columns, [one.name for one in known])
-    loaded: dict[str, list[Any]] = {}
-    for one in known:
-        value, where = columns[one.name], f"{name}.{one.name}"
-        if one.type == "str":
-            loaded[one.name] = state_dicts.texts(where, value)
-        else:
-            loaded[one.name] = state_dicts.array(where, value, TYPES[str(one.type)]).tolist()
-    lengths = {len(values) for values in loaded.values()}
-    if len(lengths) > 1:
-        raise StateError(f"the columns of {name} must have the same length, got {sorted(lengths)}")
     try:
-        return [checked(kind, dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]
-    except ValueError as error:
-        raise StateError(f"{name}: {error}") from error
+        rounds = [checked(RoundRecord, one) for one in state["rounds"]]
+        return rounds, [checked(ClientRecord, row) for row in state["clients"]]
+    except DECODE_ERRORS as error:
+        raise StateError(f"the history does not fit: {one_line(str(error))}") from error

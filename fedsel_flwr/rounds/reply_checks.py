@@ -14,11 +14,11 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsel_flwr.errors import RunError, StateError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
@@ -32,14 +32,10 @@ Structure = tuple[str, ...]
 """Name, type and shape of each array of a reply, and the names of its records of metrics, in one order."""
 STRUCTURAL = ("arrays: expected", "arrays: cannot be decoded", "metrics: expected one MetricRecord")
 """Beginnings of the faults in a reply's structure."""
-BEFORE_STRUCTURES: state_dicts.State = {"decided": True, "structure": None}
-"""State of a run whose checkpoint has none: its replies were held against the global model."""
 Asked = Literal["answer to the probe", "reply"]
 """Whether clients answered a probe, or replied after training."""
 MAX_KEYS = 20
 """Largest number of arrived metrics that a message names."""
-ALL_REPORTED: state_dicts.State = {"reported": sorted(COLUMNS), "lacked": []}
-"""The state of a run in which clients have reported every column."""
 MOD = "add this package's mod to the clients, ClientApp(mods=[telemetry])"
 REPORTING = {
     "latency": 'let the clients report the seconds of a round, or set clock="server"',
@@ -65,7 +61,11 @@ def structure_of(names: Iterable[object], arrays: Arrays, metric_records: Iterab
     return tuple(sorted([*texts, *(f"{name}: MetricRecord" for name in metric_records)]))
 
 
-class ReplyStructure(state_dicts.NotByClient):
+def _loaded_structure(name: str, value: object) -> Structure | None:
+    return None if value is None else tuple(state_dicts.texts(name, value))
+
+
+class ReplyStructure(state_dicts.SavedFields):
     """The structure of a run's replies: that of the arrays sent, or another one that its first round fixes.
 
     Args:
@@ -75,9 +75,11 @@ class ReplyStructure(state_dicts.NotByClient):
         decided: Whether a round has aggregated replies, so that the structure cannot change any more.
     """
 
+    saved: ClassVar = {"decided": state_dicts.flag, "_structure": _loaded_structure}
+
     def __init__(self, settings: Settings) -> None:
         self._settings, self.decided = settings, False
-        self._other: Structure | None = None
+        self._structure: Structure | None = None
 
     def expected(self, replies: Iterable[Reply], model: Arrays) -> Structure | None:
         """Return the structure that the replies of a round must have; None for that of the arrays sent to each client.
@@ -87,7 +89,7 @@ class ReplyStructure(state_dicts.NotByClient):
             model: The global model.
         """
         if self.decided:
-            return self._other
+            return self._structure
         decoded = [reply for reply in replies if reply.arrays is not None]
         if any(_is_as_sent(reply, model) for reply in decoded):
             return None
@@ -99,7 +101,7 @@ class ReplyStructure(state_dicts.NotByClient):
     def decide(self, expected: Structure | None) -> None:
         """Keep the structure of the first round that aggregates."""
         if not self.decided:
-            self.decided, self._other = True, expected
+            self.decided, self._structure = True, expected
 
     def check_any_usable(self, results: Mapping[str, ClientResult], number: int) -> None:
         """End a run whose first replies all fail for the same reason in their structure.
@@ -126,19 +128,6 @@ class ReplyStructure(state_dicts.NotByClient):
         raise RunError(
             f"round {number}: no update has the structure of the global model, all for one reason: {reasons[0]}. {cure}"
         )
-
-    def state_dict(self) -> state_dicts.State:
-        """Return the structure that the first round fixed."""
-        return {"decided": self.decided, "structure": None if self._other is None else list(self._other)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        if not isinstance(state["decided"], bool):
-            raise StateError(f"decided must be True or False, got {state['decided']!r:.80}")
-        other = state["structure"]
-        self._other = None if other is None else tuple(state_dicts.texts("structure", other))
-        self.decided = state["decided"]
 
 
 def with_fault(reply: Reply, expected: Structure | None) -> Reply:
@@ -172,7 +161,7 @@ def _is_as_sent(reply: Reply, model: Arrays) -> bool:
     return not reply.misfit and own == sent
 
 
-class ColumnWatch(state_dicts.NotByClient):
+class ColumnWatch(state_dicts.SavedFields):
     """Checks after every probe and every round that some client has reported the columns that the selector reads.
 
     A column counts as reported if a usable reply has its key, even if the value cannot be used. The run ends if no
@@ -189,6 +178,8 @@ class ColumnWatch(state_dicts.NotByClient):
         needed: Columns of replies without which a run ends.
     """
 
+    saved: ClassVar = {"_reported": state_dicts.texts, "_lacked": state_dicts.texts}
+
     def __init__(self, selector: Selector, settings: Settings) -> None:
         self._selector, self._keys = selector, settings.keys
         self._goes_on = settings.missing_columns == "random"
@@ -198,7 +189,7 @@ class ColumnWatch(state_dicts.NotByClient):
         self._read, self._in_replies = reported | (virtual & selector.needs), reported | virtual
         self.needed = self._read & (selector.requires | ASKED | virtual)
         # Columns that some client has reported, and question with column of those that all last replies lacked.
-        self._reported, self._lacked = set[str](), set[str]()
+        self._reported, self._lacked = list[str](), list[str]()
 
     def check_replies(self, round: int, replies: Sequence[Mapping[str, object]]) -> frozenset[str]:
         """Check the metrics of a round's usable replies, and return the columns that none of them has.
@@ -229,16 +220,6 @@ class ColumnWatch(state_dicts.NotByClient):
         names = sorted({*probed, *(self._read & {*replied})})
         return f"missing_columns: no client reported {', '.join(names)}" if names else ""
 
-    def state_dict(self) -> state_dicts.State:
-        """Return the columns that clients have reported, and those that the last replies lacked."""
-        return {"reported": sorted(self._reported), "lacked": sorted(self._lacked)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        reported, lacked = (set(state_dicts.texts(key, state[key])) for key in ("reported", "lacked"))
-        self._reported, self._lacked = reported, lacked
-
     def _check(
         self, asked: Asked, round: int, columns: Collection[str], needed: Collection[str],
         answers: Sequence[Mapping[str, object]], errors: Sequence[str] = (),
@@ -246,7 +227,7 @@ class ColumnWatch(state_dicts.NotByClient):
         if not answers and not errors:
             return frozenset()
         lacking = sorted(name for name in columns if not any(self._has(asked, name, one) for one in answers))
-        self._reported |= {*columns} - {*lacking}
+        self._reported = sorted({*self._reported, *columns}.difference({*lacking} - {*self._reported}))
         arrived = sorted({str(key) for one in answers for key in one}) if lacking else []
         why = f". {len(errors)} clients answered with an error (probe: {errors[0]})" if errors else ""
         never = [name for name in lacking if name in needed and name not in self._reported]
@@ -257,12 +238,12 @@ class ColumnWatch(state_dicts.NotByClient):
         for name in sorted(columns):
             if (key := f"{asked}: {name}") in self._lacked and name not in lacking:
                 logger.warning("round %d: clients report %s again", round, name)
-                self._lacked.discard(key)
+                self._lacked.remove(key)
             elif name in lacking and key not in self._lacked:
                 read = name in self._read or name in needed
                 effect = f"{name_of} chooses without it" if read else "Each client counts with max_latency"
                 logger.warning("round %d: %s%s. %s", round, self._problem(asked, [name], arrived), why, effect)
-                self._lacked.add(key)
+                self._lacked.append(key)
         return frozenset(lacking)
 
     def _has(self, asked: Asked, name: str, metrics: Mapping[str, object]) -> bool:

