@@ -103,7 +103,7 @@ def measure(data_dir: str) -> Parts:
         parts.data_mb = _megabytes(len(pickle.dumps(inputs, protocol=5)))
         world_of(scenario)
         parts.world_s, _ = spent(lambda: world_of(scenario.model_copy(update={"seed": 77})))
-        (one,) = Plan.of(scenario, ["random"], seeds=1, engine="vectorized").contenders
+        (one,) = Plan.of(scenario, ["random"], seeds=1, engine="vectorized").selectors
         job = Job(one.scenario(scenario, 1), one, {"folder": place / "random-seed1", "label": "random"})
         outcome = play_on_node((job, {}), RunOptions(), lambda rounds: None)
         parts.files_mb = _megabytes(sum(map(len, outcome.files.values()))) * scale

@@ -285,9 +285,9 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
     from fedsel_flwr.callbacks.tracking import Tracking
-    from fedsel_flwr.report.progress import Progress, errors_in_one_line, logging_to
+    from fedsel_flwr.report.progress import errors_in_one_line, logging_to
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
-    from fedsel_flwr.simulations.comparisons.comparing import describe_effort, lock_comparison, run_plan
+    from fedsel_flwr.simulations.comparisons.comparing import PlanProgress, lock_comparison, run_plan
     from fedsel_flwr.simulations.comparisons.plan import find_newest_run
     from fedsel_flwr.simulations.comparisons.report_page import show_comparison
     from fedsel_flwr.simulations.results import describe_runs
@@ -302,7 +302,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         args.track, scenario.name, scenario.num_clients, folder=args.runs_dir, track_clients=args.track_clients
     )
     # The world is built here, so that errors in the data come before anything is written.
-    world_of(plan.contenders[0].scenario(scenario, plan.seeds[0]))
+    world_of(plan.selectors[0].scenario(scenario, plan.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(scenario.name, args.runs_dir)).resolve()
     # Locked before the log is opened, because a refusal must not name rounds of another process.
     held = lock_comparison(folder)
@@ -320,12 +320,12 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         with (
             logging_to(folder / "flower.log"),
             errors_in_one_line(folder / "flower.log"),
-            Progress(_console(args)) as progress,
+            PlanProgress(
+                plan, announces=args.command == "compare" and resumed is None, console=_console(args)
+            ) as progress,
         ):
             shutdown.on_signal, shutdown.folder = progress.stop, folder
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
-            if args.command == "compare" and resumed is None and not (args.json or args.quiet):
-                progress.announce(describe_effort(plan))
             options = RunOptions(
                 folder=folder,
                 resume=args.resume is not None,
@@ -426,10 +426,10 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> Any:
-    """Return a silent console if the user wants no progress, or JSON on standard output; None for the default."""
-    from rich.console import Console
+    """Return the console of the progress: silent if the user wants no progress, or JSON on standard output."""
+    from fedsel_flwr.report.progress import PipeSafeConsole
 
-    return Console(quiet=True) if args.json or args.quiet else None
+    return PipeSafeConsole(quiet=args.json or args.quiet)
 
 
 def _print_json(facts: object) -> None:

@@ -57,6 +57,22 @@ def write_cure(error: OSError) -> str:
 
 
 @contextlib.contextmanager
+def disk_errors(place: object, then: str = "") -> Iterator[None]:
+    """Convert the system's errors within the block to :class:`RunError`, with the place and the cure.
+
+    Args:
+        place: The file or folder that is written.
+        then: Continuation of the cure.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{str(place)!r} cannot be written: {error.strerror or error}. {write_cure(error)}{then}"
+        ) from error
+
+
+@contextlib.contextmanager
 def refusing_faults(problem: str) -> Iterator[None]:
     """Convert exceptions of the user's code within the block to :class:`ParameterError`; our errors pass unchanged.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.errors import ParameterError, RunError
+from rich.console import Console
+
+from fedsel_flwr.errors import ParameterError, disk_errors
 from fedsel_flwr.report.progress import PipeSafeConsole, Progress
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History, RoundRecord
@@ -23,14 +25,13 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
     Executor,
     Job,
     Processes,
+    RunReport,
     StartRun,
     Update,
     play_in_order,
-    report_last_round,
-    report_progress,
     run_arguments,
 )
-from fedsel_flwr.simulations.comparisons.plan import FOLDER_CURE, Plan, read_plan, write_plan
+from fedsel_flwr.simulations.comparisons.plan import Plan, read_plan, write_plan
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import first_rounds, make_strategy, selector_params
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
@@ -133,7 +134,7 @@ def compare(given: ComparisonOptions) -> Comparison:
         given = replace(given, track=tracking.begin())
     if given.quiet or given.start_run or given.update:
         return run_plan(plan, given, given.start_run, given.update)
-    with _PlanProgress(plan, resumes=bool(given.resume)) as progress:
+    with PlanProgress(plan, announces=not given.resume) as progress:
         # A terminal can have only one live display, and "Starting Ray" would be another one.
         given = replace(given, quiet=plan.plays_on_cluster and progress.is_live)
         comparison = run_plan(plan, given, progress.start_run, progress.update, progress.show_runs)
@@ -142,22 +143,22 @@ def compare(given: ComparisonOptions) -> Comparison:
     return comparison
 
 
-class _PlanProgress(Progress):
-    """Progress of a plan on standard error: the rounds of each run, and the estimated time of all runs.
+class PlanProgress(Progress):
+    """Progress of a plan: the number of runs, the rounds of each run, and the estimated time of all runs.
 
     Args:
         plan: The plan.
-        resumes: Whether runs may be read from the folder. In this case, the time cannot be estimated.
+        announces: Whether to print the number and the time. Without this, for runs that may be read from the folder.
+        console: Console to print on. If None, standard error.
     """
 
-    def __init__(self, plan: Plan, *, resumes: bool) -> None:
+    def __init__(self, plan: Plan, *, announces: bool, console: Console | None = None) -> None:
         on_ray = plan.scenario.engine == "ray" or plan.rounds_on_flower > 0
         # Flower logs to the same terminal, and its lines would break a live display. Therefore plain lines are used.
-        super().__init__(PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
-        self._plan, self._announces = plan, not resumes
-        # The command line times a trial before the first run. Here a trial would run the caller's code one more time.
+        super().__init__(console or PipeSafeConsole(stderr=True, force_interactive=False if on_ray else None))
+        self._plan, self._announces = plan, announces
         alone = plan.jobs == 1 and not plan.plays_on_cluster
-        self._is_timed = alone and not (resumes or on_ray) and plan.trial_rounds > 1
+        self._is_timed = alone and announces and not on_ray and plan.trial_rounds > 1
         self._ends: list[float] = []
 
     def start_run(self, label: str, rounds: int) -> None:
@@ -207,13 +208,13 @@ def run_plan(
     comparison = Comparison(plan.scenario, reference=plan.reference, left_out=plan.left_out)
     own, folder, lock = options.own, None if options.folder is None else Path(options.folder), None
     if folder:
-        names = {run_name(one.label, seed) for one in plan.contenders for seed in plan.seeds}
+        names = {run_name(one.label, seed) for one in plan.selectors for seed in plan.seeds}
         check_links(folder)
         _check_folder(folder, names, single=len(names) == 1, resume=options.resume is not False)
     jobs = _jobs(plan, folder)
     # If all runs have finished, they are only read, which needs neither their data nor their selectors.
     if not all(job.is_over(replace(options, replay=False)) for job in jobs):
-        _check_worlds(jobs[: len(plan.contenders)], own)
+        _check_worlds(jobs[: len(plan.selectors)], own)
     if folder:
         lock = lock_comparison(folder)
         write_plan(folder, plan.model_copy(update={"scenario": own.named_in(plan.scenario)}))
@@ -224,18 +225,20 @@ def run_plan(
     )
     first_rounds_there: History | None = None
     if rounds := min(plan.rounds_on_flower, plan.scenario.rounds):
-        on_round = report_progress(f"{_title(plan, jobs[0])}, with Flower on Ray", rounds, start_run, update)
+        on_round = RunReport(f"{_title(plan, jobs[0])}, with Flower on Ray", rounds, start_run, update)
         place = folder and folder / f"{run_name(jobs[0].contender.label, plan.seeds[0])}-on-flower"
         first_rounds_there = _run_on_flower(jobs[0], rounds, on_round, replace(on_ray, folder=place)).history
     here = on_ray if plan.scenario.engine == "ray" else replace(options, device=plan.device)
+    executor = None
     if plan.plays_on_cluster or ((plan.jobs or 1) > 1 and len(jobs) > 1):
         # Computed here, because a worker process gets pickled classes, often without their source.
         jobs = [replace(job, place={**job.place, "code": job.code(own)}) for job in jobs]
-        played = _play_elsewhere(plan, jobs, here, _executor(plan, jobs, here, watch), start_run, update)
-    else:
-        played = _play_here(plan, jobs, here, start_run, update)
-    # The generator is closed even if a run fails, and then ends its worker processes.
-    with contextlib.closing(played) as results:
+        executor = _executor(plan, jobs, here, watch)
+
+    def begin(job: Job) -> RunReport:
+        return RunReport(_title(plan, job), job.scenario.rounds, start_run, update)
+
+    with contextlib.closing(play_in_order(jobs, here, executor, begin)) as results:
         for job, result in zip(jobs, results, strict=True):
             run = Run(job.contender.label, own.named_in(job.scenario), result, job.place["folder"])
             if first_rounds_there and not comparison.runs:
@@ -256,24 +259,9 @@ def _run_options(given: RunOptions) -> RunOptions:
     )  # fmt: skip
 
 
-def describe_effort(plan: Plan) -> str:
-    """Return the number of runs and rounds, and their approximate duration: "30 runs of 300 rounds, about 45 s".
-
-    The time comes from a trial of a few rounds of the first run, which is not kept. Runs on Ray have no trial, because
-    the start of Ray alone would take longer.
-    """
-    counted, contender = plan.count_rounds(), plan.contenders[0]
-    if plan.scenario.engine == "ray" or plan.plays_on_cluster:
-        return counted
-    trial = first_rounds(contender.scenario(plan.scenario, plan.seeds[0]), plan.trial_rounds)
-    ends: list[float] = []
-    Job(trial, contender).simulate(RunOptions(device=plan.device, quiet=True), lambda _: ends.append(time.monotonic()))
-    return f"{counted}, {plan.describe_time(ends)}" if len(ends) > 1 else counted
-
-
 def _jobs(plan: Plan, folder: Path | None) -> list[Job]:
     """Return the runs of a plan, in the order in which they begin and are compared: by seed, then by selector."""
-    pairs = list(itertools.product(plan.seeds, plan.contenders))
+    pairs = list(itertools.product(plan.seeds, plan.selectors))
     # The only run of a plan is written to the plan's folder.
     several = len(pairs) > 1
     jobs = []
@@ -287,37 +275,6 @@ def _jobs(plan: Plan, folder: Path | None) -> list[Job]:
 def _title(plan: Plan, job: Job) -> str:
     """Return the name of a run in the progress display."""
     return job.contender.label if len(plan.seeds) == 1 else job.name
-
-
-def _play_here(
-    plan: Plan, jobs: Sequence[Job], options: RunOptions, start_run: StartRun | None, update: Update | None
-) -> Generator[RunResult]:
-    """Do one run after the other in this process."""
-    for job in jobs:
-        on_round = report_progress(_title(plan, job), job.scenario.rounds, start_run, update)
-        # Read before the run, because afterwards the folder is always finished.
-        was_over = job.is_over(replace(options, replay=False))
-        result = job.simulate(options, on_round)
-        if was_over:
-            report_last_round(result.history, update)
-        yield result
-
-
-def _play_elsewhere(
-    plan: Plan,
-    jobs: Sequence[Job],
-    options: RunOptions,
-    executor: Executor,
-    start_run: StartRun | None,
-    update: Update | None,
-) -> Generator[RunResult]:
-    """Do several runs at a time in other processes; report each run when it and all earlier runs have ended."""
-    with contextlib.closing(play_in_order(jobs, options, executor)) as results:
-        for job in jobs:
-            report_progress(_title(plan, job), job.scenario.rounds, start_run, update)
-            result = next(results)
-            report_last_round(result.history, update)
-            yield result
 
 
 def _executor(plan: Plan, jobs: Sequence[Job], options: RunOptions, watch: Watch | None) -> Executor:
@@ -367,15 +324,13 @@ def _check_folder(folder: Path, own: Collection[str], *, single: bool, resume: b
     foreign = sorted({path.parent.name for path in folder.glob(f"*/{RUN}")} - {*own, *(f"{o}-on-flower" for o in own)})
     if foreign:
         raise ParameterError(
-            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Choose a new "
-            "folder, or delete these runs"
+            f"{str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}). Choose another"
         )
     places = [folder] if single else [folder / name for name in own]
     cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("round-*")))
     if cut_off and not resume:
         raise ParameterError(
-            f"folder {str(folder)!r} holds interrupted runs ({', '.join(cut_off[:3])}). Resume them with "
-            "resume=True, choose a new folder, or delete this one"
+            f"{str(folder)!r} holds interrupted runs ({', '.join(cut_off[:3])}). Set resume=True, or take another"
         )
 
 
@@ -388,8 +343,6 @@ def lock_comparison(folder: Path) -> FolderLock | None:
     Raises:
         RunError: The folder cannot be created, or another process writes there.
     """
-    try:
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
     return lock_folder(folder, RUN_IN_USE)

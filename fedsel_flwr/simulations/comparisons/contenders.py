@@ -7,46 +7,43 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
-from fedsel_flwr.errors import FedSelError, ParameterError, described
+from fedsel_flwr.errors import FedSelError, ParameterError, refusing_faults
 from fedsel_flwr.report.summary import setting_label, value_texts
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import label_of, names, selector_class
-from fedsel_flwr.simulations.on_flower.building import (
-    check_selectors,
-    common_params,
-    selector_params,
-)
+from fedsel_flwr.simulations.on_flower.building import check_selectors, common_params, selector_params
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_label, check_selector_tables
+from fedsel_flwr.simulations.scenario_tables import Table
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
 ALL = "all"
 """Keyword for every selector that can run, on the command line and in ``compare``."""
 SelectorLike = str | type[Selector] | Callable[..., Selector]
+Label = Annotated[str, AfterValidator(check_label)]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """Selector in a comparison.
+class Contender(Table):
+    """Selector in a comparison, and in the file of its plan.
 
-    Args:
+    Attributes:
         label: Name of the selector in tables, pictures and folders.
         name: Name of the selector in a scenario; None for a selector that only Python code can make.
-        make: Function that makes the selector if ``name`` is None.
         params: Parameters that replace those of the scenario.
+        make: Function that makes the selector if ``name`` is None. No file can hold it.
     """
 
-    label: str
-    name: str | None = None
-    make: Callable[..., Selector] | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    label: Label
+    name: Annotated[str, Field(min_length=1)] | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    make: Callable[..., Any] | None = Field(default=None, exclude=True)
 
     @property
     def table(self) -> str:
@@ -57,7 +54,7 @@ class Contender:
         """Return the scenario of a run on a seed; its ``selector`` is the label if no file can name the selector."""
         changed: dict[str, Any] = {"selector": self.name or self.label, "seed": seed}
         if self.params:
-            own = scenario.selectors.get(self.table, {}) | dict(self.params)
+            own = scenario.selectors.get(self.table, {}) | self.params
             changed["selectors"] = scenario.selectors | {self.table: own}
         return scenario.model_copy(update=changed)
 
@@ -69,18 +66,10 @@ class Contender:
         """
         if self.make is None:
             return None
-        try:
+        with refusing_faults(f"selector {self.label!r} cannot be created"):
             made = self.make(**common_params(scenario, self.make) | scenario.selectors.get(self.label, {}))
-        except FedSelError:
-            raise
-        except Exception as error:
-            # The user's code may raise any error.
-            raise ParameterError(f"selector {self.label!r} cannot be created: {described(error)}") from error
         if not isinstance(made, Selector):
-            raise ParameterError(
-                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but the callable returned "
-                f"{type(made).__name__}. Return a selector"
-            )
+            raise ParameterError(f"selector {self.label!r} must be a Selector, but its callable returned {made!r:.80}")
         return made
 
 
@@ -96,10 +85,10 @@ def read_contenders(
             unchanged.
 
     Returns:
-        At least one contender. All labels are different.
+        The contenders.
 
     Raises:
-        ParameterError: There is no selector, two selectors have the same label, or an entry is not a selector.
+        ParameterError: An entry is not a selector, or its label cannot name a folder.
 
     Example:
         >>> [one.label for one in read_contenders(["bsfl", "random"])]
@@ -108,53 +97,30 @@ def read_contenders(
     if isinstance(selectors, str) or callable(selectors):
         selectors = [selectors]
     if not isinstance(selectors, Iterable):
-        raise ParameterError(
-            f"selectors must be names, classes or callables, or a mapping of labels to them, got "
-            f"{type(selectors).__name__}"
-        )
+        raise ParameterError(f"selectors must be names, classes, callables or a mapping to them, got {selectors!r:.80}")
     if isinstance(selectors, Mapping):
-        read = [_contender(given, str(label)) for label, given in selectors.items()]
-    else:
-        read = [_contender(given) for given in selectors]
-    if not read:
-        raise ParameterError("selectors must contain at least one selector to compare, got none. Give one")
-    for one in read:
-        if sum(one.label == other.label for other in read) > 1:
-            raise ParameterError(
-                f"two selectors have the label {one.label!r}. Give each a different label, as in {{'label': "
-                "selector, 'other label': selector}"
-            )
-        check_label(one.label)
-    return read
+        return [_contender(given, check_label(str(label))) for label, given in selectors.items()]
+    return [_contender(given) for given in selectors]
 
 
 def _contender(given: SelectorLike | Contender, label: str | None = None) -> Contender:
     if isinstance(given, Contender):
-        if given.name is not None:
-            # Called to refuse an unknown name, as below.
-            selector_class(given.name)
         return given
     if isinstance(given, str):
         # Called to refuse an unknown name.
         selector_class(given)
-        return Contender(label or label_of(given), name=given)
-    if isinstance(given, Selector):
-        raise ParameterError(
-            f"selector {given.name!r} is one object, but every seed needs a new object. Give the class, or a "
-            "function that makes such an object"
-        )
-    if not callable(given):
+        return Contender(label=label or check_label(label_of(given)), name=given)
+    # One object cannot be the selector of several runs.
+    if not callable(given) or (isinstance(given, type) and not issubclass(given, Selector)):
         raise ParameterError(
             f"a selector must be a name, a class or a callable that makes one, got {type(given).__name__}: {given!r}"
         )
-    if isinstance(given, type) and not issubclass(given, Selector):
-        raise ParameterError(f"the class {given.__qualname__} must be a subclass of fedsel_flwr.selectors.Selector")
     # A functools.partial has no name, but its function has one.
     made = getattr(given, "func", given)
     own = getattr(made, "name", None) or getattr(made, "__name__", None)
     if label is None and (own is None or own == "<lambda>"):
         raise ParameterError("a callable without a name needs a label. Give {'label': callable}")
-    return Contender(label or str(own), make=given)
+    return Contender(label=label or check_label(str(own)), make=given)
 
 
 def sweep_contenders(
@@ -198,11 +164,12 @@ def sweep_contenders(
             swept.append(one)
             continue
         # If the selector has no name, its table in the scenario has its label, which the settings do not keep.
-        common = {**one.params} if one.name else scenario.selectors.get(one.table, {})
+        common = one.params if one.name else scenario.selectors.get(one.table, {})
         for setting in itertools.product(*parameters.values()):
             params = {name: value for name, (value, _) in zip(parameters, setting, strict=True)}
             texts = {name: text for name, (_, text) in zip(parameters, setting, strict=True)}
-            swept.append(replace(one, label=check_label(setting_label(one.label, texts)), params=common | params))
+            label = check_label(setting_label(one.label, texts))
+            swept.append(one.model_copy(update={"label": label, "params": common | params}))
     return swept
 
 
@@ -212,14 +179,10 @@ def _swept_parameter(key: str, known: Collection[str]) -> tuple[str, str]:
     first, _, table = beginning.partition(".")
     if first != "selectors" or not table or not parameter:
         raise ParameterError(
-            f"a sweep tries values of selectors.NAME.PARAMETER, as in selectors.bsfl.alpha, got {key!r}. All rows of a "
-            f"comparison share the scenario: to vary {key!r}, run one comparison for each value"
+            f"a sweep tries values of selectors.NAME.PARAMETER, got {key!r}. Run one comparison for each of its values"
         )
     if table not in known:
-        raise ParameterError(
-            f"a sweep tries values of compared selectors, which are {', '.join(known)}, got {key!r}. Compare {table!r} "
-            "too, or leave the key out"
-        )
+        raise ParameterError(f"a sweep tries values of compared selectors ({', '.join(known)}), got {key!r}")
     return table, parameter
 
 
@@ -230,12 +193,10 @@ def _swept_values(key: str, given: Any) -> list[Any]:
         raise ParameterError(f"sweep[{key!r}] must be a list of at least one value, got {given!r}. List the values")
     plain = [_plain(value) for value in values]
     for value in plain:
-        if not all(
-            isinstance(one, bool | int | float | str) for one in (value if isinstance(value, list) else [value])
-        ):
+        parts = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, bool | int | float | str) for one in parts):
             raise ParameterError(
-                f"sweep[{key!r}] must hold numbers, texts, booleans or lists of them, got {value!r}. For other values, "
-                "compare functions with labels, as in {'label': function}"
+                f"sweep[{key!r}] must hold numbers, texts, booleans or lists, got {value!r}. Compare functions instead"
             )
         if plain.count(value) > 1:
             raise ParameterError(f"sweep[{key!r}] holds {value!r} twice. Give each value once")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.references import OWN_FILES
 from fedsel_flwr.report.progress import log_file, logging_to
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
@@ -150,24 +150,34 @@ class Executor(Protocol):
         """
 
 
-def play_in_order(jobs: Sequence[Job], options: RunOptions, executor: Executor) -> Generator[RunResult]:
-    """Do runs in other processes, and yield their results in the order of the runs; finished runs are only read here.
+def play_in_order(
+    jobs: Sequence[Job],
+    options: RunOptions,
+    executor: Executor | None,
+    begin: Callable[[Job], RunReport],
+) -> Generator[RunResult]:
+    """Do runs, and yield their results in the order of the runs; finished runs are only read here.
 
     Args:
         jobs: The runs, which begin in this order.
         options: The options that all runs share.
-        executor: The executor.
+        executor: The executor. If None, the runs follow one another in this process.
+        begin: Function that reports the start of a run.
     """
-    left = [number for number, job in enumerate(jobs) if not job.is_over(options)]
+    left = [] if executor is None else [number for number, job in enumerate(jobs) if not job.is_over(options)]
     ended: dict[int, RunResult] = {}
-    with contextlib.closing(executor.play([jobs[number] for number in left], options)) as played:
+    played = executor.play([jobs[number] for number in left], options) if executor else iter(())
+    # The generator is closed even if a run fails, and then ends its processes.
+    with contextlib.ExitStack() as stack:
+        stack.callback(getattr(played, "close", str))
         for number, job in enumerate(jobs):
+            report = begin(job)
             if number not in left:
-                yield job.simulate(options)
-                continue
+                ended[number] = job.simulate(options, report)
             while number not in ended:
                 index, result = next(played)
                 ended[left[index]] = result
+            report.end(ended[number])
             yield ended.pop(number)
 
 
@@ -263,24 +273,22 @@ def _play(job: Job, shared: tuple[RunOptions, Path | None], report: Report) -> R
         return job.simulate_elsewhere(options, report)
 
 
-def report_progress(
-    label: str, rounds: int, start_run: StartRun | None, update: Update | None
-) -> Callable[[RoundRecord], None]:
-    """Report the start of a run, and return a callback that reports each round and the failures so far."""
-    failed = 0
+class RunReport:
+    """Report of a run: its start, each round with the failures so far, and the last round if no round was reported."""
 
-    def on_round(record: RoundRecord) -> None:
-        nonlocal failed
-        failed += record.num_failed
-        if update:
-            update(record, failed)
+    def __init__(self, label: str, rounds: int, start_run: StartRun | None, update: Update | None) -> None:
+        self._update, self._failed, self._reported = update, 0, False
+        if start_run:
+            start_run(label, rounds)
 
-    if start_run:
-        start_run(label, rounds)
-    return on_round
+    def __call__(self, record: RoundRecord) -> None:
+        """Report a round."""
+        self._failed, self._reported = self._failed + record.num_failed, True
+        if self._update:
+            self._update(record, self._failed)
 
-
-def report_last_round(history: History, update: Update | None) -> None:
-    """Report the last round of a finished run."""
-    if update and history.rounds:
-        update(history.rounds[-1], sum(record.num_failed for record in history.rounds))
+    def end(self, result: RunResult) -> None:
+        """Report the last round, unless rounds were reported."""
+        rounds = result.history.rounds
+        if self._update and rounds and not self._reported:
+            self._update(rounds[-1], sum(record.num_failed for record in rounds))

@@ -12,26 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import AfterValidator, Field, ValidationError
 
 from fedsel_flwr.checks import one_of, whole
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, disk_errors
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import check_links, read_file
-from fedsel_flwr.rounds.untrusted import one_line, shown
+from fedsel_flwr.rounds.untrusted import one_line
 from fedsel_flwr.simulations.comparisons.comparison import choose_reference
 from fedsel_flwr.simulations.comparisons.contenders import (
     Contender,
+    Label,
     SelectorLike,
     check_parameters,
     read_contenders,
@@ -46,7 +38,6 @@ from fedsel_flwr.simulations.run_identity import RUN
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import (
     REFERENCE_KEYS,
-    check_label,
     check_tree,
     describe_faults,
     load_scenario,
@@ -57,12 +48,10 @@ from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
 """Name of the file with the plan."""
-PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
-"""Keys of a plan about resources or versions of code, which do not change what it runs."""
+PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints"}
+"""Keys of a plan about resources, which do not change what it runs."""
 TRIAL_ROUNDS = 3
 """Rounds that are timed to estimate the duration of a comparison."""
-FOLDER_CURE = "Choose a folder that can be written to"
-"""Cure if the folder cannot be written to."""
 FILE_KEYS = ("availability.trace", "system.devices", "data.data_dir")
 """Keys of a scenario that name files."""
 MOST_SHOWN = 200
@@ -74,41 +63,11 @@ PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
 def _unique(names: list[Any]) -> list[Any]:
     keys = [getattr(one, "label", one) for one in names]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} occurs twice, expected only once")
+        raise ValueError(f"{twice[0]!r} occurs twice. Give each selector its own label, and each seed once")
     return names
 
 
-def _read_where(given: Any) -> Any:
-    # For a plain dataclass, pydantic alone would ignore unknown keys.
-    if isinstance(given, RayResources):
-        return given
-    if not isinstance(given, Mapping):
-        raise ValueError("expected an object")
-    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
-        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
-    return RayResources(**given)
-
-
-Label = Annotated[str, AfterValidator(check_label)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-Where = Annotated[
-    RayResources,
-    BeforeValidator(_read_where),
-    PlainSerializer(lambda where: {name: getattr(where, name) for name in where.non_default}),
-]
-
-
-class SelectorEntry(Table):
-    """A selector of a plan; ``name`` is None for one that was given in Python, ``params`` are those of a sweep."""
-
-    label: Label
-    name: Annotated[str, Field(min_length=1)] | None
-    params: dict[str, Any] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Left out if empty, so that earlier versions can resume a plan without a sweep.
-        return {key: value for key, value in dump(self).items() if key != "params" or value}
 
 
 class CheckpointOptions(Table):
@@ -132,26 +91,18 @@ class Plan(Table):
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs. If None, as many as the Ray cluster has room for.
         checkpoints: Checkpoint options of :func:`~fedsel_flwr.simulations.engine.simulate`.
-        fingerprints: In plans of earlier versions, the fingerprints of code and data. Each run has its own.
     """
 
     scenario: Scenario
-    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_unique)]
+    selectors: Annotated[list[Contender], Field(min_length=1), AfterValidator(_unique)]
     seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_unique)]
     reference: Label | None = None
     rounds_on_flower: CountOrZero = 0
     left_out: dict[Label, str] = Field(default_factory=dict)
-    where: Where = RayResources()
+    where: RayResources = RayResources()
     device: str = "cpu"
     jobs: Count | None = 1
     checkpoints: CheckpointOptions = CheckpointOptions()
-    fingerprints: dict[str, Any] | None = None
-    _contenders: tuple[Contender, ...] = PrivateAttr(())
-
-    @property
-    def contenders(self) -> tuple[Contender, ...]:
-        """The selectors, including those from Python code, which no file can hold; none in a plan just read."""
-        return self._contenders
 
     @classmethod
     def of(
@@ -166,9 +117,7 @@ class Plan(Table):
     ) -> Plan:
         """Make a plan. Arguments and errors are those of ``compare``; options are other keys of the plan."""
         if not isinstance(scenario, Scenario):
-            raise ParameterError(
-                f"scenario must be a Scenario, got {type(scenario).__name__}. Make one with load_scenario"
-            )
+            raise ParameterError(f"scenario must be a Scenario, as of load_scenario, got {type(scenario).__name__}")
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
         where, device = options.get("where", RayResources()), options.get("device", "cpu")
         rounds = whole("rounds_on_flower", options.get("rounds_on_flower", 0), 0)
@@ -178,18 +127,15 @@ class Plan(Table):
         contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
         check_parameters(scenario, contenders)
         if rounds and engine == "ray":
-            raise ParameterError(
-                "rounds_on_flower must be 0 if the engine of all runs is 'ray'. Leave it out, or use 'vectorized'"
-            )
+            raise ParameterError("rounds_on_flower must be 0 if the engine of all runs is 'ray'")
         reference = choose_reference(options.get("reference"), [one.label for one in contenders])
-        entries = [SelectorEntry(label=one.label, name=one.name, params=dict(one.params)) for one in contenders]
         fixed = {"rounds_on_flower": rounds, "jobs": jobs, "reference": reference}
         try:
-            plan = cls(scenario=scenario, selectors=entries, seeds=_read_seeds(seeds, scenario.seed), **options | fixed)
+            return cls(
+                scenario=scenario, selectors=contenders, seeds=_read_seeds(seeds, scenario.seed), **options | fixed
+            )
         except ValidationError as error:
             raise ParameterError(f"the plan of these runs cannot be saved: {describe_faults(error)}") from None
-        plan._contenders = tuple(contenders)
-        return plan
 
     @classmethod
     def load(
@@ -232,10 +178,8 @@ class Plan(Table):
         check_trusted(folder, plan, trust, f"{command} --trust", given)
         check_checkpoints(folder, plan, checkpoint_dir, command)
         changed = replace_keys(plan.scenario.model_dump(), given)
-        named = [Contender(one.label, one.name, params=one.params) for one in plan.selectors]
-        kept = cls.model_fields.keys() - {"scenario", "selectors", "seeds", "fingerprints"}
-        options = {key: getattr(plan, key) for key in kept}
-        return cls.of(changed, named, seeds=plan.seeds, engine=changed.engine, **options)
+        options = {key: getattr(plan, key) for key in cls.model_fields.keys() - {"scenario", "selectors", "seeds"}}
+        return cls.of(changed, plan.selectors, seeds=plan.seeds, engine=changed.engine, **options)
 
     @property
     def plays_on_cluster(self) -> bool:
@@ -288,7 +232,7 @@ class Plan(Table):
 
     def count_rounds(self) -> str:
         """Describe the number of runs and rounds, for example "30 runs of 300 rounds"."""
-        runs = len(self.contenders) * len(self.seeds)
+        runs = len(self.selectors) * len(self.seeds)
         counted = f"{runs} run{'' if runs == 1 else 's'} of {self.scenario.rounds} rounds"
         if self.plays_on_cluster:
             return f"{counted} on the Ray cluster at {self.where.address}"
@@ -298,7 +242,7 @@ class Plan(Table):
         """Estimate the duration of all runs from the times at which rounds ended, for example "about 45 s"."""
         # The first round is not timed, because it also compiles code and reads the data.
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
-        seconds *= self.scenario.rounds * len(self.contenders) * len(self.seeds) / (self.jobs or 1)
+        seconds *= self.scenario.rounds * len(self.selectors) * len(self.seeds)
         return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
 
@@ -339,10 +283,7 @@ def check_checkpoints(folder: Path, plan: Plan, confirmed: str | None, command: 
     """
     place = plan.outside_checkpoints(folder)
     if confirmed is not None and place is None:
-        raise ParameterError(
-            f"{str(folder)!r} is the folder of a run, which has its checkpoints. Leave out --checkpoint-dir, or name "
-            "the scenario and end with --resume"
-        )
+        raise ParameterError(f"{str(folder)!r} has its own checkpoints. Leave out --checkpoint-dir")
     # Paths are resolved, because the user may name the same folder by another path.
     if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
         raise ParameterError(
@@ -357,11 +298,8 @@ def write_plan(folder: Path, plan: Plan) -> None:
     Raises:
         RunError: The plan cannot be written.
     """
-    try:
-        with atomic_write(folder / PLAN) as temporary:
-            temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{str(folder)!r} cannot be written: {error.strerror or error}. {FOLDER_CURE}") from error
+    with disk_errors(folder), atomic_write(folder / PLAN) as temporary:
+        temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 
 def read_plan(folder: Path) -> Plan:
@@ -378,23 +316,15 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     if not path.is_file():
         if not has_begun(folder):
-            raise ParameterError(
-                f"{str(folder)!r} holds nothing to resume: it has no {PLAN} and no {RUN}, which fedsel run and "
-                "compare write first. Give another folder, or leave --resume out"
-            )
+            raise ParameterError(f"{str(folder)!r} holds nothing to resume: it has no {PLAN} and no {RUN}")
         label, scenario = read_label(folder)
         return Plan(
-            scenario=scenario, selectors=[SelectorEntry(label=label, name=scenario.selector)], seeds=[scenario.seed]
+            scenario=scenario, selectors=[Contender(label=label, name=scenario.selector)], seeds=[scenario.seed]
         )
     try:
         plan = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
-    plan = plan if isinstance(plan, dict) else {}
-    # Older plans have the key "processes", which no longer exists.
-    plan.pop("processes", None)
-    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
-        raise ParameterError(f"{str(path)!r} is not a plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
     try:
         # Checked first, because the validator descends into nested values, and its errors print them.
         check_tree(plan)
@@ -437,36 +367,24 @@ def find_newest_run(plan: Plan, root: Path, skipped: Callable[[str], None] = log
 
 def _check_places(scenario: Scenario, where: RayResources, device: str, rounds_on_flower: int) -> bool:
     """Refuse machines and resources that the runs cannot use; return whether they are tasks on a Ray cluster."""
-    if scenario.engine != "vectorized" or where.ray_address is None:
+    if scenario.engine != "vectorized" or not where.names_cluster:
+        if scenario.engine == "vectorized" and not rounds_on_flower:
+            # "local" means this machine, where the vectorized engine runs without Ray.
+            where = replace(where, ray_address=None)
         check_engine(scenario, where, device, rounds_on_flower)
-        return False
-    if not where.names_cluster:
-        # "local" means this machine, where the vectorized engine runs without Ray.
-        here = where if rounds_on_flower else replace(where, ray_address=None)
-        check_engine(scenario, here, device, rounds_on_flower)
         return False
     # The device is on the nodes. This machine may have none.
     check_engine(scenario, RayResources())
     own = ("client_cpus", "client_gpus") if rounds_on_flower == 0 else ()
     if unused := [name for name in own if name in where.non_default]:
-        raise ParameterError(
-            f"{unused[0]} is for clients of the engine 'ray'. Set the cores and GPUs of each vectorized run on the "
-            "cluster with num_cpus and num_gpus"
-        )
+        raise ParameterError(f"{unused[0]} is for clients of the engine 'ray'. Set num_cpus and num_gpus of each run")
     where.of_runs(device).check()
     return True
 
 
 def _read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
     """Read the seeds of a comparison: a number of seeds, counted up from the first, or a list of seeds."""
-    # A text is a sequence too, so "12" would be read as the seeds 1 and 2.
-    if isinstance(seeds, str):
-        raise ParameterError(f"seeds must be a whole number of seeds, or a list of seeds, got the text {seeds!r}")
-    if not isinstance(seeds, Sequence):
+    # A text is a sequence too, but no list of seeds.
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         return list(range(first, first + whole("seeds", seeds, 1)))
-    numbers = [whole("seeds", seed, 0) for seed in seeds]
-    if not numbers or len(set(numbers)) != len(numbers):
-        raise ParameterError(
-            f"seeds must be a number of seeds, or a list of at least one seed without repeats, got {list(seeds)}"
-        )
-    return numbers
+    return [whole("seeds", seed, 0) for seed in seeds]

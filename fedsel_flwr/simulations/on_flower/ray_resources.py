@@ -40,6 +40,8 @@ class RayResources:
     client_cpus: float = 1
     client_gpus: float | None = None
     ray_address: str | None = None
+    # For plans that are read from files.
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if self.num_cpus is not None:

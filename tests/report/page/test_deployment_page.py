@@ -276,7 +276,7 @@ def test_the_charts_have_the_values_of_the_journal(browser: Browser, tmp_path: P
         # Numbers of clients are whole.
         axes = opened.page.locator("#chart-failures .role-axis")
         labels = [axes.nth(i).locator(".role-axis-label text").all_text_contents() for i in range(axes.count())]
-        assert ["0", "1"] in labels
+        assert ["0", "1"] in [[one for one in own if one] for own in labels]
         # Only the seconds that nobody measured are pale.
         pale = opened.page.evaluate(PALE)
         assert pale == ["failures"]

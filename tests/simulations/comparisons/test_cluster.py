@@ -143,7 +143,7 @@ def test_a_plan_goes_on_with_other_machines(reachable: None, tmp_path: Path, mon
     monkeypatch.setattr(Cluster, "play", nothing)
     with pytest.raises(Stop):
         compare(smoke(3), ["random"], seeds=2, ray_address="head:6379", device="cuda", folder=tmp_path)
-    assert json.loads((tmp_path / "plan.json").read_text())["where"] == {"ray_address": "head:6379"}
+    assert json.loads((tmp_path / "plan.json").read_text())["where"]["ray_address"] == "head:6379"
     with pytest.raises(ParameterError, match=r"where.ray_address = 'head:6379'. Read that code"):
         Plan.load(tmp_path)  # a cluster may run code here, so another person's plan must be trusted
     again = Plan.load(tmp_path, trust=True)
@@ -333,7 +333,7 @@ def test_nodes_of_the_same_name_are_told_apart() -> None:
 def job(folder: Path, name: str = "bsfl", **keys: Any) -> Job:
     """A run as a plan makes it."""
     made = Plan.of(smoke(6, **keys), [name], seeds=1, engine="vectorized")
-    (one,) = made.contenders
+    (one,) = made.selectors
     label = one.label
     made_job = Job(one.scenario(made.scenario, 1), one, {"folder": folder, "label": label})
     return Job(made_job.scenario, one, {**made_job.place, "code": made_job.code(OwnParts())})

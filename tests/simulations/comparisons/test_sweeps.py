@@ -73,7 +73,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     argv = ["compare", "smoke", "--rounds", "6", "--selectors", "bsfl,random", "--seeds", "2", "--runs-dir"]
     assert cli.main([*argv, str(tmp_path), "--sweep", "selectors.bsfl.alpha=0.0,30"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("6 runs of 6 rounds, about ")
+    assert out.startswith("6 runs of 6 rounds\n")
     assert "\nSettings tried: 2 of bsfl.\n" in out
     assert "\nThe best of the 2 settings of bsfl looks better than it is" in out
     (folder,) = tmp_path.iterdir()

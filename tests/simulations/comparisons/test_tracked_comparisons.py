@@ -169,7 +169,7 @@ def test_the_command_continues_without_a_tracker_that_is_away(here: Path, capsys
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--track", "tensorbord"], "Did you mean tensorboard?"),
+        (["--track", "tensorbord"], "track must be one of tensorboard"),
         (["--track", ""], "--track must not be empty"),
         (["--track-clients", "3"], "--track-clients is for a tracker. Give --track too"),
         (
