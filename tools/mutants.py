@@ -10,7 +10,8 @@ and stops at the first failure. A mutant is "killed" if a test fails, "survived"
 not end within the limit, and "unreached" if no test reaches its line. Tests in other processes leave no record, so a
 line may have more tests than are run.
 
-A mutant changes one expression or deletes one statement. Each area of :data:`AREAS` has the same number of mutants.
+A mutant changes one expression or deletes one statement. Two thirds of them are in the areas :data:`TWICE`. A mutant
+that was drawn on another revision is applied where its line stands now, even if its file has moved.
 """
 
 from __future__ import annotations
@@ -34,17 +35,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {
-    "selectors": ("fedsel_flwr/selectors",),
-    "replies": ("fedsel_flwr/rounds/replies.py", "fedsel_flwr/rounds/untrusted.py", "fedsel_flwr/rounds/collecting.py"),
-    "roster": ("fedsel_flwr/rounds/roster.py", "fedsel_flwr/rounds/registration.py"),
-    "checkpoints": (
-        "fedsel_flwr/rounds/checkpoints.py",
-        "fedsel_flwr/rounds/state_dicts.py",
-        "fedsel_flwr/strategies/wrapping/resuming.py",
-    ),
-    "aggregation": ("fedsel_flwr/aggregation.py", "fedsel_flwr/rounds/models.py"),
+    "rounds": ("fedsel_flwr/rounds",),
+    "strategies": ("fedsel_flwr/strategies",),
+    "simulations": ("fedsel_flwr/simulations",),
+    "selectors": ("fedsel_flwr/selectors", "fedsel_flwr/theory", "fedsel_flwr/aggregation.py"),
+    "clients": ("fedsel_flwr/clients",),
+    "report": ("fedsel_flwr/report", "fedsel_flwr/callbacks", "fedsel_flwr/testing"),
 }
-"""Area -> its files and folders; those that do not exist are left out."""
+"""Area -> its files and folders."""
+TWICE = ("rounds", "strategies", "simulations")
+"""Areas with twice as many mutants as the others."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -82,8 +82,8 @@ class Mutant:
         Raises:
             LookupError: The line is not there any more, or several times.
         """
-        file = root / self.path
-        text, start = file.read_text(), self.start
+        file, start = self.file(root), self.start
+        text = file.read_text()
         if text[start : start + len(self.before)] != self.before or _line(text, start) != self.line:
             if text.count(self.source) != 1 or self.source.count(self.before.partition("\n")[0]) != 1:
                 raise LookupError(f"{self.path}: {self.source!r} occurs {text.count(self.source)} times")
@@ -92,15 +92,31 @@ class Mutant:
         return _line(text, start)
 
 
+    def file(self, root: Path) -> Path:
+        """Return the file below ``root``, or the only one that has the line if that file has lost it.
+
+        Raises:
+            LookupError: The line is not there any more, or in several files.
+        """
+        here = root / self.path
+        if here.is_file() and self.source in here.read_text():
+            return here
+        found = [one for one in (root / "fedsel_flwr").rglob("*.py") if self.source in one.read_text()]
+        if len(found) != 1:
+            raise LookupError(f"{self.path}: {self.source!r} stands in {len(found)} files")
+        return found[0]
+
+
 def draw(seed: int, count: int) -> list[Mutant]:
-    """Draw mutants, the same number in each area, uniformly over all that are possible there."""
+    """Draw mutants, uniformly over all that are possible in an area."""
     generator = random.Random(seed)
     drawn: list[Mutant] = []
+    share = count / (len(AREAS) + len(TWICE))
     for area, places in AREAS.items():
         paths = [ROOT / place for place in places]
         files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
         possible = [mutant for file in files for mutant in mutants_of(area, file)]
-        drawn += sorted(generator.sample(possible, count // len(AREAS)), key=lambda one: (one.path, one.line))
+        drawn += sorted(generator.sample(possible, round(share * (2 if area in TWICE else 1))), key=lambda one: (one.path, one.line))
     return drawn
 
 
@@ -185,7 +201,7 @@ def cover(out: Path, arguments: list[str]) -> None:
         plugin.write_text(_PLUGIN)
         settings = Path(folder, "coveragerc")
         places = [place for some in AREAS.values() for place in some]
-        include = [f"*/{place}/*.py" if not place.endswith(".py") else f"*/{place}" for place in places]
+        include = [f"*/{place}" if place.endswith(".py") else f"*/{place}/*" for place in places]
         settings.write_text("[run]\ninclude =\n    " + "\n    ".join(include) + "\n")
         environment = os.environ | {
             "COVERAGE_FILE": str(data),
@@ -243,7 +259,8 @@ def _outcome(number: int, mutant: Mutant, coverage: dict, folder: Path, limit: f
     found = asdict(mutant) | {"outcome": "gone", "test": "", "tests": 0, "seconds": 0.0}
     try:
         line = mutant.apply(copied)
-        reached, seconds = coverage["lines"].get(mutant.path, {}).get(str(line), []), coverage["seconds"]
+        here = str(mutant.file(ROOT).relative_to(ROOT))
+        reached, seconds = coverage["lines"].get(here, {}).get(str(line), []), coverage["seconds"]
         tests = sorted((test for test in reached if test in seconds), key=lambda test: seconds[test])
         found |= {"tests": len(tests)}
         found |= _try(copied, tests, limit) if tests else {"outcome": "unreached"}
