@@ -23,6 +23,7 @@ from collections.abc import Callable
 from io import BytesIO
 from math import comb
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,15 +32,67 @@ BOUND = 1.05
 ROUNDS = {"mlp": 300, "cnn5": 5}
 """Rounds of the vectorized engine; the first two are left out of the median. A run of 300 rounds is
 long enough for compiled loops; the engine does not load them for a short run."""
+COHORT = {500: 25, 100_000: 1_000}
+"""Clients -> those of a round's course."""
+COURSES = {500: 61, 100_000: 9}
+"""Clients -> rounds of the course; the first is left out."""
+SHAPES = ((64, 784), (64,), (30, 64), (30,), (10, 30), (10,))
 SHORT = 60
 """Rounds of a short run of the perceptron, timed from its start to its end."""
 
 
 def course_of_rounds(num_clients: int) -> float:
-    """Median milliseconds of a round's course, selector and training left out; as ``benchmarks/growth.py``."""
-    from growth import measure
+    """Median milliseconds of a round's course, selector and training left out.
 
-    return 1000 * measure(num_clients, True)[1]
+    BSFL, the MLP 784-64-30-10 (float32) in stacks, and every client answers.
+    """
+    from fedsel_flwr.rounds.core import SelectionCore
+    from fedsel_flwr.rounds.models import ModelStack
+    from fedsel_flwr.rounds.replies import Reply
+    from fedsel_flwr.rounds.settings import resolve_settings
+    from fedsel_flwr.selectors import create
+
+    m = COHORT[num_clients]
+    selector = create("bsfl", clients_per_round=m, min_latency=0.1, seed=1)
+    taken = time_calls(selector, "select", "observe")
+    nodes = {f"node-{k}": k for k in range(num_clients)}
+    layers = [np.random.default_rng(0).normal(size=(m, *shape)).astype(np.float32) for shape in SHAPES]
+    model = [layer[0].copy() for layer in layers]
+    core = SelectionCore(selector, resolve_settings(selector, max_latency=5.0))
+    core.register({node: {"client_id": k, "num_examples": 120} for node, k in nodes.items()})
+    replies = [
+        Reply(num_examples=120, metrics={"latency_s": 0.2 + 0.001 * i, "energy_j": 0.5, "train_loss": 1.0})
+        for i in range(m)
+    ]
+    rounds = []
+    for _ in range(COURSES[num_clients]):
+        start = time.perf_counter()
+        taken.clear()
+        # BSFL asks nobody anything.
+        chosen = core.choose(nodes, model, None)  # type: ignore[arg-type]
+        core.collect(dict(zip(chosen, replies, strict=True)), ModelStack(layers))
+        core.finish(model)
+        rounds.append(time.perf_counter() - start - sum(taken))
+    return 1000 * float(np.median(rounds[1:]))
+
+
+def time_calls(instance: object, *names: str) -> list[float]:
+    """Return a list to which these methods add the seconds of each call."""
+    seconds: list[float] = []
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                seconds.append(time.perf_counter() - start)
+
+        return inner
+
+    for name in names:
+        setattr(instance, name, timed(getattr(instance, name)))
+    return seconds
 
 
 def vectorized(model: str, data_dir: str | None) -> float:
@@ -77,13 +130,11 @@ MEASURES: dict[str, Callable[[str | None], float]] = {
 
 
 def in_process(source: Path, measure: str, data_dir: str | None) -> float:
-    """Measure once, with the package and the benchmarks of ``source``."""
-    paths = os.pathsep.join((str(source), str(source / "benchmarks")))
-    # -P: else the folder of this file would come first, and with it the benchmarks of this checkout for both sides.
-    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--measure", measure]
+    """Measure once, with the package of ``source``."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", measure]
     command += [] if data_dir is None else ["--data-dir", data_dir]
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": paths}, cwd=source, capture_output=True, text=True, check=True
+        command, env=os.environ | {"PYTHONPATH": str(source)}, cwd=source, capture_output=True, text=True, check=True
     )
     return float(json.loads(done.stdout.splitlines()[-1]))
 
@@ -121,9 +172,7 @@ def main() -> None:
         return
     if args.revision is None or args.turns < 6:
         parser.error("give a revision, and at least 6 turns: fewer have no interval of 95 %")
-    packed = subprocess.run(
-        ["git", "archive", args.revision, "fedsel_flwr", "benchmarks"], cwd=ROOT, capture_output=True, check=True
-    )
+    packed = subprocess.run(["git", "archive", args.revision, "fedsel_flwr"], cwd=ROOT, capture_output=True, check=True)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in args.only}
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=BytesIO(packed.stdout)) as tar:
