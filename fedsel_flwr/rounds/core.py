@@ -69,7 +69,7 @@ class Parts:
         self.newcomer_quota = NewcomerQuota(roster)
         self.participation = Participation(settings.max_participation)
         self.cold_starts = ColdStarts()
-        self.measurer = measurer
+        self.measurer, self.direction = measurer, measurer.direction
         self.reply_structure = ReplyStructure(settings)
         self.reporter = Reporter(selector, roster, settings.max_latency)
         self.history = History()
@@ -116,7 +116,7 @@ class SelectionCore:
         self.parts = parts = Parts(selector, settings, roster, client_values)
         self.ending = StopCriteria(selector, parts.history, settings.budget, settings.should_stop)
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
-        self._collector = Collector(parts, settings, self._identities)
+        self.collector = Collector(parts, settings, self._identities)
         self._round: Round | None = None
         # Not among the parts, because a checkpoint must be the same in equal runs.
         self.stopwatch = Stopwatch()
@@ -148,22 +148,9 @@ class SelectionCore:
             return self.parts.measurer.reader
         return "" if self.settings.max_update_norm is None else "max_update_norm"
 
-    @property
-    def max_examples(self) -> int | None:
-        """Return the largest number of examples that a client may claim now; None for no limit."""
-        return self.parts.registrar.max_examples()
-
     def summary(self, base: object) -> str:
         """Return who selects, who aggregates and whose times count, for the log at the start of a run."""
         return f'selector {self.parts.selector!r}, base {type(base).__name__}, clock "{self.settings.clock}"'
-
-    def in_simulation(self) -> None:
-        """Declare a simulation: the log then counts stragglers and dropouts once, at the end of the run."""
-        self._collector.simulated = True
-
-    def waits_for(self, chosen: int) -> int | None:
-        """Return how many usable replies end a round of ``chosen`` clients; None to wait for all replies."""
-        return self._collector.waits_for(chosen)
 
     def reads_global(self, outcome: Outcome) -> bool:
         """Return whether :meth:`finish` needs the arrays of the new global model."""
@@ -281,7 +268,7 @@ class SelectionCore:
         if self._round is None or self._round.outcome is not None:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
         self.stopwatch.switch("collect")
-        self._round.outcome = self._collector.collect(self._round, replies, stack)
+        self._round.outcome = self.collector.collect(self._round, replies, stack)
         # Until finish the adapter lets the base strategy aggregate.
         self.stopwatch.switch("aggregate")
         return self._round.outcome

@@ -118,12 +118,9 @@ def _check_named(availability: Availability, known: Collection[str]) -> None:
     numbers = f"availability names {len(named)} clients: {len(named) - len(unknown)} known, {len(unknown)} unknown"
     example = f"such as {shown(unknown[0])}"
     cure = f"Use the ids in the history, such as {shown(min(known, default=''))}."
-    if not isinstance(availability, ListedClients):
-        logger.warning("%s, %s. A client that it does not name is always available. %s", numbers, example, cure)
-    elif len(unknown) < len(named):
-        logger.warning("%s, %s. Only clients that it names take part. %s", numbers, example, cure)
-    else:
+    if isinstance(availability, ListedClients) and len(unknown) == len(named):
         raise RunError(f"{numbers}, {example}, so that no client may take part. {cure}")
+    logger.warning("%s, %s. %s", numbers, example, cure)
 
 
 class Busy(state_dicts.NotByClient):

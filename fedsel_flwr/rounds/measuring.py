@@ -20,8 +20,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
 
 
-class Measurer(state_dicts.NotByClient):
+class Measurer(state_dicts.SavedFields):
     """Measures the columns that the selector and FedCA's filter read.
 
     Args:
@@ -44,6 +43,8 @@ class Measurer(state_dicts.NotByClient):
     Raises:
         ParameterError: A required setting is missing.
     """
+
+    saved: ClassVar = {"_integers": lambda name, value: state_dicts.array(name, value, np.int64).tolist()}
 
     def __init__(self, selector: Selector, settings: Settings) -> None:
         needs, name, validation = selector.needs, selector.name, settings.validation
@@ -68,7 +69,7 @@ class Measurer(state_dicts.NotByClient):
         # Without a learning rate no part reads the direction, but the checkpoint has a place for it.
         self.direction = Direction(settings.learning_rate or 1.0, settings.momentum)
         # Positions at which a global model had integers.
-        self._integers: frozenset[int] = frozenset()
+        self._integers: list[int] = []
 
     def measured(self, reference: Arrays) -> list[int]:
         """Return the positions of the arrays that count as the model: those that were never integers in the run.
@@ -79,7 +80,8 @@ class Measurer(state_dicts.NotByClient):
         Raises:
             RunError: The selector reads updates, but the model has no floating-point array.
         """
-        self._integers |= frozenset(range(len(reference))) - frozenset(floating(reference))
+        integers = {*range(len(reference))}.difference(floating(reference))
+        self._integers = sorted(integers.union(self._integers))
         found = [i for i in range(len(reference)) if i not in self._integers]
         if not found and self.selector.needs & {"projection", "update"}:
             raise RunError(
@@ -170,24 +172,17 @@ class Measurer(state_dicts.NotByClient):
         """Return the accuracy of a model on the validation set."""
         return self._examples.accuracy(self._examples.logits(arrays))  # PCZFL's A_k of (3)
 
-    def state_dict(self) -> state_dicts.State:
-        """Return the state of the direction, and the positions at which the global model had integers."""
-        return {**self.direction.state_dict(), "integers": sorted(self._integers)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        integers = state_dicts.array("integers", state["integers"], np.int64).tolist()
-        self.direction.load_state_dict({"direction": state["direction"]})
-        self._integers = frozenset(integers)
-
     @property
     def _starts_direction(self) -> bool:
         """Return whether the direction starts with this round's gradients, so that its step does not move it again."""
         return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
 
 
-class Direction:
+def _vector_or_none(name: str, value: object) -> FloatArray | None:
+    return None if value is None else state_dicts.array(name, value, np.float64)
+
+
+class Direction(state_dicts.SavedFields):
     """The direction in which the global model moves (GPFL).
 
     Args:
@@ -200,6 +195,8 @@ class Direction:
     >>> direction.project(direction.gradients(np.array([[1.5, -1.0]])))  # d = (-3, 2); <d, G> / |G|
     array([2.])
     """
+
+    saved: ClassVar = {"_direction": _vector_or_none}
 
     def __init__(self, learning_rate: float, momentum: float) -> None:
         self.learning_rate, self.momentum = learning_rate, momentum
@@ -224,13 +221,3 @@ class Direction:
         if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
             return np.zeros(len(gradients))
         return np.asarray(gradients @ self._direction / length)  # (3) of GPFL
-
-    def state_dict(self) -> state_dicts.State:
-        """Return G; an empty array before the first round."""
-        return {"direction": np.zeros(0) if self._direction is None else self._direction.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        direction = state_dicts.array("direction", state["direction"], np.float64)
-        self._direction = direction if direction.size else None

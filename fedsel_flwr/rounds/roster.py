@@ -355,12 +355,7 @@ def canonical_id(claim: object) -> str | None:
 
 def canonical_ids(claims: Sequence[object], nodes: Sequence[str]) -> list[str | None]:
     """Return :func:`canonical_id` of the claim of each connection in ``nodes``."""
-    ids: list[str | None]
-    whole: Any = claims
-    if set(map(type, claims)) == {int} and max(max(whole), -min(whole)) < 10**MAX_ID_DIGITS:
-        ids = list(map(str, whole))
-    else:
-        ids = [canonical_id(claim) for claim in claims]
+    ids = [canonical_id(claim) for claim in claims]
     # In a simulation both are the partition id. One text for both takes half the memory.
     return [node if node == client_id else client_id for node, client_id in zip(nodes, ids, strict=True)]
 

@@ -10,7 +10,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -57,10 +56,6 @@ def usable_count(value: object) -> int:
 
 def usable_counts(values: Sequence[object]) -> IntArray:
     """Return :func:`usable_count` of several values, shape (n,)."""
-    if set(map(type, values)) == {int}:
-        with suppress(OverflowError):
-            counts = np.array(values, dtype=np.int64)
-            return np.where((counts >= 1) & (counts <= MAX_EXAMPLES), counts, 0)
     return np.array([usable_count(value) for value in values], dtype=np.int64)
 
 
@@ -131,11 +126,7 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
 def column_values(column: Column, values: Sequence[object]) -> FloatArray:
     """Return :func:`column_value` of several clients' numbers, shape (n,); NaN for a value that is not valid."""
     # NumPy turns None into NaN.
-    if set(map(type, values)) <= {float, type(None)}:
-        numbers = np.array(values, dtype=np.float64)
-        if column.admits(numbers) and not np.isinf(numbers).any():
-            return numbers
-    return np.array([column_value(column, value) for value in values], dtype=np.float64)
+    return np.array([None if value is None else column_value(column, value) for value in values], dtype=np.float64)
 
 
 def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:

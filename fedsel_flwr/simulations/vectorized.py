@@ -90,7 +90,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
     if (resumed := strategy.resumed) is not None:
         model, done = list(resumed.model), resumed.round
     strategy.begin_metrics()
-    core.in_simulation()
+    core.collector.simulated = True
     core.begin_run()
     if done:
         # The run may have been interrupted between this round's checkpoint and its evaluation.

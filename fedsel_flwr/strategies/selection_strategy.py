@@ -263,7 +263,7 @@ class SelectionStrategy(Adapter, Strategy):
     def _base_evaluation(
         self, arrived: legacy.Arrived, number: int, usable: list[str], faults: Mapping[str, str]
     ) -> tuple[float | None, dict[str, Scalar]]:
-        most, limited = self.core.max_examples, []
+        most, limited = self.core.parts.registrar.max_examples(), []
         for client, res in map(arrived.results.__getitem__, usable):
             too_many = most and usable_count(res.num_examples) > most
             limited.append((legacy.unwrapped(client), replace(res, num_examples=most) if too_many else res))

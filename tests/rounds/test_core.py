@@ -117,13 +117,13 @@ def test_the_servers_steps_are_timed_without_the_clients(monkeypatch: pytest.Mon
     """Probe 1 + 2, select 4, collect 16, aggregate 32, observe 8: 63 s; the clients 6,000 s, 7,000 s in round 1."""
     clock = Clock()
     core, transport = core_of(SlowSelector(clock)), SlowClients(clock)
-    core.stopwatch, collect = Stopwatch(clock), core._collector.collect
+    core.stopwatch, collect = Stopwatch(clock), core.collector.collect
 
     def slow(*given: Any) -> Any:
         clock.work(16)
         return collect(*given)
 
-    monkeypatch.setattr(core._collector, "collect", slow)
+    monkeypatch.setattr(core.collector, "collect", slow)
     for number in (1, 2, 3):
         clock.work(10_000)  # between two rounds
         chosen = core.choose(NODES, MODEL, transport)

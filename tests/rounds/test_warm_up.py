@@ -41,16 +41,16 @@ def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
     core = core_of(selector, warmup_rounds=2, over_selection=0.5)
     transport = Written(facts(*NODES), {node: {"local_accuracy": 0.1, "latency_s": 1.0} for node in NODES})
     assert sorted(core.choose(NODES, MODEL, transport)) == NODES
-    assert core.waits_for(len(NODES)) is None
+    assert core.collector.waits_for(len(NODES)) is None
     core.collect({})
     core.finish()
     assert sorted(core.choose(NODES[:2], MODEL, transport)) == NODES[:2]  # fewer than a round asks otherwise
-    assert core.waits_for(2) is None
+    assert core.collector.waits_for(2) is None
     core.collect({})
     core.finish()
     assert transport.probed == []
     assert len(core.choose(NODES, MODEL, transport)) == 3
-    assert core.waits_for(3) == 2
+    assert core.collector.waits_for(3) == 2
     assert len(transport.probed) == 1
 
 

@@ -77,14 +77,14 @@ def test_evaluations_by_clients_weigh_by_the_limit(api: str, limit: Any, counts:
 
 def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
     core = (strategy := _play("legacy", Random(clients_per_round=2, seed=0), max_examples="auto").strategy).core
-    assert core.max_examples == 52
+    assert core.parts.registrar.max_examples() == 52
     core.parts.registrar.note_sizes(np.array([1, 2]), np.array([10, 10]))
-    assert core.max_examples == 40
+    assert core.parts.registrar.max_examples() == 40
     assert core.parts.registrar.max_examples(np.array([3]), np.array([11])) == 40  # of two in the middle the lower
     again = SelectionStrategy(Random(clients_per_round=2, seed=0), max_latency=9.0, max_examples="auto")
-    assert again.core.max_examples is None
+    assert again.core.parts.registrar.max_examples() is None
     again.load_state_dict(strategy.state_dict())
-    assert again.core.max_examples == 40
+    assert again.core.parts.registrar.max_examples() == 40
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "20"])

@@ -400,8 +400,8 @@ def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(kind: Any, tmp_path
     (tmp_path / "trace.csv").write_text("round,client,state\n1,0.0,down\n1,1.0,down\n1,2,down\n")
     trace = TraceAvailability(tmp_path / "trace.csv")
     for given, numbers, expected in (
-        (["0", "02"], "names 2 clients: 1 known, 1 unknown, such as '02'. Only clients that it names", [1, 1]),
-        (trace, "names 3 clients: 1 known, 2 unknown, such as '0.0'. A client that it does not name is alw", [2, 2]),
+        (["0", "02"], "names 2 clients: 1 known, 1 unknown, such as '02'. Use the ids in the history", [1, 1]),
+        (trace, "names 3 clients: 1 known, 2 unknown, such as '0.0'. Use the ids in the history", [2, 2]),
         (["2", "1", "0"], "", [3, 3]),
     ):
         caplog.clear()

@@ -245,7 +245,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     Returns:
         History and final model.
     """
-    strategy.core.in_simulation()
+    strategy.core.collector.simulated = True
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     # Flower does not tell a strategy of the legacy API that the run has ended.
     strategy.end_metrics()

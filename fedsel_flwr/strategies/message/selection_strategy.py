@@ -115,7 +115,9 @@ class SelectionStrategy(MessageRun):
             self.core.skip()
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
         if self._timed is not None and self.core.settings.ends_early:
-            self._timed.early_end = EarlyEnd(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
+            self._timed.early_end = EarlyEnd(
+                self.core.collector.waits_for(len(chosen)), self.core.settings.round_deadline_s
+            )
         return list(self._dispatched.values())
 
     def aggregate_train(
@@ -241,7 +243,9 @@ class SelectionStrategy(MessageRun):
     def _base_evaluation(
         self, arrived: Mapping[str, Message], number: int, usable: list[str], faults: Mapping[str, str]
     ) -> MetricRecord | None:
-        cleaned = self._cleaner.evaluations({node: arrived[node] for node in usable}, self.core.max_examples)
+        cleaned = self._cleaner.evaluations(
+            {node: arrived[node] for node in usable}, self.core.parts.registrar.max_examples()
+        )
         failures = failures_of(self._evaluating, arrived, faults)
         result: MetricRecord | None = self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])
         return result
