@@ -107,7 +107,7 @@ print(json.dumps({
     "problems": [row.problem for row in history.clients][:3],
     "journal": [row["battery_share"] for row in json.loads((folder / "journal.jsonl").open().readline())["clients"]],
     "parquet": parquet.read_table(paths[1]).column("battery_share").to_pylist(),
-    "state": state["last"]["clients"]["battery_share"].tolist(),
+    "state": [row["battery_share"] for row in state["last"]["clients"]],
     "renamed": shares(renamed.history),
     "own": "battery_share" in MetricKeys().own_keys(),
 }))

@@ -203,7 +203,7 @@ def test_histories_of_versions_that_did_not_count_them_can_be_read(tmp_path: Pat
     loaded = History()
     loaded.load_state_dict({kind: [_old(one) for one in records] for kind, records in state.items()})
     assert (_told(loaded), loaded.rounds[0].num_timeouts) == (expected, 0)
-    with pytest.raises(StateError, match="the history does not fit: .* 'problem'"):
+    with pytest.raises(StateError, match=r"the history does not fit: .* 'problem'"):
         loaded.load_state_dict(state | {"clients": [{"round": 1}]})
 
     line = {"round": asdict(history.rounds[0]), "clients": [_old(asdict(row)) for row in history.clients]}
