@@ -1,6 +1,6 @@
 """Checks of the contract between the base class and an author's class.
 
-They cover declarations, reports, selections and undeclared state. Each error names the class, the method or attribute,
+They cover declarations, reports and selections. Each error names the class, the method or attribute,
 and the cure.
 """
 
@@ -131,25 +131,13 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
         )
     ordered: IntArray = np.sort(array).astype(np.int64)
     if (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
-        raise RunError(
-            f"{method} must return an array of different indices from `available`, got {ordered.tolist()}: "
-            f"{_choice_faults(ordered, available)}"
-        )
+        raise RunError(f"{method} must return an array of different indices from `available`, got {ordered.tolist()}")
     if most is not None and ordered.size > most:
         raise RunError(
             f"{method} chose {ordered.size} clients, but may choose at most {most} (clients_per_round with "
             f"over-selection). Return that many, or set may_exceed_clients_per_round = True in {owner}"
         )
     return ordered
-
-
-def _choice_faults(ordered: IntArray, available: IntArray) -> str:
-    """Describe the faults of a selection in a few words."""
-    values, counts = np.unique(ordered, return_counts=True)
-    absent = values[~np.isin(values, available)]
-    faults = [f"{value} is not available" for value in absent[:3].tolist()]
-    faults += [f"{value} is selected {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
-    return ", ".join(faults[:6])
 
 
 def _all_in(chosen: IntArray, available: IntArray) -> bool:
@@ -160,46 +148,14 @@ def _all_in(chosen: IntArray, available: IntArray) -> bool:
 
 
 @contextmanager
-def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
-    """Replace an error caused by undeclared state in an author's method by one that names the missing declaration.
-
-    Raises:
-        RunError: An attribute was never set, or does not grow with the fleet.
-    """
+def noting_declarations(owner: type) -> Iterator[None]:
+    """Add to an error of an author's method how state is declared: undeclared state is its commonest cause."""
     try:
         yield
-    except FedSelError:
+    except (AttributeError, LookupError, ValueError) as error:
+        if not isinstance(error, FedSelError):
+            error.add_note(
+                f"If {owner.__name__} did not declare this state, declare values per client as client_state = "
+                "{'_name': 0.0}, with the value of a new client, and a single number as scalar_state = ('_name',)"
+            )
         raise
-    except AttributeError as error:
-        # Only attributes of the selector: for those of another object, the original traceback is better.
-        if error.obj is not selector or error.name is None:
-            raise
-        raise RunError(_undeclared(selector, method, error, error.name, "which nothing sets")) from error
-    except (LookupError, ValueError) as error:
-        if isinstance(error, ValueError) and "broadcast" not in str(error):
-            raise
-        short = _not_growing(selector)
-        if not short:
-            raise
-        reason = f"which does not grow with the fleet ({selector._registered.size} clients)"
-        raise RunError(_undeclared(selector, method, error, short, reason)) from error
-
-
-def _undeclared(selector: Any, method: str, error: Exception, attribute: str, reason: str) -> str:
-    return (
-        f"{type(selector).__name__}.{method} failed with {type(error).__name__} ({error}). It probably uses "
-        f"self.{attribute}, {reason}. Declare values per client as client_state = {{{attribute!r}: 0.0}}, with the "
-        f"value of a new client. Declare a single number as scalar_state = ({attribute!r},), and set it in __init__"
-    )
-
-
-def _not_growing(selector: Any) -> str:
-    """Return the name of an undeclared attribute that is shorter than the fleet; "" if there is none."""
-    declared = {*selector.client_state, *selector.free_state, *selector.scalar_state, "_registered"}
-    attributes: dict[str, Any] = vars(selector)
-    for attribute, value in attributes.items():
-        held = np.shape(value)[:1] if isinstance(value, np.ndarray) else ()
-        held = (len(value),) if isinstance(value, list | dict) else held
-        if attribute not in declared and held and held[0] < selector._registered.size:
-            return attribute
-    return ""

@@ -27,10 +27,6 @@ def top(score: FloatArray, count: int | None) -> IntArray:
     rank = -score
     if count is None or count >= rank.size:
         return np.argsort(rank, kind="stable")
-    best = np.flatnonzero(rank == rank.min())
-    # A shortcut for bandits: in the first rounds most clients have an infinite bound.
-    if best.size >= count:
-        return best[:count]
     last = np.partition(rank, count - 1)[count - 1]
     # NaN equals nothing, so the comparison below would drop clients with NaN.
     if np.isnan(last):

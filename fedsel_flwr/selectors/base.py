@@ -17,7 +17,7 @@ from fedsel_flwr.selectors._contract import (
     check_report,
     checked_choice,
     checked_needs,
-    explaining_undeclared_state,
+    noting_declarations,
 )
 from fedsel_flwr.selectors._draws import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
@@ -193,7 +193,7 @@ class Selector(SavedState, ABC):
         self._register(available)
         if not available.size or self._round < self.common_warmup:
             return None
-        with explaining_undeclared_state(self, "_probe"):
+        with noting_declarations(type(self)):
             return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
@@ -208,21 +208,21 @@ class Selector(SavedState, ABC):
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
             RunError: The algorithm selected an unavailable client, or a client twice. Or it selected more clients than
-                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or used undeclared state.
+                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`.
         """
         available = ascending("available", available)
         self._register(available)
         # A round without available clients counts too, so that the selector and the run have equal round numbers.
         self._round += 1
-        with explaining_undeclared_state(self, "_advance"):
+        with noting_declarations(type(self)):
             self._advance()
         if available.size == 0:
             return available
         if self.warming_up:
-            with explaining_undeclared_state(self, "_join"):
+            with noting_declarations(type(self)):
                 self._join(available)
             return available
-        with explaining_undeclared_state(self, "_select"):
+        with noting_declarations(type(self)):
             chosen = self._select(available)
         most = None if self.may_exceed_clients_per_round else self.asked_per_round
         return checked_choice(type(self).__name__, chosen, available, most)
@@ -251,7 +251,7 @@ class Selector(SavedState, ABC):
         # The class was checked at its definition, but an instance may set other needs.
         needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
-        with explaining_undeclared_state(self, "_observe"):
+        with noting_declarations(type(self)):
             self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
@@ -271,7 +271,7 @@ class Selector(SavedState, ABC):
             raise ParameterError(f"inform got unknown columns {unknown}. Choose from {sorted(INFORMED)}")
         checked = {name: column_values(name, value, len(clients)) for name, value in columns.items()}
         self._register(clients)
-        with explaining_undeclared_state(self, "_inform"):
+        with noting_declarations(type(self)):
             self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
@@ -329,7 +329,7 @@ class Selector(SavedState, ABC):
         self._add_rows(clients)
         new = clients[~self._registered[clients]]
         if new.size:
-            with explaining_undeclared_state(self, "_admit"):
+            with noting_declarations(type(self)):
                 self._admit(new)
             # Must come after _admit, which may refuse the new clients.
             self._registered[new] = True

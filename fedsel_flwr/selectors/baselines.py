@@ -167,10 +167,8 @@ class RoundRobin(Selector):
     citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     scalar_state: ClassVar[tuple[str, ...]] = ("_next",)
 
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        # The next index in the cycle.
-        self._next = 0
+    # The next index in the cycle.
+    _next: int = 0
 
     def _select(self, available: IntArray) -> IntArray:
         turn = np.roll(available, -int(np.searchsorted(available, self._next)))

@@ -152,14 +152,8 @@ class CSUCB(LatencyRewards):
     citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     scalar_state: ClassVar[tuple[str, ...]] = ("_ideal_fleet",)
 
-    def __init__(
-        self, *, clients_per_round: int, max_latency: Seconds, exploration: float = 1.0, seed: int | None = None
-    ) -> None:
-        super().__init__(
-            clients_per_round=clients_per_round, max_latency=max_latency, exploration=exploration, seed=seed
-        )
-        # K while all K clients were available in every round, 0 after the first absence, -1 before the first round.
-        self._ideal_fleet = -1
+    # K while all K clients were available in every round, 0 after the first absence, -1 before the first round.
+    _ideal_fleet: int = -1
 
     def _join(self, available: IntArray) -> None:
         # The warm-up replaces the opening rounds.

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.pczfl import UtilityOption
@@ -93,8 +92,7 @@ class DivFL(VectorSelector, UtilityOption):
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
-        ParameterError: A parameter is out of range. Later: there are more than ``max_clients`` clients, or their
-            distances do not fit into the machine's memory.
+        ParameterError: A parameter is out of range. Later: there are more than ``max_clients`` clients.
 
     References:
         R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes, Diverse client selection for federated
@@ -178,8 +176,8 @@ class DivFL(VectorSelector, UtilityOption):
         count, old = len(self._known), len(self._between)
         if old != count:
             kept = min(old, count)
-            room = _distance_matrix(count)
-            room[:kept, :kept], room[kept:], room[:, kept:] = self._between[:kept, :kept], 0.0, 0.0
+            room = np.zeros((count, count))
+            room[:kept, :kept] = self._between[:kept, :kept]
             self._between = room
         known, changed = np.flatnonzero(self._known), np.array(sorted(self._changed), dtype=np.int64)
         for start in range(0, changed.size, BLOCK):
@@ -218,14 +216,7 @@ class DivFL(VectorSelector, UtilityOption):
         self._changed.update(self._store_vectors(clients, gradients).tolist())
 
     def _cost_of(self, count: int) -> str:
-        return f" ({_memory(count)})"
-
-    def _add_rows(self, clients: IntArray) -> None:
-        rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
-        if rows > len(self._between):
-            # Refuse early. An allocation costs nothing until it is written to.
-            _distance_matrix(rows)
-        super()._add_rows(clients)
+        return f" (distances of {count:,} clients take {8.0 * count**2 / 2**30:,.2f} GiB)"
 
     def _reset_rows(self, clients: IntArray) -> None:
         super()._reset_rows(clients)
@@ -296,27 +287,3 @@ class _Coverage:
     def _weighted(self, distances: FloatArray) -> FloatArray:
         """Return distances to the covered clients times their weights: u_i min d_ij = min u_i d_ij."""
         return distances if self._weight is None else distances * self._weight  # (4)
-
-
-def _distance_matrix(count: int) -> FloatArray:
-    """Return an uninitialized matrix for the distances of ``count`` clients."""
-    try:
-        return np.empty((count, count))
-    except MemoryError:
-        raise ParameterError(
-            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer clients, "
-            "or use a selector that keeps no distances"
-        ) from None
-
-
-def _memory(count: int) -> str:
-    """Return the memory that distances take, in words.
-
-    >>> _memory(1_000), _memory(100_000)
-    ('distances of 1,000 clients take 7.6 MiB', 'distances of 100,000 clients take 75 GiB')
-    """
-    size, units = 8.0 * count**2, iter(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
-    unit = next(units)
-    while size >= 1024.0 and (larger := next(units, None)):
-        size, unit = size / 1024.0, larger
-    return f"distances of {count:,} clients take {size:,.{0 if size >= 10 else 1}f} {unit}"

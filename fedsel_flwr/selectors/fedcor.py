@@ -383,19 +383,13 @@ def adam(
     """
     evidence = Evidence(samples, weights, noise)
     x = np.array(x, order="C")
-    first, second, held = np.zeros_like(x), np.zeros_like(x), np.empty_like(x)
-    # In place: temporaries of this size would take longer than the arithmetic.
+    first, second = np.zeros_like(x), np.zeros_like(x)
     for step in range(1, steps + 1):
         gradient = evidence.cost(x)[1]
-        first *= FIRST
-        first += np.multiply(gradient, 1.0 - FIRST, out=held)
-        second *= SECOND
-        second += np.multiply(np.square(gradient, out=gradient), 1.0 - SECOND, out=held)
-        np.sqrt(np.divide(second, 1.0 - SECOND**step, out=held), out=held)
-        held += TINY
-        np.divide(first, held, out=held)
-        held *= rate / (1.0 - FIRST**step)
-        x -= held
+        first = FIRST * first + (1.0 - FIRST) * gradient
+        second = SECOND * second + (1.0 - SECOND) * np.square(gradient)
+        length = np.sqrt(second / (1.0 - SECOND**step)) + TINY
+        x = x - first / length * (rate / (1.0 - FIRST**step))
     return x
 
 

@@ -59,7 +59,7 @@ def fair_optimum(
 
     Raises:
         ParameterError: An argument is out of range, no policy meets the fairness, or the program is too large.
-        RunError: SciPy is not installed, or its solver did not finish.
+        RunError: SciPy's solver did not finish.
 
     References:
         Xia et al., equations (23) and (24).
@@ -79,14 +79,8 @@ def fair_optimum(
     value = np.array([mean[list(chosen)].min() if chosen else 0.0 for _, chosen in pairs])  # mu(S), below (14)
     q = _solve(weight, value, pairs, list(chances), share)
     if q is None:
-        present = [sum(chance for e, chance in chances.items() if k in e) for k in range(mean.size)]
-        absent = [k for k in range(mean.size) if share[k] > present[k]]
-        places = sum(chance * min(m, len(e)) for e, chance in chances.items())
         raise ParameterError(
-            f"fairness cannot be met: its sum is {share.sum():.6g}, and with m = {m} the available clients fill "
-            f"{places:.6g} places a round on average"
-            + (f"; clients {absent} are available less often than their fairness" if absent else "")
-            + ". Lower the fairness"
+            f"fairness cannot be met with m = {m} and availability = {availability!r}: got {fairness!r}. Lower it"
         )
     policy: dict[Clients, dict[Clients, float]] = {e: {} for e in chances}
     for (e, chosen), probability in zip(pairs, q.tolist(), strict=True):
@@ -99,13 +93,9 @@ def _solve(
     weight: FloatArray, value: FloatArray, pairs: list[tuple[Clients, Clients]], sets: list[Clients], share: FloatArray
 ) -> FloatArray | None:
     """Solve (23), whose variables are the pairs (e, S); None if no policy meets the fairness."""
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
-    except ImportError as error:
-        raise RunError(
-            "the linear program (23) needs SciPy, which is not installed. Install it with pip install scipy"
-        ) from error
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
     row_of = {e: row for row, e in enumerate(sets)}
     rows = np.array([row_of[e] for e, _ in pairs])
     members = np.array([(k, j) for j, (_, chosen) in enumerate(pairs) for k in chosen], dtype=np.int64).reshape(-1, 2)
@@ -128,21 +118,18 @@ def _available_sets(availability: npt.ArrayLike, num_clients: int, m: int) -> di
     chance_of = _probabilities("availability", availability, num_clients).tolist()
     always, sometimes = chance_of.count(1.0), sum(0.0 < p < 1.0 for p in chance_of)
     sizes = ((math.comb(sometimes, n), always + n) for n in range(sometimes + 1))
-    _check_size(sum(ways * math.comb(size, min(m, size)) for ways, size in sizes))
-    # Clients that are always available get one state, because a second state would double the product.
-    states = [[(k, 1.0)] if p == 1.0 else [(-1, 1.0 - p), (k, p)] for k, p in enumerate(chance_of) if p > 0.0]
-    return {
-        tuple(k for k, _ in outcome if k >= 0): math.prod(p for _, p in outcome) for outcome in sorted(product(*states))
-    }
-
-
-def _check_size(num_variables: int) -> None:
-    """Refuse a program with more than :data:`MAX_VARIABLES` variables, before it takes minutes and memory."""
+    num_variables = sum(ways * math.comb(size, min(m, size)) for ways, size in sizes)
+    # Before it takes minutes and memory.
     if num_variables > MAX_VARIABLES:
         raise ParameterError(
             f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}. Use fewer "
             "clients: about 10 that come and go, or 20 that are always available"
         )
+    # Clients that are always available get one state, because a second state would double the product.
+    states = [[(k, 1.0)] if p == 1.0 else [(-1, 1.0 - p), (k, p)] for k, p in enumerate(chance_of) if p > 0.0]
+    return {
+        tuple(k for k, _ in outcome if k >= 0): math.prod(p for _, p in outcome) for outcome in sorted(product(*states))
+    }
 
 
 def _probabilities(name: str, values: Any, num_clients: int) -> FloatArray:

@@ -50,7 +50,7 @@ def test_conformance(name, check):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_order_of_calls(name):
     """Sequences of inform, probe, select, observe, forget, save, load and newcomers."""
-    check_stateful(VARIANTS[name], sequences=40 if name in names() else 20)
+    check_stateful(VARIANTS[name], sequences=12 if name in names() else 8)
 
 
 @pytest.mark.slow

@@ -143,9 +143,9 @@ class Says(Selector):
         (np.array([True, False, True]), r"got \[True, False, True\]"),
         (np.array([1.0, 2.0]), r"got \[1\.0, 2\.0\]"),
         (["1", "2"], r"got \['1', '2'\]"),
-        ([1, 1000], "1000 is not available"),
-        ([0, 1], "0 is not available"),
-        ([2, 2], "2 is selected 2 times"),
+        ([1, 1000], r"got \[1, 1000\]"),
+        ([0, 1], r"got \[0, 1\]"),
+        ([2, 2], r"different indices .*got \[2, 2\]"),
         ([1, 2, 3], "chose 3 clients, but may choose at most 2"),
     ],
     ids=str,
@@ -171,75 +171,39 @@ def _index(self: Any, *_: Any) -> None:
     self._seen[np.array([0])] += 1
 
 
-def _add(self: Any, *_: Any) -> None:
-    self._seen + np.zeros(self._registered.size)
-
-
-def _look_up(self: Any, *_: Any) -> None:
-    self._table[0] += 1
-
-
 def _read(self: Any, *_: Any) -> None:
     self._missing[0] += 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "held", "cause"),
-    [
-        (_index, {"_seen": np.zeros(0)}, IndexError),
-        (_add, {"_seen": np.zeros(0)}, ValueError),
-        (_look_up, {"_table": {}}, KeyError),
-        (_read, {}, AttributeError),
-    ],
-)
-def test_undeclared_state_is_named_with_class_and_method(fault: Any, held: dict[str, Any], cause: Any) -> None:
-    """In `_admit` the rows are there, but the clients are not registered: only what is never set shows."""
-    everybody, attribute = np.arange(3), next(iter(held), "_missing")
-    for where in ("_probe", "_advance", "_select", "_observe", "_inform", *["_admit"] * (not held)):
-        selector = type("Undeclared", (Random,), {where: fault})(clients_per_round=2)
-        vars(selector).update(held)
-        with pytest.raises(RunError) as refused:  # noqa: PT012
-            selector.inform(everybody)
-            selector.probe(everybody)
-            chosen = selector.select(everybody)
-            selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2))
-        said = str(refused.value)
-        assert said.startswith(f"Undeclared.{where} failed with {cause.__name__}")
-        assert f"self.{attribute}" in said
-        assert f"client_state = {{'{attribute}': 0.0}}" in said
-        assert isinstance(refused.value.__cause__, cause)
+@pytest.mark.parametrize("where", ["_probe", "_advance", "_join", "_select", "_observe", "_inform", "_admit"])
+@pytest.mark.parametrize(("fault", "cause"), [(_index, IndexError), (_read, AttributeError)])
+def test_an_error_in_an_authors_method_says_how_state_is_declared(where: str, fault: Any, cause: Any) -> None:
+    selector = type("Undeclared", (Random,), {where: fault})(clients_per_round=2)
+    selector._seen = np.zeros(0)
+    selector.plan_rounds(warmup_rounds=int(where == "_join"))
+    with pytest.raises(cause) as raised:  # noqa: PT012
+        selector.inform(np.arange(3))
+        selector.probe(np.arange(3))
+        selector.observe(report([True] * len(selector.select(np.arange(3)))))
+    (note,) = raised.value.__notes__
+    assert "If Undeclared did not declare this state" in note
+    assert "client_state = {'_name': 0.0}" in note
 
 
 class Buggy(Random):
-    """Has errors that undeclared state does not explain."""
+    """Raises what it is given."""
 
-    def __init__(self, error: Exception, held: Any) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(clients_per_round=1)
-        self.error, self.held = error, held
+        self.error = error
 
     def _select(self, available: Any) -> Any:
         raise self.error
 
 
-SHORT, LONG = np.zeros(1), np.zeros(4)
-
-
-@pytest.mark.parametrize(
-    ("error", "held"),
-    [
-        (IndexError("no array is kept"), 3.0),
-        (IndexError("the array has a place for everybody"), LONG),
-        (KeyError("as the table has"), dict.fromkeys(range(4))),
-        (ValueError("could not be broadcast, but not for this array"), LONG),
-        (ValueError("of another kind"), SHORT),
-        (AttributeError("of another object", name="size", obj=[]), SHORT),
-        (AttributeError("of nobody knows what"), SHORT),
-        (ParameterError("our own"), SHORT),
-        (OSError("not of Python's making"), SHORT),
-    ],
-    ids=str,
-)
-def test_other_errors_come_as_they_are(error: Exception, held: Any) -> None:
+@pytest.mark.parametrize("error", [ParameterError("our own"), OSError("not of state")], ids=str)
+def test_other_errors_come_as_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as came:
-        Buggy(error, held).select(np.arange(3))
+        Buggy(error).select(np.arange(3))
     assert came.value is error
+    assert not hasattr(error, "__notes__")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import FedSelError, ParameterError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors._vectors import projected
 from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
@@ -233,31 +233,11 @@ def test_a_sketched_selector_keeps_so_many_numbers_and_chooses_like_a_whole_one_
 
 def test_a_forgotten_client_makes_room() -> None:
     selector = told(np.eye(5), max_clients=5)
-    with pytest.raises(ParameterError, match="max_clients = 5 clients, got 6"):
+    with pytest.raises(
+        ParameterError,
+        match=r"max_clients = 5 clients, got 6. .*\(distances of 6 clients take 0.00 GiB\)",
+    ):
         selector.select(np.array([0, 5]))
     assert selector.num_clients == 5
     selector.forget(np.array([1]))
     assert selector.select(np.array([0, 5])).tolist() == [0, 5]
-
-
-def test_more_clients_than_the_machine_can_hold_are_refused_before_anybody_is_asked() -> None:
-    """Five million clients: 182 TiB, more than a process can address."""
-    selector = build(max_clients=10**7)
-    said = "^distances of 5,000,000 clients take 182 TiB, more than this machine has"
-    with pytest.raises(FedSelError, match=said):
-        selector.probe(np.arange(5_000_000))
-    assert selector.num_clients == 0
-
-
-def test_memory_that_runs_out_at_a_choice_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There was room when the clients were registered, and none when their distances are made."""
-    selector = told(np.eye(4))
-
-    def full(*args: Any, **keywords: Any) -> Any:
-        raise MemoryError("Unable to allocate")
-
-    monkeypatch.setattr("fedsel_flwr.selectors.divfl.np.empty", full)
-    with pytest.raises(ParameterError, match="distances of 4 clients take 128 bytes, more than this machine has"):
-        selector.select(np.arange(4))
-    monkeypatch.undo()
-    assert len(selector.select(np.arange(4))) == 2

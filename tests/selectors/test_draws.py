@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsel_flwr.selectors._draws import top
@@ -12,6 +12,7 @@ from fedsel_flwr.selectors._draws import top
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(SPECIAL | st.floats(min_value=-3.0, max_value=3.0), max_size=40),
     st.none() | st.integers(min_value=1, max_value=45),

@@ -118,10 +118,8 @@ def test_policy_is_feasible_and_nothing_is_better(seed: int) -> None:
 @pytest.mark.parametrize(
     ("availability", "fairness", "named"),
     [
-        (1.0, [0.9, 0.9, 0.9], "its sum is 2.7, and with m = 2"),
-        (0.9, [0.95, 0.0, 0.0], r"clients \[0\] are available less often"),
-        ([1.0, 1.0, 0.0], [0.1, 0.1, 0.1], r"clients \[2\]"),
-        (0.0, 0.1, r"clients \[0, 1, 2\]"),
+        (1.0, [0.9, 0.9, 0.9], "fairness cannot be met with m = 2"),
+        (0.9, [0.95, 0.0, 0.0], "fairness cannot be met"),
         (1.5, 0.1, "^availability"),
         ([0.5, 0.5], 0.1, "^availability"),
         (1.0, [0.1, 0.1], "^fairness"),
