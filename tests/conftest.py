@@ -11,15 +11,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-STARTS_RAY = frozenset(
-    f"tests/{name}.py"
-    for name in (
-        "simulations/on_flower/test_app",
-        "test_cli",
-        "test_readme",
-    )
-)
-"""Files whose ordinary tests start Ray: two at a time would take the cores from each other."""
 
 # Before flwr, ray, datasets or torch are imported: they read these at import.
 os.environ.update(
@@ -35,15 +26,10 @@ os.environ.update(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (``-n 2``) a file's tests stay with one of them, and so do all files that start Ray."""
-    from xdist.scheduler import LoadScopeScheduling
+    """With several workers (``-n 2``) a file's tests stay with one of them."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "Ray" if file in STARTS_RAY else file
-
-    return ByFile(config, log)
+    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

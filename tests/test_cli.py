@@ -60,7 +60,11 @@ def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 # ---- without a run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["list"], ["run", "smoke", "--engine", "vectorized"]], ids=lambda argv: argv[0])
+@pytest.mark.parametrize(
+    "argv",
+    [["list"], pytest.param(["run", "smoke", "--engine", "vectorized"], marks=pytest.mark.slow)],
+    ids=lambda argv: argv[0],
+)
 def test_a_command_whose_reader_goes(argv: list[str], own_folder: Path) -> None:
     """As ``fedsel list | head -1``; a run goes on."""
     process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Every program and every command of README.md and docs/ runs as printed, except where a comment above it says why not.
 
-The ordinary run has the README and the page on Flower projects; those of the other pages have the mark ``pages``.
+The ordinary run has the README and the page on Flower projects, but for what starts Ray; the rest has the mark
+``pages``.
 Python's slow imports are taken from :mod:`tests.warm`.
 """
 
@@ -61,7 +62,7 @@ def is_code(block: Block) -> bool:
 
 
 RUN = [
-    block if block.page in FIRST else pytest.param(block, marks=pytest.mark.pages)
+    pytest.param(block, marks=[pytest.mark.pages] * (block.page not in FIRST or "run_simulation" in block.text))
     for block in BLOCKS
     if is_code(block) and not block.not_run and block.page not in ELSEWHERE and not block.page.startswith(PAPERS)
 ]

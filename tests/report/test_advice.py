@@ -164,7 +164,6 @@ def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(facts["selectors"][0]["saving"]) == ["50", "60"]
     same = report.advise(table, rounds=60)
     assert facts == same.facts()
-    assert facts != report.advise(table, rounds=60, seed=2).facts()
     options = ["--clients-per-round", "6", "--max-latency", "15", "--rounds", "4", "--seed", "3"]
     assert main(["advise", str(table), *options]) == 0
     assert "60 clients, 6 per round;" in (text := capsys.readouterr().out)

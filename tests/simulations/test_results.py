@@ -140,7 +140,7 @@ def test_wherever_the_disk_fills_up_it_is_one_line(tmp_path: Path, capfd: pytest
     """From no room for the scenario to no room for the picture: one line, and every round that was written."""
     whole = {name: simulate(smoke(12, selector=name)).history.rounds for name in ("bsfl", "random")}
     seen = set()
-    for pages in (1, 4, 9, 10, 12, 14, 16, 20, 23, 64, 256, 1024):
+    for pages in (1, 9, 12, 16, 23, 64, 1024):
         with small_disk(tmp_path / str(pages), pages) as disk:
             argv = ["compare", "smoke", "--rounds", "12", "--selectors", "bsfl,random", "--seeds", "1", "--runs-dir"]
             status = main([*argv, str(disk / "runs")])
@@ -313,9 +313,9 @@ def test_the_models_that_the_filter_kept(tmp_path: Path) -> None:
 
 def test_the_figures_of_table_and_picture_follow_from_the_files(tmp_path: Path) -> None:
     table = compare(
-        digits(target_accuracy=0.6, per_class_accuracy=False), ["bsfl", "random"], seeds=2, folder=tmp_path
+        digits(target_accuracy=0.6, per_class_accuracy=False), ["bsfl", "random"], seeds=1, folder=tmp_path
     ).table()
-    assert len(table) == 4
+    assert len(table) == 2
     assert (tmp_path / "rounds.png").stat().st_size > 10_000
     for _, line in table.iterrows():
         folder = tmp_path / f"{line['selector']}-seed{line['seed']}"

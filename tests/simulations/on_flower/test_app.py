@@ -249,7 +249,11 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("selector", "config"),
     [
-        ("bsfl", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL),
+        pytest.param(
+            "bsfl",
+            {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL,
+            marks=[SLOW, pytest.mark.e2e_ci],
+        ),
         pytest.param("gpfl", {"rounds": 6, "api": "message"}, marks=SLOW),
         pytest.param("fedcm-ts", {"rounds": 6, "api": "message"}, marks=SLOW),
         pytest.param("pczfl", {"selectors__pczfl__warmup_rounds": 2, "clients__energy_score_low": 0.5}, marks=SLOW),

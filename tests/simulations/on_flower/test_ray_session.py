@@ -235,7 +235,7 @@ servers["gcs_server"].kill()
     ("victim", "said"),
     [
         ("raylet", "raylet ended"),
-        ("head", r"the head of the cluster at 127\.0\.0\.1:\d+ is gone: .*refused"),
+        pytest.param("head", r"the head of the cluster at 127\.0\.0\.1:\d+ is gone: .*refused", marks=pytest.mark.slow),
         ("flower", ""),  # after the rounds Ray may end
     ],
 )
