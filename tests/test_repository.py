@@ -59,48 +59,6 @@ def test_link_is_relative_and_points_into_the_package(name: str) -> None:
     assert (ROOT / name / "__init__.py").samefile(PACKAGE / name / "__init__.py")
 
 
-@in_checkout
-def test_ruff_leaves_the_links_out() -> None:
-    show = (sys.executable, "-m", "ruff", "check", "--show-files")
-    listed = {Path(line).relative_to(ROOT).as_posix() for line in output_of(*show).splitlines()}
-    assert package_files(".py") <= listed
-    assert under_a_link(listed) == []
-    named_outright = subprocess.run([*show, *LINKS], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ".py" not in named_outright.stdout
-
-
-def test_mypy_leaves_the_links_out() -> None:
-    from mypy.config_parser import parse_config_file
-    from mypy.find_sources import create_source_list
-    from mypy.fscache import FileSystemCache
-    from mypy.options import Options
-
-    options = Options()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        parse_config_file(options, lambda: None, str(ROOT / "pyproject.toml"))
-        configured = create_source_list(options.files, options, FileSystemCache())
-        everything = create_source_list(["."], options, FileSystemCache())
-    assert {os.path.relpath(source.path, ROOT) for source in configured} == package_files(".py")
-    assert under_a_link({os.path.normpath(source.path) for source in everything}) == []
-
-
-def test_pytest_leaves_the_links_out(tmp_path: Path) -> None:
-    # our settings over a tree of the same shape: collecting the real one would import torch and Flower once more
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    example = '"""\n>>> 1 + 1\n2\n"""\n\n\ndef test_example() -> None:\n    pass\n'
-    for name in LINKS:
-        for file in (tmp_path / "fedsel_flwr" / name / "core.py", tmp_path / "tests" / name / "test_core.py"):
-            file.parent.mkdir(parents=True)
-            file.write_text(example)
-        (tmp_path / name).symlink_to(f"fedsel_flwr/{name}")
-    command = (sys.executable, "-m", "pytest", "--collect-only", "-q", ".")
-    collected = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
-    paths = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
-    expected = {f"fedsel_flwr/{name}/core.py" for name in LINKS} | {f"tests/{name}/test_core.py" for name in LINKS}
-    assert paths == expected, collected
-
-
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist, built with the backend that is installed."""
@@ -242,51 +200,3 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if requirement.name == project["name"]:
             continue
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
-    return subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_ci_leaves_the_pages_out_only_if_git_says_that_none_has_changed(tmp_path: Path) -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    (function,) = re.findall(r"^pages_changed\(\) .*?^}\n", script, re.MULTILINE | re.DOTALL)
-    (paths,) = re.findall(r"^PAGES=\(.*?^\)\n", script, re.MULTILINE | re.DOTALL)
-    question = f"set -euo pipefail\n{function}{paths}if pages_changed; then echo yes; else echo no; fi"
-
-    def changed(folder: Path, **own: str) -> str:
-        environment = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(tmp_path), **own}
-        done = subprocess.run(["bash", "-c", question], cwd=folder, capture_output=True, text=True, env=environment)
-        return done.stdout.strip() + done.stderr
-
-    def commit(folder: Path, name: str) -> str:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("text")
-        git(folder, "add", ".")
-        git(folder, "commit", "-m", name)
-        return git(folder, "rev-parse", "HEAD")
-
-    assert changed(tmp_path) == "yes"
-    origin, clone, shallow = (tmp_path / name for name in ("origin", "clone", "shallow"))
-    git(tmp_path, "init", "origin")
-    first, _ = commit(origin, "docs/page.md"), commit(origin, "fedsel_flwr/cli.py")
-    for words in ((), ("--depth=1",)):
-        git(tmp_path, "clone", *words, origin.as_uri(), str(shallow if words else clone))
-    # The main branch in a new clone, a shallow clone, and a commit that is not there.
-    assert [changed(folder) for folder in (clone, shallow)] == ["yes", "yes"]
-    assert changed(shallow, BASE=first) == "yes"
-    assert changed(clone, BASE=first) == "no"
-    # A branch: its own commits count, not those of the main branch.
-    git(clone, "checkout", "-b", "branch")
-    commit(clone, "tests/test_cli.py")
-    assert changed(clone) == "no"
-    commit(origin, "docs/another.md")
-    git(clone, "fetch")
-    assert changed(clone) == "no"
-    commit(clone, "README.md")
-    assert changed(clone) == "yes"
-    # What is not committed counts as well.
-    git(clone, "reset", "--hard", "HEAD^")
-    (clone / "docs" / "new.md").write_text("text")
-    assert changed(clone) == "yes"

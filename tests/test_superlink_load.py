@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from flwr.proto import fleet_pb2
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -33,76 +32,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load("superlink_load")
 
 
-def _row(node: int, *, completed: bool = True, problem: str = "", timed_out: bool = False) -> dict[str, Any]:
-    return {"client_id": str(node), "completed": completed, "problem": problem, "timed_out": timed_out}
-
-
-def _failed(node: int, problem: str, *, timed_out: bool = False) -> dict[str, Any]:
-    return _row(node, completed=False, problem=problem, timed_out=timed_out)
-
-
-GONE = "node unavailable: its SuperNode stopped reporting"
 STANDSTILL_S = 10.0
 """On a machine that stands still messages are lost: a SuperLink gives up nodes, a node requests. It is asked again."""
-RAISED = "exception: RuntimeError: the battery is empty"
-
-
-@pytest.mark.parametrize(
-    ("rows", "did", "kinds"),
-    [
-        ([_row(1), _failed(2, RAISED)], {1: "answered", 2: "failed"}, {"answers": 1, "failures": 1}),
-        ([_failed(3, GONE), _failed(4, GONE)], {3: "left"}, {"left": 2}),
-        ([_failed(3, GONE), _failed(4, GONE)], {3: "answered", 4: "failed"}, {"left": 2}),  # just before, or when back
-        ([_failed(1, "no answer within 9 s", timed_out=True)], {1: "answered"}, {"timeouts": 1}),
-        ([_failed(1, "no answer within 9 s", timed_out=True)], {1: "left while sending"}, {"left": 1}),
-        ([_failed(1, GONE)], {1: "answered"}, {"lost": 1}),  # it never left
-        ([], {1: "answered"}, {"lost": 1}),
-        ([_row(1)], {}, {"wrong": 1}),
-        ([_row(1)], {1: "failed"}, {"wrong": 1}),
-        ([_failed(1, "exception: OSError: disk")], {1: "answered"}, {"wrong": 1}),
-        ([_row(1), _row(1)], {1: "answered"}, {"answers": 2, "wrong": 1}),
-    ],
-)
-def test_each_selected_client_is_compared_with_its_node(
-    script: Any, rows: list[dict[str, Any]], did: dict[int, str], kinds: dict[str, int]
-) -> None:
-    works = [script.Work(node, 1, 1.0, outcome) for node, outcome in did.items()]
-    rows = [*rows, _row(9)]
-    works.append(script.Work(9, 1, 1.0, "answered"))
-    found, lines = script.compared([{"round": 1, "clients": rows}], works, {(1, 3), (1, 4)})
-    found["answers"] -= 1
-    assert +found == kinds
-    assert len(lines) == kinds.get("lost", 0) + kinds.get("wrong", 0)
-
-
-def test_a_message_that_was_received_twice_is_wrong(script: Any) -> None:
-    works = [script.Work(1, 1, 1.0, "answered")] * 2
-    found, (line,) = script.compared([{"round": 1, "clients": [_row(1)]}], works, set())
-    assert found["wrong"] == 1
-    assert "2 times" in line
-
-
-def test_a_fleet_notes_each_round_in_which_a_node_was_away(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(*_: Any) -> Any:
-        return fleet_pb2.ActivateNodeResponse(node_id=7)
-
-    async def scene() -> set[tuple[int, int]]:
-        fleet = script.Fleet("127.0.0.1:1", 1, script.Behaviour(leaving=0.0))
-        (node,) = fleet.nodes
-        monkeypatch.setattr(node, "_call", answer)
-        await node.register()
-        fleet.begin(1)
-        fleet.begin(2)
-        await node.leave(1, 0.0)  # so late that the next round has begun
-        fleet.begin(3)
-        async with asyncio.timeout(5.0):
-            while node.away:
-                await asyncio.sleep(0.0)
-        fleet.begin(4)
-        await fleet.disconnect()
-        return fleet.left
-
-    assert asyncio.run(scene()) == {(1, 7), (2, 7), (3, 7)}
 
 
 @pytest.mark.e2e

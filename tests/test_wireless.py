@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -113,13 +112,6 @@ def test_wrong_inputs_name_the_argument() -> None:
             CHANNEL.transfer_time(*arguments)
     with pytest.raises(ParameterError, match=r"^airtime_s must"):
         CHANNEL.transmit_energy(-1.0)
-
-
-def test_frozen_and_keyword_only() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CHANNEL.bandwidth_hz = 1.0  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        OFDMAChannel(15e3)  # type: ignore[call-arg]
 
 
 # ---- the cell's random draws -----------------------------------------------------------------------------------------

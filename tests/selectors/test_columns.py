@@ -12,7 +12,6 @@ import pytest
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, RoundReport, columns, names
 from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, column_values
-from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.testing.random_rounds import nonfinite_key
 from tests.golden.make_traces import selector_under_trace
 
@@ -26,20 +25,6 @@ def report(**optional: Any) -> RoundReport:
 
 def test_a_report_has_a_field_for_each_reported_column() -> None:
     assert {field.name for field in fields(RoundReport)} == REPORTED | {"clients", "completed"}
-
-
-def test_the_sets_are_what_the_design_says() -> None:
-    numbers = {"num_examples", "energy_score", "accuracy", "loss", "batch_loss", "local_accuracy", "rms_loss"}
-    assert numbers | {"gradient", "sketch"} == INFORMED
-    assert {"batch_loss"} == INFORMED - REPORTED
-    assert {"gradient", "sketch", "update"} == columns.VECTORS
-    assert {"global_accuracy", "global_loss"} == columns.SCALARS
-    assert {"kept", "spare", "first"} == columns.FLAGS
-    assert {"kept", "accuracy", "global_accuracy", "global_loss"} == columns.ON_VALIDATION
-    assert {"projection", "update", "accuracy", "kept"} == columns.PER_UPDATE
-    assert {"accuracy", "projection", "update"} == columns.MEASURED
-    asked = {"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"}
-    assert asked == columns.PROBED == columns.ASKED
 
 
 @pytest.mark.parametrize("name", RANGED)
@@ -127,17 +112,3 @@ def test_numbers_beyond_their_range_are_refused_before_anybody_learns_of_them(na
     value = np.full((1, 2) if name in columns.VECTORS else 1, 1e300)
     with pytest.raises(ParameterError, match=f"^{name} must lie in"):
         Random(clients_per_round=1).inform(np.array([0]), **{name: value})
-
-
-def test_what_the_papers_ask_of_the_strategy() -> None:
-    unweighted = ("gpfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "fedcor")
-    assert [selector_class(name).paper_options for name in unweighted] == [{"averaging": "mean"}] * len(unweighted)
-    for name in ("fedcm-ucb", "fedcm-ts"):
-        assert selector_class(name).paper_options == {"filter": "loss", "averaging": "fedpdp"}
-    assert not any(selector_class(name).paper_options for name in ("bsfl", "cs-ucb", "divfl", "oort", "random", "tifl"))
-
-
-def test_what_the_papers_cannot_do_without() -> None:
-    assert all(selector_class(name).requires == {"energy_score"} for name in ("lsh", "nccb", "pczfl"))
-    assert selector_class("rpow-d").requires == {"train_loss"}
-    assert not selector_class("active-fl").requires

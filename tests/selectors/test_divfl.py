@@ -67,36 +67,6 @@ def test_rounds_with_the_utility_by_hand() -> None:
         assert selector.select(np.arange(4)).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_choice_with_the_utility_is_the_brute_force_greedy_one(seed: int) -> None:
-    """Random availability, failures and missing scores, weight .3; 40 rounds each, some clients with utility 0."""
-    rng = np.random.default_rng(seed)
-    gradients = {k: rng.normal(size=5).tolist() for k in range(9)}
-    selector = told(list(gradients.values()), clients_per_round=3, seed=seed, accuracy_weight=0.3)
-    utility = dict.fromkeys(gradients, 0.0)
-    for k in range(7):
-        accuracy, score = rng.random(2)
-        selector.inform(np.array([k]), accuracy=np.array([accuracy]), energy_score=np.array([score]))
-        utility[k] = 0.3 * accuracy + 0.7 * score
-    decided = 0
-    for _ in range(40):
-        available = np.flatnonzero(rng.random(9) < 0.8)
-        chosen = selector.select(available)
-        sets = greedy(gradients, available.tolist(), 3, utility)
-        assert frozenset(chosen.tolist()) in sets
-        decided += sets.isdisjoint(greedy(gradients, available.tolist(), 3))
-        completed = rng.random(chosen.size) < 0.8
-        fresh, accuracies, scores = rng.normal(size=(chosen.size, 5)), rng.random(chosen.size), rng.random(chosen.size)
-        selector.observe(
-            report(chosen, failed=chosen[~completed], gradient=fresh, accuracy=accuracies, energy_score=scores)
-        )
-        for k, g, a, e in zip(
-            chosen[completed], fresh[completed], accuracies[completed], scores[completed], strict=True
-        ):
-            gradients[int(k)], utility[int(k)] = g.tolist(), 0.3 * a + 0.7 * e
-    assert decided > 15  # the weights matter
-
-
 def test_everybody_is_asked_and_who_gives_no_gradient_three_times() -> None:
     """Client 3 never answers, and fills the choice only; newcomer 4 is asked when it comes."""
     selector = build(clients_per_round=3)

@@ -148,29 +148,6 @@ def test_rounds_with_the_utility_by_hand() -> None:
         assert selector.select(everybody).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-def test_the_largest_utilities_among_the_candidates_are_chosen(weight: float) -> None:
-    """100 rounds with failures and new clients, all of them candidates; the oracle keeps what each client said last."""
-    rng = np.random.default_rng(2)
-    selector, last = build(clients_per_round=3, accuracy_weight=weight), dict[int, tuple[float, float]]()
-    for number in range(100):
-        available = np.flatnonzero(rng.random(8 if number < 50 else 12) < 0.7)
-        chosen = selector.select(available).tolist()
-        utility = {k: weight * a + (1 - weight) * e for k in available.tolist() for a, e in [last.get(k, (0.0, 0.0))]}
-        rest = [utility[k] for k in utility if k not in chosen]
-        assert len(chosen) == min(3, available.size)
-        assert not rest or min((utility[k] for k in chosen), default=1.0) >= max(rest) - 1e-12
-        failed = [k for k in chosen if rng.random() < 0.2]
-        said = {k: (float(rng.random()), float(rng.random())) for k in chosen}
-        selector.observe(
-            rounds.report(
-                chosen, failed=failed, accuracy={k: a for k, (a, _) in said.items() if k not in failed},
-                energy_score={k: e for k, (_, e) in said.items() if k not in failed},
-            )
-        )  # fmt: skip
-        last |= {k: both for k, both in said.items() if k not in failed}
-
-
 def test_a_dead_client_keeps_the_largest_utility() -> None:
     """So strategies must exclude it for some rounds; without the utility a client is asked, and does not answer."""
     selector = build(clients_per_round=1, accuracy_weight=0.5)
