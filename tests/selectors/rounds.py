@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -53,13 +52,3 @@ def frozen(selector: Any, available: Iterable[int]) -> Callable[[], list[int]]:
         return list(selector.select(here).tolist())
 
     return choose
-
-
-def quickest(act: Callable[[], Any]) -> float:
-    """The least processor time of three tries, in seconds."""
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        act()
-        times.append(time.process_time() - start)
-    return min(times)

@@ -48,7 +48,7 @@ def test_a_round_by_hand() -> None:
     selector = informed(
         {0: 1.0, 1: 0.5, 2: 2.5, 3: 0.25}, {0: 4, 1: 9, 2: 1, 3: 16}, dropped=0.5, temperature=1.0, uniform=0.5
     )
-    counts = frequencies(lambda: selector.select(np.arange(4)).tolist(), 2000)
+    counts = frequencies(lambda: selector.select(np.arange(4)).tolist(), 1000)
     by_hand = {(0, 2): 1 / 3, (1, 2): 0.2075, (2, 3): 0.2075, (0, 1): 0.1258, (0, 3): 0.1258}
     assert p_value(counts, {frozenset(members): chance for members, chance in by_hand.items()}) > 1e-3
 
@@ -70,7 +70,7 @@ def test_the_draws_follow_the_formula(available: Sequence[int], m: int, a1: floa
     losses = {0: 0.9, 1: 0.2, 2: 1.4, 3: 0.6, 4: 0.45, 5: 0.1, 6: 0.3}
     value = {k: math.sqrt(sizes[k]) * losses[k] for k in available}
     selector = informed(losses, sizes, clients_per_round=m, dropped=a1, temperature=a2, uniform=a3)
-    counts = frequencies(lambda: selector.select(np.array(available)).tolist(), 2000)
+    counts = frequencies(lambda: selector.select(np.array(available)).tolist(), 1000)
     assert p_value(counts, chances(value, m, a1, a2, a3)) > 1e-3
 
 
@@ -86,7 +86,7 @@ def test_a_round_with_the_utility_by_hand() -> None:
     selector.inform(everybody, num_examples=np.array([4.0, 9.0, 1.0, 16.0]), loss=np.array([0.0, 9.0, 0.0, 9.0]))
     selector.inform(everybody, energy_score=np.array([0.9, 0.5, 0.7, 0.3]), accuracy=np.full(4, 0.1))
     assert selector.probe(everybody) is None
-    counts = frequencies(lambda: selector.select(everybody).tolist(), 2000)
+    counts = frequencies(lambda: selector.select(everybody).tolist(), 1000)
     by_hand = {(0, 2): 1 / 3, (0, 1): 0.2437, (0, 3): 0.2437, (1, 2): 0.0896, (2, 3): 0.0896}
     assert p_value(counts, {frozenset(members): chance for members, chance in by_hand.items()}) > 1e-3
 

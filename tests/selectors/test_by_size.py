@@ -10,17 +10,17 @@ import pytest
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RandomBySize
 
-ROUNDS = 8_000
+ROUNDS = 4_000
 
 
 @pytest.mark.parametrize(
     ("replacement", "available", "expected", "within"),
     [
-        # 16,000 draws with p = .1, .2, .3, .4, standard error at most .0039; among clients 1 and 3 p = 2/6, 4/6
-        (True, [0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], 0.015),
-        (True, [3, 1], [0.0, 1 / 3, 0.0, 2 / 3], 0.015),
+        # 8,000 draws with p = .1, .2, .3, .4, standard error at most .0055; among clients 1 and 3 p = 2/6, 4/6
+        (True, [0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], 0.021),
+        (True, [3, 1], [0.0, 1 / 3, 0.0, 2 / 3], 0.021),
         # client 3 is in a pair with .4 + .1 * 4/9 + .2 * 4/8 + .3 * 4/7 = .7159, client 0 with .2345, by the same sum
-        (False, [0, 1, 2, 3], [0.1173, 0.2206, 0.3042, 0.3580], 0.012),
+        (False, [0, 1, 2, 3], [0.1173, 0.2206, 0.3042, 0.3580], 0.017),
     ],
 )
 def test_shares_of_the_draws(replacement: bool, available: list[int], expected: list[float], within: float) -> None:

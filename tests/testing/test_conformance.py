@@ -335,8 +335,7 @@ def test_the_suite_runs_every_check_of_the_package() -> None:
 QUICK = [check for check in CHECKS if check not in (check_spawned_process, check_many_clients)]
 """The others take a second each whatever the number is, and play it in the suite's own tests."""
 SELECTORS: dict[str, dict[str, Any]] = {
-    "active-fl": {}, "bsfl": {"min_latency": 0.1}, "cs-ucb": {"max_latency": 5.0}, "gpfl": {"total_rounds": 100},
-    "lsh": {}, "power-of-choice": {}, "tifl": {},
+    "bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 100}, "power-of-choice": {}, "tifl": {},
 }  # fmt: skip
 
 

@@ -41,12 +41,10 @@ def offline(client_id: str, number: int, seconds: float) -> bool:
 
 PLAYED: list[tuple[Any, ...]] = [
     (paper, "legacy", "CSUCBQ"),
-    (paper, "legacy", "PCZFL"),
     (paper, "message", "FedCA"),
     (paper, "message", "GPFL"),
     (paper, "legacy", "CSUCB", "Krum"),
     (paper, "message", "BSFL", "FedAdam"),
-    (paper, "message", "FedCM", "DP"),
     (wrapped, "legacy", "gpfl", "Krum"),
     (wrapped, "message", "fedcm-ts", "FedAdam"),
     (wrapped, "message", "random-by-size", "DP"),

@@ -181,6 +181,7 @@ def die(number: int, _shared: None, _report: Report) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_told_of() -> None:
     with pytest.raises(RunError, match="a worker process was killed, perhaps because memory ran out"):
         list(Processes(2, threads=1).map(die, [0, 1], ["zero", "one"]))
