@@ -110,7 +110,8 @@ def _check(finding: Finding) -> list[str]:
     reading = f" ({check.reading})" if check.reading else ""
     says = f"{check.says}{reading}: {comparison.left} {RELATIONS[check.relation]} {comparison.right}"
     sign = "x " if comparison.is_ratio else "difference "
-    estimate = f"{sign}{_number(finding.estimate)} ({_number(finding.low)} to {_number(finding.high)})"
+    effect = finding.effect
+    estimate = f"{sign}{_number(effect.estimate)} ({_number(effect.low)} to {_number(effect.high)})"
     return [says, estimate if comparison.paper is None else f"{estimate}; in the paper {_number(comparison.paper)}"]
 
 

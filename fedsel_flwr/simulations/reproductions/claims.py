@@ -62,49 +62,50 @@ class Finding:
 
     Attributes:
         comparison: The comparison.
-        estimate: Geometric mean of the ratios, or mean of the differences.
-        low: Lower end of the interval; NaN with fewer than two seeds.
-        high: Upper end of the interval.
+        effect: The paired effect of the two arms.
         p: Two-sided p-value after Holm's correction; NaN for a claim of equality.
         left: Mean of the left arm.
         right: Mean of the right arm, or the number.
-        seeds: Number of seeds.
         word: The word.
         seeds_needed: For "not settled", the number of seeds that would probably do; infinity if it is above
             :data:`MAX_SEEDS`, NaN if it is unknown.
-        is_small: Whether the whole interval of a ratio is inside the margin of equality.
     """
 
     comparison: Comparison
-    estimate: float
-    low: float
-    high: float
+    effect: PairedEffect
     p: float
     left: float
     right: float
-    seeds: int
     word: Word = "not settled"
     seeds_needed: float = math.nan
-    is_small: bool = False
+
+    @property
+    def null(self) -> float:
+        """The ratio, or the difference, of equal arms."""
+        return 1.0 if self.comparison.is_ratio else 0.0
 
     @property
     def is_contrary(self) -> bool:
         """Whether the estimate is on the other side of the null than the claim; False for a claim of equality."""
-        null = 1.0 if self.comparison.is_ratio else 0.0
-        relation = self.comparison.check.relation
-        return self.estimate >= null if relation == "below" else relation == "above" and self.estimate <= null
+        relation, estimate = self.comparison.check.relation, self.effect.estimate
+        return estimate >= self.null if relation == "below" else relation == "above" and estimate <= self.null
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the whole interval of a ratio is inside the margin of equality."""
+        return self.effect.is_ratio and self.effect.is_within(1 + self.comparison.check.margin)
 
     def facts(self) -> dict[str, Any]:
         """Return the finding's columns of :data:`CHECK_COLUMNS`. Unknown numbers are empty."""
         check, one = self.comparison.check, self.comparison
         numbers = {
-            "left_mean": self.left, "right_mean": self.right, "estimate": self.estimate, "low": self.low,
-            "high": self.high, "paper": one.paper, "p": self.p, "seeds_needed": self.seeds_needed,
+            "left_mean": self.left, "right_mean": self.right, "estimate": self.effect.estimate, "low": self.effect.low,
+            "high": self.effect.high, "paper": one.paper, "p": self.p, "seeds_needed": self.seeds_needed,
         }  # fmt: skip
         return {
             "reading": check.reading, "check": check.says, "outcome": check.outcome, "left": one.left,
             "relation": check.relation, "right": one.right, "compared_as": "ratio" if one.is_ratio else "difference",
-            "seeds": self.seeds, "word": self.word, "within_margin": self.is_small,
+            "seeds": self.effect.pairs, "word": self.word, "within_margin": self.is_small,
             **{name: "" if value is None or math.isnan(value) else f"{value:.4g}" for name, value in numbers.items()},
         }  # fmt: skip
 
@@ -150,22 +151,26 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
         return FigureVerdict(word="illustration")
     raw = [_measure(one, values) for one in figure.comparisons()]
     # One correction for all readings, because all of them are looked at.
-    corrected = holm([finding.p for finding, _ in raw if finding.comparison.check.relation != "equal"])
+    corrected = holm([finding.p for finding in raw if finding.comparison.check.relation != "equal"])
     remaining, count = iter(corrected), len(corrected)
     findings = []
-    for finding, effect in raw:
+    for finding in raw:
         p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
         # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
         factor = p / finding.p if finding.p > 0 and p < 1 else count
-        findings.append(_with_word(replace(finding, p=p), effect, figure.shortened != "", factor))
+        finding = replace(finding, p=p)
+        word = _word(finding)
+        if figure.shortened and word == "reproduced":
+            word = "direction only"
+        seeds = _seeds_needed(finding, factor) if word == "not settled" else math.nan
+        findings.append(replace(finding, word=word, seeds_needed=seeds))
     own = {
         reading: [one for one in findings if one.comparison.check.reading in (EVERY, reading)]
         for reading in figure.readings
     }
     words = {reading: min((one.word for one in found), key=WORST_FIRST.index) for reading, found in own.items()}
-    several, word = words if len(words) > 1 else None, next(iter(words.values()))
-    if len(set(words.values())) > 1:
-        word = "setting not given"
+    several = words if len(words) > 1 else None
+    word = next(iter(words.values())) if len(set(words.values())) == 1 else "setting not given"
     needed = [_seeds_of_figure([one for one in found if one.word == "not settled"]) for found in own.values()]
     seeds = float(np.max(needed)) if word == "not settled" else math.nan
     # Each reading is a block of the table. Checks of all readings come first.
@@ -189,55 +194,33 @@ def _values(arm: ArmName, outcome: str, values: Lookup) -> dict[int, float]:
     return {seed: value - sum(other[seed] for other in rest) for seed, value in first.items()}
 
 
-def _measure(comparison: Comparison, values: Lookup) -> tuple[Finding, PairedEffect]:
-    """Return the finding with its p-value before correction, and the paired effect of the two arms."""
+def _measure(comparison: Comparison, values: Lookup) -> Finding:
+    """Return the finding with its p-value before correction."""
     outcome, other = comparison.check.outcome, comparison.right
     left = _values(comparison.left, outcome, values)
     right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
     (effect,) = paired_effects({"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio)
-    finding = Finding(
+    return Finding(
         comparison=comparison,
-        estimate=effect.estimate,
-        low=effect.low,
-        high=effect.high,
+        effect=effect,
         # Without an interval there is no t-test.
         p=math.nan if math.isnan(effect.low) else effect.p,
         left=float(np.mean([left[seed] for seed in effect.seeds])),
         right=float(np.mean([right[seed] for seed in effect.seeds])),
-        seeds=effect.pairs,
-        is_small=effect.is_ratio and effect.is_within(1 + comparison.check.margin),
     )
-    return finding, effect
-
-
-def _with_word(finding: Finding, effect: PairedEffect, is_shortened: bool, factor: float) -> Finding:
-    """Return the finding with its word, and with the seeds that would settle it."""
-    word = _word(finding)
-    if is_shortened and word == "reproduced":
-        word = "direction only"
-    seeds = _seeds_needed(finding, effect, factor) if word == "not settled" else math.nan
-    return replace(finding, word=word, seeds_needed=seeds)
-
-
-def _margin(finding: Finding) -> tuple[float, float]:
-    """Return the ends of the margin of equality."""
-    margin = finding.comparison.check.margin
-    return (1 / (1 + margin), 1 + margin) if finding.comparison.is_ratio else (-margin, margin)
 
 
 def _word(finding: Finding) -> Word:
-    check = finding.comparison.check
-    if math.isnan(finding.low):
+    check, low, high, null = finding.comparison.check, finding.effect.low, finding.effect.high, finding.null
+    if math.isnan(low):
         return "not settled"
     if check.relation == "equal":
-        low, high = _margin(finding)
-        inside, outside = low <= finding.low and finding.high <= high, finding.high < low or finding.low > high
+        margin = check.margin
+        least, most = (1 / (1 + margin), 1 + margin) if finding.comparison.is_ratio else (-margin, margin)
+        inside, outside = least <= low and high <= most, high < least or low > most
         return "reproduced" if inside else "not seen" if outside else "not settled"
-    null = 1.0 if finding.comparison.is_ratio else 0.0
     # An end at the null excludes the claim, because the claim is a strict inequality.
-    claimed, against = finding.high < null, finding.low >= null
-    if check.relation == "above":
-        claimed, against = finding.low > null, finding.high <= null
+    claimed, against = (high < null, low >= null) if check.relation == "below" else (low > null, high <= null)
     if claimed and finding.p <= LEVEL:
         return "reproduced" if _has_paper_size(finding) else "direction only"
     return "not seen" if against else "not settled"
@@ -248,19 +231,19 @@ def _has_paper_size(finding: Finding) -> bool:
     paper = finding.comparison.paper
     if paper is None:
         return True
-    near = abs(finding.estimate - paper) <= TOLERANCE * abs(paper)
-    return near or finding.low <= paper <= finding.high
+    effect = finding.effect
+    return abs(effect.estimate - paper) <= TOLERANCE * abs(paper) or effect.low <= paper <= effect.high
 
 
-def _seeds_needed(finding: Finding, effect: PairedEffect, factor: float) -> float:
+def _seeds_needed(finding: Finding, factor: float) -> float:
     """Return the number of seeds at which the same mean and spread would settle the check.
 
     Args:
         finding: The finding.
-        effect: Its paired effect.
         factor: Factor of Holm's correction. It counts only in the claimed direction, because an interval without
             correction excludes a claim.
     """
+    effect = finding.effect
     if effect.pairs < 3 or math.isnan(effect.low):
         return math.nan
     from scipy.stats import t

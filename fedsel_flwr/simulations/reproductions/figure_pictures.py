@@ -63,12 +63,12 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
         The file; None if the figure has no picture, or no run has finished.
     """
     wanted, path = figure.picture, folder / f"{figure.name}.png"
-    if wanted.curve == BALLS:
+    if BALLS in wanted.curves:
         panels = _ball_panels(figure, results)
         labels = ["ball on the Pareto front", "other ball with a client", "client"]
         return save_picture(panels, path, labels=labels) if panels else None
     cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
-    curves, outcomes = wanted.drawn_curves, wanted.drawn_outcomes
+    curves, outcomes = wanted.curves, wanted.outcomes
     arms = list(figure.arms)
     styles = list(charts.selector_styles(arms).values())
     # A bound has the colour of its arm.
@@ -106,9 +106,9 @@ def _title(name: str) -> list[str]:
 def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
     """Return the arms with finished runs in a cell."""
     wanted = figure.picture
-    if wanted.drawn_curves:
-        return [arm for arm in figure.arms if results.curves(wanted.drawn_curves[0], arm, cell)]
-    return [arm for arm in figure.arms for name in wanted.drawn_outcomes[:1] if results.values(name, arm, cell)]
+    if wanted.curves:
+        return [arm for arm in figure.arms if results.curves(wanted.curves[0], arm, cell)]
+    return [arm for arm in figure.arms for name in wanted.outcomes[:1] if results.values(name, arm, cell)]
 
 
 def _curve_chart(figure: PaperFigure, series: charts.Styles, curve: str) -> dict[str, Any]:

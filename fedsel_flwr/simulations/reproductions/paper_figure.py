@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -151,33 +152,20 @@ class Question(Table):
 class Picture(Table):
     """Picture of a figure.
 
-    With ``curve``, each arm is a line over the rounds, and each cell a panel. ``curves`` replaces ``curve`` by several
-    curves, each with its own panels. ``bound`` is a curve that is added as a dashed line. ``scale`` is the scale of
-    the vertical axis of curves, and ``start`` their first round. With ``outcome``, each arm has a point with an
-    interval in each cell. ``outcomes`` replaces ``outcome`` by several outcomes, each with its own panel. ``levels``
-    are horizontal lines: name -> value.
+    With ``curves``, each arm is a line over the rounds, and each cell of each curve a panel. ``bound`` is a curve that
+    is added as a dashed line. ``scale`` is the scale of the vertical axis of curves, and ``start`` their first round.
+    With ``outcomes``, each arm has a point with an interval in each cell, and each outcome is a panel. ``levels`` are
+    horizontal lines: name -> value.
     """
 
-    curve: str = ""
     curves: tuple[str, ...] = ()
     bound: str = ""
     scale: Literal["linear", "log", "symlog"] = "linear"
     start: CountOrZero = 0
-    outcome: str = ""
     outcomes: tuple[str, ...] = ()
     levels: dict[str, float] = Field(default_factory=dict)
     cells: tuple[str, ...] = ()
     over: str = "round"
-
-    @property
-    def drawn_curves(self) -> tuple[str, ...]:
-        """The curves; none if the picture shows outcomes."""
-        return self.curves or ((self.curve,) if self.curve else ())
-
-    @property
-    def drawn_outcomes(self) -> tuple[str, ...]:
-        """The outcomes; none if the picture shows curves."""
-        return self.outcomes or ((self.outcome,) if self.outcome else ())
 
 
 class PaperFigure(Table):
@@ -324,6 +312,7 @@ class PaperFigure(Table):
                         yield cell, name, seed
 
 
+@dataclass(frozen=True)
 class ArmName:
     """An arm in a cell, or the difference of two arms in a cell.
 
@@ -332,8 +321,8 @@ class ArmName:
         cell: The cell.
     """
 
-    def __init__(self, arms: tuple[str, ...], cell: str) -> None:
-        self.arms, self.cell = arms, cell
+    arms: tuple[str, ...]
+    cell: str
 
     @classmethod
     def read(cls, text: str, cell: str) -> ArmName:
@@ -361,6 +350,7 @@ class ArmName:
                 raise ValueError(f"arm {name!r} does not run in cell {self.cell!r}. Correct the check")
 
 
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of one check: two arms in one outcome.
 
@@ -371,8 +361,10 @@ class Comparison:
         paper: Ratio or difference in the paper; None if the paper gives no number.
     """
 
-    def __init__(self, check: Check, left: ArmName, right: ArmName | float, paper: float | None) -> None:
-        self.check, self.left, self.right, self.paper = check, left, right, paper
+    check: Check
+    left: ArmName
+    right: ArmName | float
+    paper: float | None
 
     @property
     def arms(self) -> list[ArmName]:

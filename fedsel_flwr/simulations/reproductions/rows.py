@@ -8,17 +8,15 @@ a fresh clone therefore continues with the missing runs. Figures that need the s
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +24,7 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import refusing_faults
 from fedsel_flwr.rounds.csv_files import parse_csv
 from fedsel_flwr.rounds.fingerprints import fingerprint
-from fedsel_flwr.rounds.storage import MOST_BYTES, open_file
+from fedsel_flwr.rounds.storage import open_file, read_file, write_atomically
 from fedsel_flwr.simulations.reproductions.paper_figure import REGRET, ROUNDS_TO, PaperFigure, Runner
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -43,7 +41,7 @@ COLUMNS = (FINGERPRINT, "run", "selector", "seed", "cpu_s", "outcomes", "curves"
 
 
 class Rows:
-    """The rows of a CSV file. Several processes may add rows at the same time.
+    """The rows of a CSV file, to which one process adds rows.
 
     A row is added as one whole line. If a process was killed while it wrote a line, the incomplete line is removed.
 
@@ -63,8 +61,7 @@ class Rows:
             raise ValueError(f"columns must include {', '.join(sorted(lacking))}. Add them to columns.")
         self._rows: list[dict[str, str]] = []
         if self.path.exists():
-            with self._locked() as file:
-                self._load(file)
+            self._load(read_file(self.path))
         self._fingerprints = {row[FINGERPRINT] for row in self._rows}
 
     def __len__(self) -> int:
@@ -103,40 +100,29 @@ class Rows:
         if any("\n" in value or "\r" in value for value in text.values()):
             raise ValueError("a value contains a line break, but a row must be one line. Remove the line break.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked() as file:
-            file.write(self._lines([text], header=file.seek(0, io.SEEK_END) == 0))
+        with open_file(self.path, append=True) as file:
+            file.write(self._lines([text], header=not self._rows))
         self._rows.append(text)
         self._fingerprints.add(text[FINGERPRINT])
 
     def sort(self) -> None:
         """Sort the file by the key. If several rows have the same key, only the last one stays."""
-        with self._locked() as file:
-            self._load(file)
-            latest = {tuple(row[name] for name in self.key): row for row in self._rows}
-            self._rows = sorted(latest.values(), key=lambda row: [_order(row[name]) for name in self.key])
-            self._fingerprints = {row[FINGERPRINT] for row in self._rows}
-            self._replace(file)
+        latest = {tuple(row[name] for name in self.key): row for row in self._rows}
+        self._rows = sorted(latest.values(), key=lambda row: [_order(row[name]) for name in self.key])
+        self._fingerprints = {row[FINGERPRINT] for row in self._rows}
+        write_atomically(self.path, self._lines(self._rows, header=True))
 
-    def _load(self, file: BinaryIO) -> None:
+    def _load(self, content: bytes) -> None:
         """Read the rows, and remove an incomplete last line."""
-        file.seek(0)
-        content = file.read()
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            file.truncate(whole)
         read = parse_csv(content[:whole].decode("utf-8"), str(self.path))
         if unknown := set(read.columns) - set(self.columns):
             raise ValueError(
                 f"{self.path} has the unknown columns {', '.join(sorted(unknown))}. Delete the file, or add them."
             )
         self._rows = [{name: line.cells.get(name, "") for name in self.columns} for line in read.lines]
-        if read.columns and read.columns != self.columns:
-            self._replace(file)
-
-    def _replace(self, file: BinaryIO) -> None:
-        """Write all rows again."""
-        file.truncate(0)
-        file.write(self._lines(self._rows, header=True))
+        if whole < len(content) or read.columns != self.columns or not self._rows:
+            write_atomically(self.path, self._lines(self._rows, header=bool(self._rows)))
 
     def _lines(self, rows: Iterable[dict[str, str]], *, header: bool) -> bytes:
         buffer = io.StringIO()
@@ -145,14 +131,6 @@ class Rows:
             writer.writeheader()
         writer.writerows(rows)
         return buffer.getvalue().encode()
-
-    @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        """Open the file, and let no other process write to it."""
-        with open_file(self.path, MOST_BYTES, append=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-            file.flush()
 
 
 def _text(value: object) -> str:

@@ -56,7 +56,7 @@ def test_the_command_leaves_rows_checks_and_picture(played: Path) -> None:
     own = [row for row in checks if row["figure"] == NAME]
     assert [row["word"] for row in own] == [one.word for one in verdict.findings]
     assert {row["verdict"] for row in own} == {verdict.word}
-    assert float(own[0]["estimate"]) == pytest.approx(verdict.findings[0].estimate, rel=1e-3)
+    assert float(own[0]["estimate"]) == pytest.approx(verdict.findings[0].effect.estimate, rel=1e-3)
     others = [row for row in checks if row["figure"] != NAME]
     assert {row["figure"] for row in others} == {name for name in figure_names() if name.startswith("xia-")} - {NAME}
     assert {row["verdict"] for row in others} <= {"not run", "illustration"}

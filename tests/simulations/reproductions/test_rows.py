@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,21 +92,6 @@ def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must include fingerprint, seed"):
         rows_module.Rows(tmp_path / "rows.csv", ("selector",), KEY)
     assert not rows.path.exists()
-
-
-def test_no_line_is_lost_when_several_add(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-
-    def add(worker: int) -> None:
-        own = rows_module.Rows(path, COLUMNS, KEY)
-        for seed in range(50):
-            own.add(row(f"selector-{worker}", seed, f"{worker}-{seed}"))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(add, range(4)))
-    found = rows_of(path)
-    assert {one["fingerprint"] for one in found} == {f"{worker}-{seed}" for worker in range(4) for seed in range(50)}
-    assert len(found) == 200
 
 
 # ---- the runs of figures ---------------------------------------------------------------------------------------------
@@ -198,7 +182,7 @@ def test_the_first_round_with_the_other_arms_final_accuracy_on_the_same_seed() -
     results = _results(figure, {1: 0.6, 2: 0.8}, records)
     assert results.values("rounds_to.fedavg", "fedcm", "") == {1: 20, 2: 31}
     (finding,) = judge(figure, results.values).findings
-    assert finding.estimate == pytest.approx(math.sqrt(0.20 * 0.31))
+    assert finding.effect.estimate == pytest.approx(math.sqrt(0.20 * 0.31))
 
 
 def test_an_arm_that_never_has_the_accuracy_counts_with_its_rounds() -> None:

@@ -28,7 +28,7 @@ illustration = true
 seeds = 2
 set = { rounds = 8, "clients.energy_score_low" = 0.5, "aggregation.warmup_rounds" = 2 }
 arms = { pczfl = {} }
-picture = { curve = "balls" }
+picture = { curves = ["balls"] }
 """
 CLIENT = ClientRecord(
     round=1, client_id="0", client=0, completed=True, problem="", latency_s=1.0, energy_j=1.0, download_s=0.0,
