@@ -97,17 +97,6 @@ class System(ABC):
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
         """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time."""
 
-    def mean_latencies(self, points: FloatArray) -> FloatArray:
-        """Return each client's mean latency over the rounds, capped at the deadline, s.
-
-        Args:
-            points: Points spread evenly over the unit cube, shape (n, 3), see :func:`quasirandom_points`.
-
-        Returns:
-            Mean latencies, shape (num_clients,).
-        """
-        return np.array([np.minimum(own, self.max_latency_s).mean() for own in self._latencies(points)])
-
     def latencies(self, points: FloatArray) -> FloatArray:
         """Return the latencies of every client in several rounds, not capped, s.
 
@@ -203,7 +192,8 @@ def mean_latencies(system: System) -> FloatArray:
         >>> mean_latencies(SystemModel(num_clients=3, seed=1)).round(2).tolist()
         [0.2, 0.15, 0.31]
     """
-    return system.mean_latencies(quasirandom_points())
+    points = quasirandom_points()
+    return np.array([np.minimum(own, system.max_latency_s).mean() for own in system._latencies(points)])
 
 
 REPLIED = 0

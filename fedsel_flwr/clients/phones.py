@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,24 +105,22 @@ class PhoneModel(System):
     def __post_init__(self) -> None:
         """Check every field."""
         self._check_numbers(_ABOVE_ZERO, _NOT_NEGATIVE)
-        examples = np.asarray(self.examples)
-        fits = examples.shape == (self.num_clients,) and examples.dtype.kind in "iuf"
-        if not fits or not (np.isfinite(examples) & (examples > 0)).all():
-            raise ParameterError(
-                f"examples must hold a number above 0 for each of {self.num_clients} clients, got shape "
-                f"{examples.shape} of {examples.dtype}. Count the examples that each client trains on in a round."
-            )
-        object.__setattr__(self, "examples", tuple(examples.astype(np.float64).tolist()))
+        examples = self._by_client("examples", self.examples, (), "a number of examples")
+        object.__setattr__(self, "examples", tuple(examples.tolist()))
         if self.devices is not None:
-            devices = np.asarray(self.devices)
-            fits = devices.shape == (self.num_clients, 3) and devices.dtype.kind in "iuf"
-            if not fits or not (np.isfinite(devices) & (devices > 0)).all():
-                raise ParameterError(
-                    "devices must hold seconds per example, downlink and uplink in bytes/s, all above 0, for each of "
-                    f"{self.num_clients} clients, got shape {devices.shape} of {devices.dtype}. Give a row for each "
-                    "client."
-                )
-            object.__setattr__(self, "devices", tuple(map(tuple, devices.astype(np.float64).tolist())))
+            devices = self._by_client("devices", self.devices, (3,), "seconds per example, downlink and uplink")
+            object.__setattr__(self, "devices", tuple(map(tuple, devices.tolist())))
+
+    def _by_client(self, name: str, given: Any, shape: tuple[int, ...], what: str) -> FloatArray:
+        """Return numbers of each client; refuse other shapes, and numbers that are not above 0."""
+        values = np.asarray(given)
+        fits = values.shape == (self.num_clients, *shape) and values.dtype.kind in "iuf"
+        if not fits or not (np.isfinite(values) & (values > 0)).all():
+            raise ParameterError(
+                f"{name} must hold {what} above 0 for each of {self.num_clients} clients, got shape {values.shape} of "
+                f"{values.dtype}. Give finite numbers for each client."
+            )
+        return values.astype(np.float64)
 
     @property
     def payload_up_bits(self) -> float:

@@ -28,6 +28,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.nn import functional
+from torch.optim.sgd import sgd
 
 from fedsel_flwr.checks import IntArray, whole
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy
@@ -90,7 +91,8 @@ def train(
     check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
-    sgd = _SGD(parameters, settings)
+    momenta: list[torch.Tensor | None] = [None] * len(parameters)
+    model.zero_grad()
     steps = settings.steps(len(labels))
     losses: list[float] = []
     was_training = model.training
@@ -109,8 +111,9 @@ def train(
             for parameter, start in zip(parameters, received, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
-            sgd.step()  # Kim (2); GPFL (1), (2)
+            _step(parameters, momenta, settings)  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
+            model.zero_grad()
     model.train(was_training)
     # fsum does not depend on the order of its summands, but may raise if some are not finite.
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
@@ -262,43 +265,27 @@ def _batches(
             yield order[part], None if views is None else views[part]
 
 
-class _SGD:
-    """``torch.optim.SGD`` on the CPU, operation by operation.
-
-    torch's first optimizer of a process imports torch's compiler. In a client's process this import takes longer than
-    the client's first rounds.
-
-    Args:
-        parameters: The model's parameters. Their gradients are cleared.
-        settings: Step length, momentum and weight decay.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], settings: TrainingSettings) -> None:
-        self._parameters, self._settings = parameters, settings
-        self._momenta: list[torch.Tensor | None] = [None] * len(parameters)
-        self._clear()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Take a step along the gradients, and clear them."""
-        rate, momentum, decay = (
-            self._settings.learning_rate, self._settings.momentum, self._settings.weight_decay
-        )  # fmt: skip
-        for k, parameter in enumerate(self._parameters):
-            if (gradient := parameter.grad) is None:
-                continue
-            if decay:
-                gradient = gradient.add(parameter, alpha=decay)
-            if momentum:
-                held = self._momenta[k]
-                held = gradient.clone() if held is None else held.mul_(momentum).add_(gradient)
-                self._momenta[k] = gradient = held
-            parameter.add_(gradient, alpha=-rate)
-        self._clear()
-
-    def _clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+@torch.no_grad()
+def _step(parameters: list[nn.Parameter], momenta: list[torch.Tensor | None], settings: TrainingSettings) -> None:
+    """Take a step along the gradients, and store the momenta."""
+    moved = [k for k, parameter in enumerate(parameters) if parameter.grad is not None]
+    held = [momenta[k] for k in moved]
+    # By torch's function, because the first torch.optim.SGD of a process imports torch's compiler. In a client's
+    # process this import takes longer than the client's first rounds.
+    sgd(
+        [parameters[k] for k in moved],
+        [parameters[k].grad for k in moved],  # type: ignore[misc]
+        held,
+        foreach=False,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        lr=settings.learning_rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+    for k, own in zip(moved, held, strict=True):
+        momenta[k] = own
 
 
 def _seed_dropout(seed: int, device: torch.device) -> None:

@@ -53,21 +53,16 @@ class Examples:
                 f"expected one label for each example; got {count} examples, {len(self.labels)} labels. "
                 "Give labels of the same length as the inputs."
             )
-        # All rows at once, which is fast. The loop below only finds the client to name.
-        if all(map(len, self.rows)) and len(self.rows):
-            together = np.concatenate(self.rows)
-            if together.min() >= 0 and together.max() < count:
-                return
-        for client, own in enumerate(self.rows):
-            if not len(own):
-                raise ParameterError(
-                    f"expected at least one example for each client; client {client} has none. Leave the client out."
-                )
-            if np.min(own) < 0 or np.max(own) >= count:
-                raise ParameterError(
-                    f"expected rows in [0, {count}); client {client} has {np.min(own)}…{np.max(own)}. "
-                    "Give rows of the data set."
-                )
+        if 0 in self.sizes:
+            raise ParameterError(
+                f"expected at least one example for each client; client {self.sizes.index(0)} has none. Leave the "
+                "client out."
+            )
+        together = np.concatenate([np.zeros(0, dtype=np.int64), *self.rows])
+        if len(together) and not 0 <= together.min() <= together.max() < count:
+            raise ParameterError(
+                f"expected rows in [0, {count}), got {together.min()}…{together.max()}. Give rows of the data set."
+            )
 
     @property
     def sizes(self) -> list[int]:

@@ -30,7 +30,7 @@ equal_shares_bonus_01  the same if every client was selected equally often, from
 ====================  ==============================================================================================
 
 Curves are the outcomes ``regret``, ``regret_realized``, ``bound``, ``failed``, ``seconds`` and ``margin_1`` (and so
-on) at :data:`POINTS` rounds. ``average`` and ``average_realized`` are the regrets divided by the number of rounds.
+on) at 25 rounds. ``average`` and ``average_realized`` are the regrets divided by the number of rounds.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ from fedsel_flwr.clients.device import System, quasirandom_points
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import jain_index
 from fedsel_flwr.selectors import CSUCBQ, RoundReport, Selector, create
-from fedsel_flwr.simulations.reproductions.paper_figure import Regret
+from fedsel_flwr.simulations.reproductions.paper_figure import Regret, points_of
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.theory import bsfl_regret, cs_ucb_q_regret_bound, fair_optimum, fair_regret, xia_regret
 
-POINTS = 25
-"""Number of points of a curve."""
 TOLERANCE = 0.01
 """Largest difference by which a client's share of rounds may be below its fairness c_k, because (6) is a limit."""
 MOST_MARGINS = 5
@@ -87,7 +85,7 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
     seconds = np.where(chosen, capped, 0.0).max(axis=1)
     failed = np.cumsum((chosen & ~completed).sum(axis=1))
     plays = np.cumsum(chosen, axis=0)
-    at = np.unique(np.round(np.linspace(1, rounds, POINTS)).astype(np.int64))
+    at = points_of(rounds)
     curves = {"at": at.astype(np.float64), "failed": failed[at - 1], "seconds": np.cumsum(seconds)[at - 1]}
     outcomes = {
         "seconds_per_round": float(seconds.mean()),

@@ -67,8 +67,7 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
         panels = _ball_panels(figure, results)
         labels = ["ball on the Pareto front", "other ball with a client", "client"]
         return save_picture(panels, path, labels=labels) if panels else None
-    cells = [cell for cell in wanted.cells or figure.claimed_cells if _arms(figure, results, cell)]
-    curves, outcomes = wanted.curves, wanted.outcomes
+    cells, curves, outcomes = wanted.cells or figure.claimed_cells, wanted.curves, wanted.outcomes
     arms = list(figure.arms)
     styles = list(charts.selector_styles(arms).values())
     # A bound has the colour of its arm.
@@ -76,7 +75,8 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
     styles += [(colour, [4, 4]) for colour, _ in styles]
     tables = [(cell, curve, _curve_rows(figure, results, cell, curve)) for cell in cells for curve in curves]
     tables += [("", outcome, _outcome_rows(figure, results, outcome, cells)) for outcome in outcomes]
-    # An outcome such as "rounds_to.fedavg" needs the runs of another arm, which may be missing.
+    # Runs may be missing. An outcome such as "rounds_to.fedavg" also needs the runs of another arm.
+    tables = [table for table in tables if table[2]]
     drawn = {row["series"] for _, _, rows in tables for row in rows}
     if not drawn:
         return None
@@ -101,14 +101,6 @@ def _title(name: str) -> list[str]:
     if name.startswith(ROUNDS_TO):
         return [f"rounds to the final accuracy of {name.removeprefix(ROUNDS_TO)}"]
     return LABELS.get(name, name.replace("_", " ")).split("\n")
-
-
-def _arms(figure: PaperFigure, results: Results, cell: str) -> list[str]:
-    """Return the arms with finished runs in a cell."""
-    wanted = figure.picture
-    if wanted.curves:
-        return [arm for arm in figure.arms if results.curves(wanted.curves[0], arm, cell)]
-    return [arm for arm in figure.arms for name in wanted.outcomes[:1] if results.values(name, arm, cell)]
 
 
 def _curve_chart(figure: PaperFigure, series: charts.Styles, curve: str) -> dict[str, Any]:

@@ -24,8 +24,10 @@ from importlib.resources.abc import Traversable
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -52,6 +54,15 @@ SEARCH = "search."
 """Prefix of keys that replace values of the search instead of the scenario."""
 EVERY = ""
 """Name of the only cell of a figure without cells, and of the reading of checks that belong to all readings."""
+
+
+POINTS = 25
+"""Number of points of a curve."""
+
+
+def points_of(rounds: int, first: int = 1) -> IntArray:
+    """Return the rounds or steps at which a curve is recorded."""
+    return np.unique(np.round(np.linspace(first, rounds, POINTS)).astype(np.int64))
 
 
 class Arm(Table):

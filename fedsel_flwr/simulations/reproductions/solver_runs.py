@@ -28,7 +28,7 @@ last_above_listed     the first share if a step takes as long as listing all nei
 exact_above           share of the instances on which the exact solver is at or above every visited state of both
 ====================  ==============================================================================================
 
-Curve: ``energy`` at :data:`POINTS` steps.
+Curve: ``energy`` at 25 steps.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.bsfl_solvers import KINDS, anneal, maximize
-from fedsel_flwr.simulations.reproductions.paper_figure import Search
+from fedsel_flwr.simulations.reproductions.paper_figure import Search, points_of
 from fedsel_flwr.simulations.scenario import Scenario
 
-POINTS = 25
-"""Number of points of a curve."""
 STREAM = 98
 """Number that separates the draws of this module from other draws of the same seed."""
 PACE = 1.7
@@ -122,7 +120,7 @@ def _solve(
         )  # fmt: skip
     milliseconds = 1e3 * (time.process_time() - start)
     equal = energies[: steps + 1]
-    at = np.unique(np.round(np.linspace(0, steps, POINTS)).astype(np.int64))
+    at = points_of(steps, 0)
     outcomes = {
         "energy": float(equal[-1]),
         "mean_energy": float(equal[1:].mean()),

@@ -25,7 +25,7 @@ run_s_200           processor seconds of the first 200 rounds
 
 ``run_s`` and ``run_s_200`` differ from run to run, and from machine to machine.
 
-The curves ``accuracy``, ``loss`` and ``simulated_s`` have :data:`POINTS` points. So do ``score_energy``, the sum of
+The curves ``accuracy``, ``loss`` and ``simulated_s`` have 25 points. So do ``score_energy``, the sum of
 1 - energy score over the selected clients, and ``seen``, the number of clients that were selected at least once. The
 curve ``counts`` is the number of rounds of a client over the client's ``rank``. The client that was selected most often
 has rank 1. ``record`` holds each accuracy that was above all earlier ones, over ``record_at``, its round.
@@ -50,12 +50,11 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import PCZFL, RoundReport, Selector
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.reproductions.paper_figure import points_of
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 
-POINTS = 25
-"""Number of points of a curve."""
 TIMED_ROUNDS = 200
 """Number of rounds of ``run_s_200``, as in GPFL's Fig. 6."""
 
@@ -163,7 +162,7 @@ def _participation(scenario: Scenario, history: History) -> tuple[dict[str, int]
 def _curves(scenario: Scenario, history: History, accuracy: FloatArray, loss: FloatArray) -> dict[str, FloatArray]:
     """Return the curves; a point is the last measured round up to it."""
     rounds = len(history.rounds)
-    at = np.unique(np.round(np.linspace(1, rounds, POINTS)).astype(np.int64))
+    at = points_of(rounds)
     measured = np.flatnonzero(np.isfinite(accuracy))
     curves: dict[str, FloatArray] = {"at": at.astype(np.float64)}
     if len(measured):
@@ -179,7 +178,7 @@ def _curves(scenario: Scenario, history: History, accuracy: FloatArray, loss: Fl
     curves["seen"] = np.cumsum(seen)[at].astype(np.float64)
     most_first = np.zeros(scenario.num_clients)
     most_first[: len(counts)] = sorted(counts.values(), reverse=True)
-    rank = np.unique(np.round(np.linspace(1, scenario.num_clients, POINTS)).astype(np.int64))
+    rank = points_of(scenario.num_clients)
     curves |= {"rank": rank.astype(np.float64), "counts": most_first[rank - 1]}
     curves["simulated_s"] = np.array([one.simulated_s for one in history.rounds])[at - 1]
     if len(scores) and np.isfinite(scores).all():

@@ -62,8 +62,12 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
     if not input_shape or min(input_shape) < 1:
         raise ParameterError(f"input_shape must hold positive sizes, got {tuple(input_shape)}")
     num_classes = 1 if name in REGRESSORS else whole("num_classes", num_classes, 2)
-    if name in SMALLEST_IMAGES:
-        _check_image(name, input_shape, SMALLEST_IMAGES[name])
+    least = SMALLEST_IMAGES.get(name, 0)
+    if least and (len(input_shape) != 3 or min(input_shape[1:]) < least):
+        raise ParameterError(
+            f"the model {name!r} reads images (channels, height, width) of at least {least}x{least} pixels, got "
+            f"{tuple(input_shape)}"
+        )
     with torch_seeded(seed):
         if name in ("logistic", "linear", "mlp"):
             hidden = (64, 30) if name == "mlp" else ()
@@ -187,12 +191,3 @@ def _dense(*widths: int) -> list[nn.Module]:
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return layers[:-1]
-
-
-def _check_image(name: str, input_shape: Sequence[int], least: int) -> None:
-    """Refuse inputs that are not images, or are too small."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise ParameterError(
-            f"the model {name!r} reads images (channels, height, width) of at least {least}x{least} pixels, got "
-            f"{tuple(input_shape)}"
-        )

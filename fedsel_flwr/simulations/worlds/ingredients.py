@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -179,20 +178,10 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
     """Call the user's function or class with the entries of ``shapes`` that it accepts."""
     # Some classes written in C have no signature.
     try:
-        accepted = inspect.signature(make).parameters
+        accepted = set(inspect.signature(make).parameters)
     except ValueError:
-        accepted = MappingProxyType({})
-    lacking = [
-        key
-        for key, one in accepted.items()
-        if key not in shapes and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-    if lacking:
-        raise ParameterError(
-            f"model may need no arguments except {' and '.join(shapes)}, but it needs {', '.join(lacking)}. Pass a "
-            "functools.partial of it that sets the other arguments."
-        )
-    with refusing_faults("the model cannot be created"):
+        accepted = set()
+    with refusing_faults(f"the model cannot be created with {' and '.join(shapes)} alone"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})
 
 

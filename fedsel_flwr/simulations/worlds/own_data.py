@@ -74,15 +74,13 @@ class OwnData:
         Raises:
             ParameterError: A part holds no usable examples, or the parts do not fit together.
         """
-        if callable(self.partition):
-            return self.of(seed).dataset(seed, validation_fraction)
         train, test = as_split(self.train, "train"), as_split(self.test, "test")
         rows = np.arange(len(train))
         if self.validation is not None:
             validation = as_split(self.validation, "validation")
-        elif self.partition is not None:
+        elif (own := self.of(seed)).partition is not None:
             # `train` stays complete, because the partition refers to its rows.
-            validation = _take(train, np.setdiff1d(rows, np.concatenate(self.rows(len(train)))))
+            validation = _take(train, np.setdiff1d(rows, np.concatenate(own.rows(len(train)))))
         else:
             rows, drawn = _draw_validation(train, seed, validation_fraction)
             validation, train = _take(train, drawn), _take(train, rows)
@@ -98,8 +96,13 @@ class OwnData:
                 f"labels must be classes 0 … C - 1, got {largest} among {count} examples. Number the classes from 0, "
                 "or give the labels as floats if they are numbers to predict."
             )
-        if classes:
-            _check_first_class(parts)
+        found = np.unique(np.concatenate([part.labels for part in parts]))
+        # Without the class 0, but with all classes from 1.
+        if classes and found[0] == 1 and 1 < len(found) == found[-1]:
+            raise ParameterError(
+                f"labels must be 0 … {len(found) - 1} for {len(found)} classes, got 1 … {len(found)}. Subtract 1 from "
+                "every label"
+            )
         return Dataset(
             name=self.name,
             train=train,
@@ -137,29 +140,19 @@ class OwnData:
             given = [given[client] for client in range(len(given))]
         found = []
         for client, own in enumerate(given):
-            rows = np.asarray(own)
-            if rows.ndim == 1 and not rows.size:
+            rows, fault = np.asarray(own), ""
+            if rows.ndim != 1 or not rows.size or rows.dtype.kind not in "iu":
+                fault = f"got {rows.dtype} of shape {rows.shape}. Leave out a client without rows"
+            elif rows.min() < 0 or rows.max() >= count:
+                fault = f"got rows from {rows.min()} to {rows.max()}"
+            elif (times := np.bincount(rows.astype(np.int64))).max() > 1:
+                fault = f"row {times.argmax()} occurs {times.max()} times"
+            if fault:
                 raise ParameterError(
-                    f"partition: client {client} must have a list of at least one row of train, got none. Leave the "
-                    "client out, or choose a partition in which every client has examples."
+                    f"partition: client {client} must have at least one row of train in [0, {count}), each only once; "
+                    f"{fault}"
                 )
-            if rows.ndim != 1 or rows.dtype.kind not in "iu":
-                raise ParameterError(
-                    f"partition: client {client} must have a list of at least one row of train, got {rows.dtype} of "
-                    f"shape {rows.shape}"
-                )
-            rows = np.sort(rows.astype(np.int64))
-            if (twice := rows[1:][np.diff(rows) == 0]).size:
-                raise ParameterError(
-                    f"partition: client {client} must have rows of train in [0, {count}), each only once; row "
-                    f"{twice[0]} occurs {np.count_nonzero(rows == twice[0])} times"
-                )
-            if rows[0] < 0 or rows[-1] >= count:
-                raise ParameterError(
-                    f"partition: client {client} must have rows of train in [0, {count}), each only once; got rows "
-                    f"from {rows[0]} to {rows[-1]}"
-                )
-            found.append(rows)
+            found.append(np.sort(rows.astype(np.int64)))
         return tuple(found)
 
 
@@ -302,16 +295,6 @@ def _check_alike(train: Split, other: Split, name: str) -> None:
         raise ParameterError(
             f"{name} must have examples of the same shape and kind as train: {train.inputs.shape[1:]} with "
             f"{_kind(train)}, got {other.inputs.shape[1:]} with {_kind(other)}"
-        )
-
-
-def _check_first_class(parts: Sequence[Split]) -> None:
-    """Refuse classes that are numbered from 1, that is, without the class 0 but with all classes from 1."""
-    found = np.unique(np.concatenate([part.labels for part in parts]))
-    count = len(found)
-    if count > 1 and found[0] == 1 and found[-1] == count:
-        raise ParameterError(
-            f"labels must be 0 … {count - 1} for {count} classes, got 1 … {count}. Subtract 1 from every label"
         )
 
 

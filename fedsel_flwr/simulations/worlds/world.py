@@ -58,7 +58,8 @@ class World:
             raise ParameterError("per_class_accuracy needs classes, but the data's labels are numbers. Leave it out.")
         self._initial = get_arrays(self.model)
         sizes = partition_sizes(self.partitions)
-        self._test_sizes = self._count_local_test(sizes)
+        # At least one example of each client stays for training.
+        self._test_sizes = np.minimum((sizes * scenario.data.local_test_fraction).astype(np.int64), sizes - 1)
         self.sizes: IntArray = sizes - self._test_sizes
         self.dropout = ClientDropout(
             seed=scenario.seed,
@@ -120,12 +121,6 @@ class World:
         """Return a client's training and test examples."""
         train, (rows, test_rows) = self.dataset.train, self.train_test_rows([partition_id])[0]
         return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
-
-    def _count_local_test(self, sizes: IntArray) -> IntArray:
-        """Return the size of each client's local test set."""
-        fraction = self.scenario.data.local_test_fraction
-        # At least one example stays for training.
-        return np.minimum((sizes * fraction).astype(np.int64), sizes - 1)
 
     def shares(self, partition_ids: Sequence[int]) -> list[Shares]:
         """Return the examples of several clients, relative to those that they train on in a round."""
@@ -266,22 +261,18 @@ class WorldCache:
     def __init__(self) -> None:
         # Several threads may ask at the same time. One of them builds the world, and the others wait.
         self._lock = threading.Lock()
-        self._latest: tuple[str, World] | None = None
-
-    @property
-    def latest(self) -> tuple[str, World] | None:
-        """Latest scenario, as JSON, and its world; None if the cache is empty."""
-        return self._latest
+        # The latest scenario, as JSON, and its world.
+        self.latest: tuple[str, World] | None = None
 
     def put(self, text: str, world: World) -> None:
         """Store a world that another process has built."""
-        self._latest = (text, world)
+        self.latest = (text, world)
 
     def get(self, text: str) -> World:
         """Return the world of a scenario; build it if another one is cached."""
         with self._lock:
-            if (latest := self._latest) is None or latest[0] != text:
-                latest = self._latest = (text, World(Scenario.model_validate_json(text)))
+            if (latest := self.latest) is None or latest[0] != text:
+                latest = self.latest = (text, World(Scenario.model_validate_json(text)))
             return latest[1]
 
 

@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
     ("labels", "rows", "message"),
     [
         (LABELS, [np.array([0]), np.array([], dtype=np.int64)], "client 1 has none"),
-        (LABELS, [np.array([9, -1])], r"expected rows in \[0, 9\); client 0 has -1…9"),
+        (LABELS, [np.array([9, -1])], r"expected rows in \[0, 9\), got -1…9"),
         (LABELS[:2], [], "got 9 examples, 2 labels"),
     ],
 )

@@ -1,35 +1,25 @@
-"""The data sets: sizes, classes and disjointness of the splits, missing files, and the drawn regression."""
+"""The data sets: sizes, classes and disjointness of the splits, missing files, and the writers of MNIST."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
-import os
-import pickle
 import socket
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from torchvision import datasets as torchvision_datasets
 
-from fedsel_flwr.clients.objectives import REGRESSION
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Synthetic
-from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, load_dataset
 from fedsel_flwr.simulations.worlds.image_files import read_writers
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.own_data import OwnData
 from fedsel_flwr.simulations.worlds.world import World
-from tests.simulations.inprocess import play
 
 
 def parts(data: Dataset) -> list[Split]:
@@ -43,21 +33,6 @@ def lengths(data: Dataset) -> list[int]:
 def together(data: Dataset) -> tuple[Any, Any]:
     """All examples and all labels."""
     return np.concatenate([one.inputs for one in parts(data)]), np.concatenate([one.labels for one in parts(data)])
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let every download fail as it does without a network; return the sets that were asked for."""
-    asked: list[str] = []
-
-    def fail(self: object) -> None:
-        asked.append(type(self).__name__)
-        raise URLError("no network in this test")
-
-    for name in ("MNIST", "EMNIST", "CIFAR10"):
-        monkeypatch.setattr(getattr(torchvision_datasets, name), "download", fail)
-    monkeypatch.delenv("FEDSEL_DATA", raising=False)
-    return asked
 
 
 # ---- digits -------------------------------------------------------------------------------------------------------
@@ -105,7 +80,12 @@ def test_the_validation_set_may_come_from_the_test_set() -> None:
     assert len(set(rows(*parts(digits)))) == 1797  # no example is in two parts
     other = load_dataset("digits", validation_from="test", validation_fraction=0.2, seed=1)
     assert rows(other.validation) != rows(digits.validation)
-    numbers = load_dataset("synthetic-regression", synthetic=LINE, validation_from="test", validation_fraction=0.25)
+    numbers = load_dataset(
+        "synthetic-regression",
+        synthetic=Synthetic(num_examples=1000, num_features=3, noise=0),
+        validation_from="test",
+        validation_fraction=0.25,
+    )
     assert lengths(numbers) == [800, 50, 150]
     with pytest.raises(ParameterError, match=r"validation_fraction = 0.02 leaves too few of 360"):
         load_dataset("digits", validation_from="test", validation_fraction=0.02)
@@ -353,201 +333,6 @@ def test_the_real_writers(shared_data: Path) -> None:
     assert {len(one) for one in owned} == {1}
 
 
-# ---- CIFAR-10 from its archive ------------------------------------------------------------------------------------
-
-BASE = "cifar-10-batches-py"
-
-
-@pytest.fixture
-def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: list[str]) -> dict[str, bytes]:
-    """The files of a CIFAR-10 of 100 + 20 images, image i uniformly grey with value i, and its checksums; a cache."""
-    files: dict[str, bytes] = {"batches.meta": pickle.dumps({"label_names": [str(i) for i in range(10)]})}
-    for name, rows in [(f"data_batch_{i + 1}", range(20 * i, 20 * i + 20)) for i in range(5)] + [
-        ("test_batch", range(20))
-    ]:
-        grey = np.repeat(np.array(rows, dtype=np.uint8)[:, None], 3 * 32 * 32, axis=1)
-        files[name] = pickle.dumps({"data": grey, "labels": [i % 10 for i in rows]})
-    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    cifar = torchvision_datasets.CIFAR10
-    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", sums[f"data_batch_{i}"]] for i in range(1, 6)])
-    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    return files
-
-
-def write_archive(path: Path, files: Mapping[str, bytes], *, before: tuple[tarfile.TarInfo, ...] = ()) -> Path:
-    """Write an archive of CIFAR-10, with members in front of its files."""
-    mode = "xz" if path.suffix == ".xz" else "gz"
-    with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
-        for member in before:
-            archive.addfile(member, io.BytesIO(b"x" * member.size))
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"{BASE}/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
-
-
-def everything_in(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-
-
-@pytest.mark.parametrize("name", ["cifar-10.tar.xz", "cifar-10-python.tar.gz"])
-def test_an_archive_is_unpacked_once_and_the_data_folder_stays_as_it_is(
-    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, no_network: list[str], name: str
-) -> None:
-    archive = write_archive(tmp_path / "data" / name, small_cifar)
-    cifar = load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert lengths(cifar) == [90, 10, 20]
-    # image i: (i / 255 - mean) / std of its channel
-    expected = (19 / 255 - np.array([0.4914, 0.4822, 0.4465])) / np.array([0.2470, 0.2435, 0.2616])
-    np.testing.assert_allclose(cifar.test.inputs[19, :, 5, 7], expected, rtol=1e-5)
-    assert everything_in(tmp_path / "data") == {name}
-    cache = tmp_path / "cache" / "fedsel-flwr"
-    (unpacked,) = cache.iterdir()
-    assert everything_in(unpacked) == {BASE, *(f"{BASE}/{one}" for one in small_cifar)}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tarfile, "open", None)  # a second unpacking would fail
-        again = load_dataset("cifar-10", data_dir=tmp_path / "data")
-    np.testing.assert_array_equal(again.train.inputs, cifar.train.inputs)
-    os.utime(archive, ns=(1, 1))  # another archive of the same name and size
-    load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert len(list(cache.iterdir())) == 2
-    assert no_network == []
-
-
-def test_files_beside_an_archive_are_read_and_not_the_archive(tmp_path: Path, small_cifar: dict[str, bytes]) -> None:
-    (tmp_path / "data" / BASE).mkdir()
-    for name, content in small_cifar.items():
-        (tmp_path / "data" / BASE / name).write_bytes(content)
-    (tmp_path / "data" / "cifar-10.tar.xz").write_bytes(b"no archive")
-    assert lengths(load_dataset("cifar-10", data_dir=tmp_path / "data")) == [90, 10, 20]
-    assert not (tmp_path / "cache").exists()
-
-
-def test_without_xdg_the_cache_is_in_the_home_directory(
-    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says: ignore a path that is not absolute
-    monkeypatch.chdir(tmp_path)
-    load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert {path.name for path in tmp_path.iterdir()} == {"data", "home"}
-    assert len(list((tmp_path / "home" / ".cache" / "fedsel-flwr").iterdir())) == 1
-
-
-def special(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.size = kind, link, size
-    return member
-
-
-def test_an_archive_from_a_stranger_writes_only_the_expected_files(
-    tmp_path: Path, small_cifar: dict[str, bytes]
-) -> None:
-    hostile = (
-        special("../../../outside", size=3),
-        special(f"{tmp_path}/absolute", size=3),
-        special(f"{BASE}/../../sideways", size=3),
-        special(f"{BASE}/data_batch_1/../../up", size=3),
-        special(BASE, tarfile.SYMTYPE, str(tmp_path)),
-        special(f"{BASE}/data_batch_2", tarfile.SYMTYPE, str(tmp_path / "victim")),
-        special(f"{BASE}/data_batch_3", tarfile.LNKTYPE, "../victim"),
-        special(f"{BASE}/test_batch", tarfile.FIFOTYPE),
-        special(f"{BASE}/data_batch_4", size=3),  # not the original
-        special(f"{BASE}/more", size=3),
-        special("data_batch_5", size=3),
-    )
-    (tmp_path / "victim").write_text("untouched")
-    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar, before=hostile)
-    load_dataset("cifar-10", data_dir=tmp_path / "data")
-    (unpacked,) = (tmp_path / "cache" / "fedsel-flwr").iterdir()
-    assert everything_in(unpacked) == {BASE, *(f"{BASE}/{one}" for one in small_cifar)}
-    assert all((unpacked / BASE / name).read_bytes() == content for name, content in small_cifar.items())
-    assert not any(path.is_symlink() for path in unpacked.rglob("*"))
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "data", "victim"}
-    assert (tmp_path / "victim").read_text() == "untouched"
-
-
-@pytest.mark.parametrize("fault", ["lacking", "changed", "link", "huge", "truncated", "no archive"])
-def test_a_damaged_archive_is_named_and_leaves_nothing_behind(
-    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, no_network: list[str], fault: str
-) -> None:
-    path, before = tmp_path / "data" / "cifar-10-python.tar.gz", ()
-    files = {name: content for name, content in small_cifar.items() if name != "data_batch_3"}
-    if fault == "changed":
-        files["data_batch_3"] = small_cifar["data_batch_3"][:-1] + b"?"
-    if fault == "link":
-        before = (special(f"{BASE}/data_batch_3", tarfile.SYMTYPE, "/dev/zero"),)
-    if fault == "huge":
-        monkeypatch.setattr(image_files, "_LARGEST_FILE", len(small_cifar["data_batch_3"]) - 1)
-        files = small_cifar
-    write_archive(path, files, before=before)
-    if fault in ("truncated", "no archive"):
-        path.write_bytes(path.read_bytes()[:500] if fault == "truncated" else b"nothing packed")
-    with pytest.raises(ParameterError, match=r"cifar-10-python\.tar\.gz .*(data_batch_3|cannot be unpacked into)"):
-        load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert everything_in(tmp_path / "cache" / "fedsel-flwr") == set()
-    assert everything_in(tmp_path / "data") == {path.name}
-    assert no_network == []
-
-
-def test_a_cache_that_cannot_be_written_to_is_named(tmp_path: Path, small_cifar: dict[str, bytes]) -> None:
-    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ParameterError, match=r"cannot be unpacked into .*set XDG_CACHE_HOME"):
-        load_dataset("cifar-10", data_dir=tmp_path / "data")
-
-
-def test_no_process_sees_a_part_of_an_archive(
-    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the files are written, the folder has not yet its name; and another process may finish first."""
-    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
-    cache, extract, seen = tmp_path / "cache" / "fedsel-flwr", image_files._extract, []
-
-    def interrupted(*args: Any) -> None:
-        extract(*args)
-        seen.extend(path.name for path in cache.iterdir())
-        raise KeyboardInterrupt
-
-    def overtaken(*args: Any) -> None:
-        extract(*args)
-        with monkeypatch.context() as patch:
-            patch.setattr(image_files, "_extract", extract)
-            load_dataset("cifar-10", data_dir=tmp_path / "data")  # the other process, from start to end
-
-    with monkeypatch.context() as patch:
-        patch.setattr(image_files, "_extract", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert len(seen) == 1
-    assert seen[0].startswith(".unpacking-")
-    assert list(cache.iterdir()) == []
-    with monkeypatch.context() as patch:
-        patch.setattr(image_files, "_extract", overtaken)
-        assert lengths(load_dataset("cifar-10", data_dir=tmp_path / "data")) == [90, 10, 20]
-    assert [path.name.startswith("cifar-10.tar.xz-") for path in cache.iterdir()] == [True]
-
-
-@pytest.mark.slow
-def test_the_real_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, no_network: list[str]
-) -> None:
-    if not (shared_data / "cifar-10.tar.xz").exists():
-        pytest.skip(f"{shared_data / 'cifar-10.tar.xz'} is not there; set FEDSEL_DATA to a folder with this archive")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (train, labels), (test, test_labels) = image_files.read_image_set("cifar-10", shared_data)
-    assert (train.shape, test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
-    assert np.bincount(labels).tolist() == [5000] * 10
-    assert np.bincount(test_labels).tolist() == [1000] * 10
-    assert no_network == []
-
-
 # ---- real files ---------------------------------------------------------------------------------------------------
 
 DIGITS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -576,96 +361,3 @@ def test_real_sets(
     pixels = loaded.train.inputs
     np.testing.assert_allclose(pixels.mean(axis=(0, 2, 3), dtype=np.float64), 0.0, atol=atol)  # standardised
     np.testing.assert_allclose(pixels.std(axis=(0, 2, 3), dtype=np.float64), 1.0, atol=atol)
-
-
-# ---- synthetic regression -----------------------------------------------------------------------------------------
-
-LARGE = Synthetic(num_examples=20_000, num_features=5, noise=0.5)
-LINE = Synthetic(num_examples=1000, num_features=3, noise=0)
-
-
-def fitted(inputs: Any, numbers: Any) -> tuple[Any, Any]:
-    """Least squares by NumPy: weights and bias, and the residuals."""
-    design = np.column_stack([inputs, np.ones(len(inputs))]).astype(np.float64)
-    weights = np.linalg.lstsq(design, numbers.astype(np.float64), rcond=None)[0]
-    return weights, numbers - design @ weights
-
-
-def test_numbers_are_a_line_of_standard_normal_features_and_noise() -> None:
-    inputs, numbers = LARGE.draw(seed=4)
-    assert (inputs.shape, inputs.dtype) == ((20_000, 5), np.float32)
-    assert (numbers.shape, numbers.dtype) == ((20_000,), np.float32)
-    np.testing.assert_allclose(inputs.mean(axis=0), 0, atol=4 / np.sqrt(20_000))
-    np.testing.assert_allclose(np.cov(inputs.T), np.eye(5), atol=0.05)
-    weights, residuals = fitted(inputs, numbers)
-    assert residuals.std() == pytest.approx(0.5, rel=4 / np.sqrt(40_000))
-    assert np.abs(weights).min() > 0.005
-    for first, again, other in zip((inputs, numbers), LARGE.draw(4), LARGE.draw(2), strict=True):
-        np.testing.assert_array_equal(first, again)
-        assert not np.array_equal(first, other)
-
-
-def test_weights_have_variance_one_over_the_features() -> None:
-    """300 seeds of 4 features: 1,200 weights of standard deviation 1/2, 300 biases of 1."""
-    drawn = np.array([fitted(*Synthetic(num_examples=9, num_features=4, noise=0).draw(seed))[0] for seed in range(300)])
-    assert drawn[:, :4].std() == pytest.approx(0.5, rel=4 / np.sqrt(2400))
-    assert drawn[:, 4].std() == pytest.approx(1.0, rel=4 / np.sqrt(600))
-
-
-def test_splits_are_disjoint_and_keep_rows_together() -> None:
-    """Without noise the line is exact, and so it is after splitting."""
-    data = load_dataset("synthetic-regression", seed=6, synthetic=LINE)
-    assert lengths(data) == [720, 80, 200]
-    assert (data.num_classes, data.input_shape, data.task) == (1, (3,), "regression")
-    inputs, numbers = together(data)
-    assert len(np.unique(inputs, axis=0)) == 1000
-    assert np.abs(fitted(inputs, numbers)[1]).max() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["ben-ami-linear", "ben-ami-unequal"])
-def test_ben_amis_scenarios_learn_the_line(name: str) -> None:
-    """20 clients, 5 a round, and R² near the best there is, 1 / (1 + .5²) = .8 where w·x has variance 1."""
-    scenario = load_scenario(name, {"rounds": 40})
-    assert (scenario.num_clients, scenario.clients_per_round, scenario.selector) == (20, 5, "bsfl")
-    world = World(scenario)
-    assert world.objective is REGRESSION
-    test = world.dataset.test
-    _, residuals = fitted(test.inputs, test.labels)
-    best = 1 - float((residuals**2).mean()) / float(test.labels.var())
-    rounds = play(scenario, world).history.rounds
-    assert rounds[0].accuracy < best - 0.1
-    assert rounds[-1].accuracy == pytest.approx(best, abs=0.02)
-    assert rounds[-1].accuracy >= scenario.target_accuracy
-    assert len(set(world.num_examples().values())) == (1 if name == "ben-ami-linear" else 20)
-
-
-@pytest.mark.parametrize("selector", ["random-by-size", "local-accuracy", "bsfl"])
-def test_selectors_without_a_validation_set_run_on_numbers(selector: str) -> None:
-    history = play(load_scenario("ben-ami-unequal", {"selector": selector, "rounds": 4})).history
-    assert [r.num_completed for r in history.rounds] == [5] * 4
-    assert history.problem_counts() == {}
-
-
-def test_an_option_that_a_regression_cannot_have_is_refused_before_round_1() -> None:
-    """The class of the selector needs no validation set; the object with this option does."""
-    keys = {"rounds": 2, "selector": "active-fl"}
-    assert play(load_scenario("ben-ami-linear", keys)).history.problem_counts() == {}
-    with pytest.raises(ParameterError, match=r"active-fl \(accuracy\) measures classifiers"):
-        play(load_scenario("ben-ami-linear", {**keys, "selectors.active-fl.accuracy_weight": 0.5}))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("selector", "gpfl", r"gpfl \(global_accuracy, global_loss\) measures classifiers"),
-        ("selector", "pczfl", r"pczfl \(accuracy\) measures classifiers"),
-        ("selector", "fedcm-ts", r"fedcm-ts \(kept\) measures classifiers"),
-        ("aggregation.filter", "loss", r"FedCA's filter \(aggregation.filter\) measures classifiers"),
-        ("model.name", "mlp", "model.name = 'mlp' does not fit .*'synthetic-regression', which has numbers to"),
-        ("partition.kind", "dirichlet", "partition.kind = 'dirichlet' .*iid, sizes, sampled"),
-        ("data.dataset", "digits", "model.name = 'linear' does not fit data.dataset = 'digits', which has classes"),
-    ],
-)
-def test_what_a_regression_cannot_do_is_said_before_round_1(key: str, value: str, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        play(load_scenario("ben-ami-linear", {"rounds": 2, key: value}))

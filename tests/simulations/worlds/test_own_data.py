@@ -94,7 +94,7 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"partition": {0: [1], 2: [2]}}, "partition must hold the clients 0 … 1"),
         (
             {"partition": [[1], []]},
-            "client 1 must have a list of at least one row of train, got none. Leave the client",
+            "client 1 must have at least one row of train in [0, 60), each only once; got float64 of shape (0,). Leave",
         ),
         (
             {"train": (np.full((60, 4), 2**24 + 1), LABELS)},
@@ -108,11 +108,11 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"train": (np.where(np.eye(60, 4) > 0, 20_000_001.0, 20_000_000.0), LABELS)}, "whole number 20000001"),
         (
             {"partition": [[1], [60]]},
-            "client 1 must have rows of train in [0, 60), each only once; got rows from 60 to 60",
+            "client 1 must have at least one row of train in [0, 60), each only once; got rows from 60 to 60",
         ),
         (
             {"partition": [[4], [3, 8, 8, 1, 8]]},
-            "client 1 must have rows of train in [0, 60), each only once; row 8 occurs",
+            "client 1 must have at least one row of train in [0, 60), each only once; row 8 occurs",
         ),
         ({"partition": [[0.5]]}, "got float64"),
     ],
