@@ -16,8 +16,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 PLACED = """
 name => {
-  const chart = JSON.parse(document.getElementById("data").textContent).flatMap((one) => one.charts)
-    .find((one) => one.name === name);
+  const chart = window.fedsel.chartOf(name);
   const view = window.fedsel.views[name];
   if (!view) return []; // no rows
   const units = chart.spec.layer ?? [chart.spec];

@@ -30,8 +30,6 @@ CLIENT_FIGURES = ("latency_s", "download_s", "compute_s", "upload_s", "energy_j"
 """Fields of a client's record that are metrics."""
 METRICS_PER_REQUEST = 1000
 """Most metrics that MLflow takes in one request."""
-REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Environment variables that limit how long MLflow waits for a server. By default it retries for minutes."""
 RETRY = 10.0
 """After a failure, a tracked run sends no round for this many times the seconds that the failure took."""
 MAX_ERROR = 160
@@ -277,33 +275,10 @@ class TensorBoard(Recorder):
         file.close()
 
 
-@contextlib.contextmanager
-def _request_limits(impatient: bool) -> Iterator[None]:
-    """Limit how long MLflow waits for its server. MLflow reads the limits from the environment at each request."""
-    added = {key: one for key, one in REQUEST_LIMITS.items() if impatient and key not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)
-
-
 def find_or_make_experiment(client: Any, name: str) -> str:
     """Return the id of an experiment of MLflow, made if there is none."""
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found else client.create_experiment(name))
-
-
-def prepare_mlflow(experiment: str, tracking_uri: str | None) -> None:
-    """Make MLflow's database and experiment, which several processes cannot make at one time.
-
-    Args:
-        experiment: Name of the experiment.
-        tracking_uri: Address of the tracking server or store; None: as MLflow is configured.
-    """
-    with _request_limits(True):
-        find_or_make_experiment(import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking_uri), experiment)
 
 
 class MLflow(Recorder):
@@ -319,8 +294,6 @@ class MLflow(Recorder):
             None, MLflow's configuration decides.
         params: Parameters of the run, such as selector and seed.
         run_id: Identifier of the run to append to, after a resume. If None, a new run.
-        impatient: Whether a request gives up after ten seconds and one more try, unless MLflow's environment variables
-            set other limits. If False, MLflow retries for minutes, and the run waits.
 
     Attributes:
         run_id: MLflow's identifier of the run.
@@ -342,23 +315,20 @@ class MLflow(Recorder):
         tracking_uri: str | None = None,
         params: Mapping[str, object] | None = None,
         run_id: str | None = None,
-        impatient: bool = False,
     ) -> None:
-        module = import_library("mlflow", "mlflow")
+        self._client = import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking_uri)
         entities = import_library("mlflow.entities", "mlflow")
-        self._metric, self._impatient = entities.Metric, impatient
-        with _request_limits(self._impatient):
-            self._client = module.MlflowClient(tracking_uri=tracking_uri)
-            if run_id is None:
-                place = find_or_make_experiment(self._client, experiment)
-                run_id = self._client.create_run(place, run_name=run_name).info.run_id
-                given = [entities.Param(name, str(value)) for name, value in (params or {}).items()]
-                # MLflow takes 100 parameters in one request.
-                for first in range(0, len(given), 100):
-                    self._client.log_batch(run_id, params=given[first : first + 100])
-            else:
-                # The run was closed when its first part was interrupted.
-                self._client.update_run(run_id, status="RUNNING")
+        self._metric = entities.Metric
+        if run_id is None:
+            place = find_or_make_experiment(self._client, experiment)
+            run_id = self._client.create_run(place, run_name=run_name).info.run_id
+            given = [entities.Param(name, str(value)) for name, value in (params or {}).items()]
+            # MLflow takes 100 parameters in one request.
+            for first in range(0, len(given), 100):
+                self._client.log_batch(run_id, params=given[first : first + 100])
+        else:
+            # The run was closed when its first part was interrupted.
+            self._client.update_run(run_id, status="RUNNING")
         self.run_id = str(run_id)
 
     def write(self, round: int, values: Figures) -> None:
@@ -366,14 +336,12 @@ class MLflow(Recorder):
         # MLflow expects milliseconds.
         now = int(1000 * time.time())
         metrics = [self._metric(name, value, now, round) for name, value in values.items()]
-        with _request_limits(self._impatient):
-            for first in range(0, len(metrics), METRICS_PER_REQUEST):
-                self._client.log_batch(self.run_id, metrics=metrics[first : first + METRICS_PER_REQUEST])
+        for first in range(0, len(metrics), METRICS_PER_REQUEST):
+            self._client.log_batch(self.run_id, metrics=metrics[first : first + METRICS_PER_REQUEST])
 
     def end(self, *, failed: bool) -> None:
         """Set the run's status to finished or failed."""
-        with _request_limits(self._impatient):
-            self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+        self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Recorder):

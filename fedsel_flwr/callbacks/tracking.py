@@ -6,7 +6,6 @@ neither scenarios nor engines.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import os
@@ -23,16 +22,20 @@ from fedsel_flwr.callbacks.trackers import (
     TensorBoard,
     TrackedRun,
     WandB,
+    find_or_make_experiment,
     import_library,
-    prepare_mlflow,
 )
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, described
 from fedsel_flwr.references import absolute_reference, is_reference, load_reference
 
 logger = logging.getLogger("fedsel_flwr")
-TRACKERS = ("tensorboard", "mlflow", "wandb")
-"""Names of the trackers."""
+TRACKERS = {"tensorboard": "tensorboard.summary", "mlflow": "mlflow", "wandb": "wandb"}
+"""Name of a tracker, which is also that of its package -> the module that it needs."""
+DEFAULT_PLACES = {"tensorboard": "{}/tensorboard", "mlflow": "sqlite:///{}/mlflow.db"}
+"""Tracker -> its address in the folder of a comparison, if the option has none."""
+REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Environment variables that limit how long MLflow waits for a server. By default it retries for minutes."""
 TRACKED_CLIENTS = 50
 """Number of clients with per-client metrics by default."""
 TrackerLike = str | type[Recorder]
@@ -111,11 +114,9 @@ class Tracking:
                 raise ParameterError(f"tracker {track!r} must be a class derived from fedsel_flwr.callbacks.Recorder")
             made = cls(track, None, recorder=found, **options)
         else:
-            close = difflib.get_close_matches(track, TRACKERS, n=1)
-            hint = f". Did you mean {close[0]}?" if close else ""
             raise ParameterError(
                 f"track must be one of {', '.join(TRACKERS)}, with or without :ADDRESS, or a class such as "
-                f"./file.py:Class, got {track!r}{hint}"
+                f"./file.py:Class, got {track!r}"
             )
         made._check()
         return made
@@ -132,40 +133,44 @@ class Tracking:
         tracking = self if folder is None else replace(self, folder=folder, group=folder.resolve().name)
         if tracking.tracker == "mlflow":
             try:
-                prepare_mlflow(tracking.experiment, tracking._default_address())
+                client = import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking._place())
+                find_or_make_experiment(client, tracking.experiment)
             except Exception as error:
                 text = described(error)[:MAX_ERROR]
                 warn(f"mlflow does not answer. The runs continue, and mlflow lacks their rounds until it does: {text}")
         return tracking
 
     def _check(self) -> None:
-        """Refuse a tracker that cannot be used at all: its library, its address or its key is missing."""
-        if self.tracker == "tensorboard":
-            import_library("tensorboard.summary", "tensorboard")
-        elif self.tracker == "mlflow":
-            import_library("mlflow", "mlflow")
-        elif self.tracker == "wandb":
-            library = import_library("wandb", "wandb")
-            # Here, because in a run W&B would ask for the key at the terminal, and the run would wait.
-            if library.setup().settings.mode == "online" and not _has_key(library):
-                raise RunError(
-                    "W&B has no API key on this machine. Log in with wandb login, or set WANDB_MODE=offline to write "
-                    "the runs to the disk"
+        """Refuse a tracker that cannot be used at all: its library, its address or its key is missing.
+
+        From here on, MLflow gives up soon in this process and its children, unless its environment variables are set.
+        """
+        if self.tracker not in TRACKERS:
+            return
+        library = import_library(TRACKERS[self.tracker], self.tracker)
+        if self.tracker == "mlflow":
+            for name, limit in REQUEST_LIMITS.items():
+                os.environ.setdefault(name, limit)
+        if self.tracker != "wandb":
+            if self._place() is None:
+                raise ParameterError(
+                    f"track = {self.tracker!r} needs a place for its files. Give folder=, or an address as in "
+                    "'tensorboard:logs' or 'mlflow:sqlite:///runs.db'"
                 )
-        if self.tracker in ("tensorboard", "mlflow") and self._default_address() is None:
-            example = "tensorboard:logs" if self.tracker == "tensorboard" else "mlflow:sqlite:///runs.db"
-            raise ParameterError(
-                f"track = {self.tracker!r} needs a place for its files. Give folder=, or an address as in {example!r}"
+        # Here, because in a run W&B would ask for the key at the terminal, and the run would wait.
+        elif library.setup().settings.mode == "online" and not _has_key(library):
+            raise RunError(
+                "W&B has no API key on this machine. Log in with wandb login, or set WANDB_MODE=offline to write the "
+                "runs to the disk"
             )
 
-    def _default_address(self) -> str | None:
+    def _place(self) -> str | None:
         """Return the address that was given, or the default one."""
-        if self.tracker == "mlflow" and self.address is None and "MLFLOW_TRACKING_URI" in os.environ:
+        if self.address is None and self.tracker == "mlflow" and "MLFLOW_TRACKING_URI" in os.environ:
             return os.environ["MLFLOW_TRACKING_URI"]
         if self.address is not None or self.folder is None:
             return self.address
-        folder = self.folder.resolve()
-        return f"sqlite:///{folder / 'mlflow.db'}" if self.tracker == "mlflow" else str(folder / "tensorboard")
+        return DEFAULT_PLACES[self.tracker].format(self.folder.resolve())
 
     def end_service(self) -> None:
         """End W&B's service process. It prints a traceback if it is killed."""
@@ -194,15 +199,14 @@ class Tracking:
             return self.recorder(**_accepted(self.recorder, own))
         if self.tracker == "tensorboard":
             # In a log folder that comparisons may share, each has its own folder.
-            root = Path(str(self._default_address())) / ("" if self.address is None else self.group)
+            root = Path(str(self._place())) / ("" if self.address is None else self.group)
             # A run that is resumed or played again gets another folder: two runs in one folder would be one curve.
             folder, count = root / name, 1
             while folder.exists():
                 folder, count = root / f"{name}-{count + 1}", count + 1
             return TensorBoard(folder, params=params)
         if self.tracker == "mlflow":
-            address = self._default_address()
-            return MLflow(self.experiment, run_name=name, tracking_uri=address, params=params, impatient=True)
+            return MLflow(self.experiment, run_name=name, tracking_uri=self._place(), params=params)
         # W&B makes links in its folder, and a run's folder must have none: W&B's files stay where it puts them.
         settings = {"console": "off", "silent": True, "init_timeout": 20}
         # W&B keeps the working directory of its first run in this process.

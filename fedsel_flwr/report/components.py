@@ -387,13 +387,8 @@ def _interval(values: FloatArray, likelihood: FloatArray, estimate: float, best:
     """Return the values at which the profile is lower by :data:`DROP`; the smallest value counts as 0."""
     depth = likelihood - (best - DROP)
     inside = np.flatnonzero(depth >= 0)
-    first, last = int(inside[0]), int(inside[-1])
-
-    def crossing(i: int, j: int) -> float:
-        share = depth[i] / (depth[i] - depth[j])
-        return float(values[i] + share * (values[j] - values[i]))
-
-    low = crossing(first, first - 1) if first > 0 else float(values[0])
-    high = crossing(last, last + 1) if last + 1 < len(values) else float(values[-1])
+    # The two points at each end between which the profile crosses the level, unless the profile ends before.
+    first, last = slice(max(inside[0] - 1, 0), inside[0] + 1), slice(inside[-1], inside[-1] + 2)
+    low, high = float(np.interp(0, depth[first], values[first])), float(np.interp(0, -depth[last], values[last]))
     smallest = low <= 2 * SMALLEST
     return Interval(estimate=0.0 if estimate <= 2 * SMALLEST else estimate, low=0.0 if smallest else low, high=high)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -193,27 +193,12 @@ def _read_csv(
         notes.append("No row is cut off. If slow clients timed out, add a row with the timeout for each such client.")
     if float(np.median(seconds)) > HOUR_S:
         notes.append("The median latency is more than an hour. If the values are milliseconds, divide them by 1,000.")
-    return _latencies(
-        client, np.minimum(seconds, limit), np.array(seconds) >= limit, [0] * len(number),
-        num_clients=num_clients, clients_per_round=clients_per_round, max_latency=limit, source=str(path),
+    return Latencies(
+        client=np.array(client), seconds=np.minimum(seconds, limit), censored=np.array(seconds) >= limit,
+        fleet=np.zeros(len(number), dtype=np.int64), num_clients=num_clients, clients_per_round=clients_per_round,
+        max_latency=limit, source=str(path),
         num_examples=np.full(len(number), np.nan), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _latencies(
-    client: Sequence[int],
-    seconds: Sequence[float] | FloatArray,
-    censored: Sequence[bool] | BoolArray,
-    fleet: Sequence[int],
-    **others: Any,
-) -> Latencies:
-    return Latencies(
-        client=np.array(client, dtype=np.int64),
-        seconds=np.array(seconds, dtype=np.float64),
-        censored=np.array(censored, dtype=np.bool_),
-        fleet=np.array(fleet, dtype=np.int64),
-        **others,
-    )
 
 
 def _read_folders(folder: Path, clients_per_round: int | None, max_latency: float | None) -> Latencies:
@@ -278,25 +263,20 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
                 continue
             client.append(k)
             seconds.append(value)
-    seeds = sorted({seed for seed, _ in number})
+    _, fleet = np.unique(np.array([seed for seed, _ in number], dtype=np.int64), return_inverse=True)
     sizes = np.array([examples.get(k, math.nan) for k in range(len(number))])
     largest = max(one.num_available for history in histories for one in history.rounds)
     # A scenario may plan more rounds than the run has; the prediction takes time for each.
     planned = min(settings[0].rounds, max(MOST_ROUNDS, *(len(one.rounds) for one in histories)))
-    return _latencies(
-        client, seconds, censored, [seeds.index(seed) for seed, _ in number],
-        num_clients=max(settings[0].num_clients or largest, max(_clients_of(number))),
+    return Latencies(
+        client=np.array(client, dtype=np.int64), seconds=np.array(seconds, dtype=np.float64),
+        censored=np.array(censored, dtype=np.bool_), fleet=fleet,
+        num_clients=max(settings[0].num_clients or largest, *np.bincount(fleet, minlength=1).tolist()),
         clients_per_round=clients_per_round or settings[0].clients_per_round or typical,
         max_latency=limit, failed=failed, left_out=left_out, rounds=planned or None,
         num_available=np.array([one.num_available for one in histories[0].rounds]),
         num_examples=sizes, parameters=_parameters(scenario, limit), source=str(folder),
     )  # fmt: skip
-
-
-def _clients_of(number: Mapping[tuple[int, str], int]) -> list[int]:
-    """Return the number of clients of each fleet."""
-    fleets = [seed for seed, _ in number]
-    return [fleets.count(seed) for seed in set(fleets)] or [1]
 
 
 def _has_history(folder: Path) -> bool:

@@ -22,10 +22,9 @@ from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page import comparison_tables as tables
-from fedsel_flwr.report.page.comparison_tables import mean_curve
 from fedsel_flwr.report.page.document import convert
 from fedsel_flwr.report.run_folder import atomic_write
-from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target, moving_average
+from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target
 from fedsel_flwr.report.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -136,8 +135,9 @@ def plot_comparison(
     for name in shown:
         rows: list[dict[str, Any]]
         if name == "accuracy":
-            is_fraction = charts.are_fractions(r.accuracy for own in drawn.values() for h in own for r in h.rounds)
-            rows = _accuracy_rows(drawn, target_rounds, is_fraction)
+            page_runs = _page_runs(drawn)
+            rows = _mean_rows(tables.curve_table(page_runs, target_rounds, ["seconds"]), labels)
+            is_fraction = tables.are_fractions(one.accuracy for run in page_runs for one in run.rounds)
             spec = charts.accuracy_chart(series, target_accuracy, is_fraction=is_fraction)
             what = f"Accuracy, mean of {target_rounds} rounds{_describe_seeds(drawn)}; dashed: {goal}"
             axis = "simulated time (s)"
@@ -169,19 +169,20 @@ def _series(drawn: Mapping[str, Any]) -> tuple[list[str], charts.Styles]:
     return list(drawn), dict(enumerate(charts.selector_styles(list(drawn)).values()))
 
 
-def _accuracy_rows(drawn: Mapping[str, Sequence[History]], window: int, is_fraction: bool) -> list[dict[str, Any]]:
-    """Return the smoothed accuracy by simulated seconds: the mean over the seeds, with one standard deviation."""
-    found = []
-    for number, histories in enumerate(drawn.values()):
-        runs = [[(r.simulated_s, r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
-        series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
-        x, mean, deviation = mean_curve([(own[:, 0], moving_average(own[:, 1], window)) for own in series])
-        low, high = mean - deviation, mean + deviation
-        # A quality that the user defines may be outside the range of a fraction, as R² can be.
-        if is_fraction:
-            low, high = low.clip(min=0.0), high.clip(max=1.0)
-        found += _rows(number, x=x, accuracy=mean, low=low, high=high)
-    return found
+def _page_runs(
+    drawn: Mapping[str, Sequence[History]], lost: Mapping[str, Sequence[ArrayLike]] | None = None
+) -> list[tables.PageRun]:
+    """Return the runs as those of a page."""
+    return [
+        tables.PageRun(selector, seed, history, theta=np.asarray(lost[selector][seed], np.float64) if lost else ())
+        for selector, histories in drawn.items()
+        for seed, history in enumerate(histories)
+    ]
+
+
+def _mean_rows(columns: Mapping[str, Any], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a table of the page that are means over the seeds."""
+    return _numbered(columns, labels, seed=tables.ALL)
 
 
 def _rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
@@ -259,14 +260,19 @@ def plot_rounds(
         raise ParameterError("plot_rounds got no run. Give at least one history of one selector.")
     labels, series = _series(drawn)
     banded = len(drawn) <= MOST_BANDS
-    rows: dict[str, list[dict[str, Any]]] = {"accuracy": [], "clients": [], "share": [], "theta": []}
+    page_runs = _page_runs(drawn, lost)
+    lengths = [min(len(h.rounds) for h in histories) for histories in drawn.values()]
+    accuracies = _mean_rows(tables.curve_table(page_runs, target_rounds, ["rounds"]), labels)
+    rows: dict[str, list[dict[str, Any]]] = {
+        "accuracy": [row for row in accuracies if row["x"] <= lengths[row["series"]]],
+        "clients": [],
+        "share": [],
+        "theta": _mean_rows(tables.regret_table(page_runs), labels),
+    }
     # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
-    for number, (selector, histories) in enumerate(drawn.items()):
-        length = min(len(h.rounds) for h in histories)
+    for number, (histories, length) in enumerate(zip(drawn.values(), lengths, strict=True)):
         rounds, fractions = np.arange(1, length + 1), [selection_fractions(h, num_clients) for h in histories]
-        accuracy = np.mean([_accuracy(h, target_rounds)[:length] for h in histories], axis=0)
-        rows["accuracy"] += _rows(number, round=rounds, accuracy=accuracy)
         seen = np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0)
         rows["clients"] += _rows(number, round=rounds, clients=seen)
         own = np.sort(fractions[0], axis=1)
@@ -274,17 +280,16 @@ def plot_rounds(
         edges = {"low": own[:, 0], "high": own[:, -1]} if banded else {}
         rows["share"] += _rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
         highest = max(highest, float(edges.get("high", share)[len(own) // 5 :].max(initial=0.0)))
-        if lost:
-            theta = np.mean([np.asarray(one, dtype=np.float64)[:length] for one in lost[selector]], axis=0)
-            rows["theta"] += _rows(number, round=rounds, theta=theta)
     x = charts.round_axis()
-    form = ".0%" if charts.are_fractions(row["accuracy"] for row in rows["accuracy"]) else ""
+    form = ".0%" if tables.are_fractions(row["accuracy"] for row in rows["accuracy"]) else ""
     spread = ": median, least to most" if banded else " of the median client"
     shares = {"domain": [0, 1.1 * highest or 1.0], "nice": False}
     specs = {
         "accuracy": (
             f"Accuracy, mean of {target_rounds} rounds",
-            charts.line_chart(series, x, "accuracy", "test accuracy", form=form, goal=target_accuracy),
+            charts.line_chart(
+                series, charts.round_axis("x"), "accuracy", "test accuracy", form=form, goal=target_accuracy
+            ),
         ),
         "clients": (
             "Clients selected at least once",
@@ -363,7 +368,7 @@ def _picture(
         "spacing": 35,
         "config": {
             "background": "white", "font": "sans-serif", "view": {"stroke": None}, "aria": False,
-            "axis": _replaced(charts.SOFT),
+            "axis": {key: INK if value == charts.TEXT else value for key, value in charts.SOFT.items()},
             "legend": {"labelColor": INK, "labelFontSize": 13, "layout": {"bottom": {"anchor": "middle"}}},
             "title": {"color": INK, "anchor": "start", "fontWeight": "normal", "fontSize": 14, "offset": 10,
                       "frame": "group"},
@@ -372,29 +377,18 @@ def _picture(
 
 
 def _unit(panel: Panel, legend: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a panel as a part of a picture."""
+    """Return a panel as a part of a picture, with the picture's colour of texts, title and legend."""
     spec = {key: value for key, value in panel.spec.items() if key not in ("config", "autosize", "params", "datasets")}
+    # As page.js does. A quotation mark within a text is escaped, so only whole values and beginnings are replaced.
+    text = json.dumps(spec).replace('"legend": null', f'"legend": {json.dumps(legend)}')
+    text = text.replace(f'"{charts.TEXT}"', f'"{INK}"').replace(f'"{charts.X_TITLE}', json.dumps(panel.x_title)[:-1])
     # What comes last is on top: the first selector.
     rows = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in sorted(panel.rows, key=lambda row: -row["series"])
     ]
-    found: dict[str, Any] = _replaced(spec, panel.x_title, legend)
+    found: dict[str, Any] = json.loads(text)
     return found | {"title": panel.title, "data": {"values": rows}, "width": panel.width, "height": HEIGHT}
-
-
-def _replaced(part: Any, x_title: str = "", legend: Any = None) -> Any:
-    """Return a specification with the picture's colour of texts, title of the horizontal axis, and legend."""
-    if isinstance(part, Mapping):
-        return {
-            key: legend if key == "legend" and value is None else _replaced(value, x_title, legend)
-            for key, value in part.items()
-        }
-    if isinstance(part, list):
-        return [_replaced(one, x_title, legend) for one in part]
-    if not isinstance(part, str):
-        return part
-    return INK if part == charts.TEXT else part.replace(charts.X_TITLE, x_title, part.startswith(charts.X_TITLE))
 
 
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
@@ -412,14 +406,6 @@ def selection_fractions(history: History, num_clients: int) -> NDArray[np.float6
     for row in history.clients:
         chosen[place[row.round], row.client] = 1.0
     return np.asarray(chosen.cumsum(axis=0) / np.arange(1, len(chosen) + 1)[:, np.newaxis])
-
-
-def _accuracy(history: History, window: int) -> NDArray[np.float64]:
-    """Return the moving average of the accuracy at each round; NaN before the first measurement."""
-    values = np.array([record.accuracy for record in history.rounds], dtype=np.float64)
-    measured = np.flatnonzero(np.isfinite(values))
-    means = np.concatenate([[np.nan], moving_average(values[measured], window)])
-    return np.asarray(means[np.searchsorted(measured, np.arange(len(values)), side="right")])
 
 
 def _format_of(path: str | os.PathLike[str]) -> str:

@@ -32,8 +32,6 @@ LINES_PER_RUN = 10
 """Approximate number of lines that a run prints outside a terminal. The same number for all runs on a cluster."""
 LINE_S = 10.0
 """Seconds between two lines about the nodes of a cluster."""
-NAMED_NODES = 8
-"""Largest number of nodes that a line names."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,10 @@ class RunsProgress:
         """Describe the progress in a few words.
 
         >>> RunsProgress(3, 12, {"a": 2, "b": 1}).describe()
-        '3 of 12 runs finished, 3 in progress on 2 nodes (a 2, b 1), 6 waiting'
+        '3 of 12 runs finished, 3 in progress on 2 nodes, 6 waiting'
         """
         playing, count = sum(self.nodes.values()), len(self.nodes)
-        named = [f"{name} {runs}" for name, runs in self.nodes.items()][:NAMED_NODES]
-        if count > NAMED_NODES:
-            named.append(f"{count - NAMED_NODES} more")
-        where = f" on {count} node{'' if count == 1 else 's'} ({', '.join(named)})" if count else ""
+        where = f" on {count} node{'' if count == 1 else 's'}" if count else ""
         waiting = self.total - self.finished - playing
         return f"{self.finished} of {self.total} runs finished, {playing} in progress{where}, {waiting} waiting"
 

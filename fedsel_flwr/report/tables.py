@@ -74,21 +74,17 @@ def render_table(
     out = console or PipeSafeConsole()
     sign = _plus_minus(out.encoding)
 
-    def build(break_before: str, parts: Sequence[slice]) -> list[Table]:
-        tables = [_figures_table(rows, target_accuracy, sign, break_before, part) for part in parts]
-        if verdict and any(math.isfinite(one.time.low) or one.time.censored for one in verdict.selectors):
-            tables.append(_ratios_table(verdict, target_accuracy, break_before))
-            tables.append(_profile_table(verdict, break_before))
-        return tables
-
-    tables = build(" ", [slice(None)])
+    tables = [_figures_table(rows, target_accuracy, sign)]
+    if verdict and any(math.isfinite(one.time.low) or one.time.censored for one in verdict.selectors):
+        tables += [_ratios_table(verdict, target_accuracy), _profile_table(verdict)]
     natural = max(Measurement.get(out, out.options.update(width=1000), table).maximum for table in tables)
     if natural > out.width:
         # A pipe has no width. rich would assume 80 columns, and wrap lines that a program needs to read.
         if console is None and not out.is_terminal:
             out = PipeSafeConsole(width=natural)
         else:
-            tables = build("\n", [slice(FIRST_PART), slice(FIRST_PART, None)])
+            parts = slice(FIRST_PART), slice(FIRST_PART, None)
+            tables[:1] = [_figures_table(rows, target_accuracy, sign, part) for part in parts]
     for table in tables:
         out.print(table)
     notes = [_describe_target(target_accuracy, target_rounds, target_window)]
@@ -256,44 +252,52 @@ def figure_cells(
     return [(header, cells) for header, cells in written if set(cells) != {"-"} or header.startswith("accuracy")]
 
 
+def profile_cells(verdict: Verdict) -> list[list[str]]:
+    """Return a row for each selector: its name, and the time ratio for each target of the profile."""
+    return [
+        [one.selector, *(format_ratio(effects[i]) for effects in verdict.profile.values())]
+        for i, one in enumerate(verdict.selectors)
+    ]
+
+
 def _figures_table(
-    rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str, part: slice
+    rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, part: slice = slice(None)
 ) -> Table:
-    """Build the table with a part of the figures; ``before_count`` is a space, or a line break on narrow terminals."""
-    table = _empty_table(_caption(rows, plus_minus))
+    """Build the table with a part of the figures."""
     shown = figure_cells(rows, target_accuracy, part)
-    for header, _ in shown:
-        table.add_column(header, justify="right", overflow="fold")
-    for i, row in enumerate(rows):
-        cells = [each[i].replace(" (", f"{before_count}(").replace(" ±", f"{before_count}±") for _, each in shown]
-        table.add_row(Text(row.selector), *(Text(cell.replace("±", plus_minus)) for cell in cells))
-    return table
+    body = [[row.selector, *(cells[i].replace("±", plus_minus) for _, cells in shown)] for i, row in enumerate(rows)]
+    return _table(_caption(rows, plus_minus), [header for header, _ in shown], body)
 
 
-def _ratios_table(verdict: Verdict, target_accuracy: float, before_count: str) -> Table:
+def _ratios_table(verdict: Verdict, target_accuracy: float) -> Table:
     """Build the table of ratios to the reference: time = seconds per round x rounds, joules, and the verdict."""
     what = f"to {100 * target_accuracy:g} %, ratio to {verdict.reference} with 95 % interval"
-    table = _empty_table(Text(f"{what}; time = seconds a round x rounds"))
-    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\n(time)"):
-        table.add_column(header, justify="right", overflow="fold")
-    for one in verdict.selectors:
-        effects = (one.time, one.seconds_per_round, one.rounds, one.energy)
-        cells = [format_ratio(effect).replace(" ", before_count, 1) for effect in effects]
-        table.add_row(Text(one.selector), *map(Text, cells), Text(one.word))
-    return table
+    body = [
+        [one.selector, *map(format_ratio, (one.time, one.seconds_per_round, one.rounds, one.energy)), one.word]
+        for one in verdict.selectors
+    ]
+    heads = ["time", "seconds\na round", "rounds", "energy", "verdict\n(time)"]
+    return _table(f"{what}; time = seconds a round x rounds", heads, body)
 
 
-def _profile_table(verdict: Verdict, before_count: str) -> Table:
+def _profile_table(verdict: Verdict) -> Table:
     """Build the table of time ratios over targets."""
     what = f"time ratio to {verdict.reference} by target accuracy, with 95 % interval"
     if any(effect.censored for effects in verdict.profile.values() for effect in effects):
         what += f"; k of n (against m): the selector reaches the target on k of n seeds, {verdict.reference} on m"
-    table = _empty_table(Text(what))
-    for target in verdict.profile:
-        table.add_column(f"{100 * target:g} %", justify="right", overflow="fold")
-    for i, one in enumerate(verdict.selectors):
-        cells = [format_ratio(effects[i]).replace(" ", before_count, 1) for effects in verdict.profile.values()]
-        table.add_row(Text(one.selector), *map(Text, cells))
+    return _table(what, [f"{100 * target:g} %" for target in verdict.profile], profile_cells(verdict))
+
+
+def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Build a table, in which a name is text and never markup."""
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=Text(caption), caption_justify="left"
+    )
+    table.add_column("selector", overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -307,12 +311,6 @@ def _describe_target(target_accuracy: float, target_rounds: int, target_window: 
     return text
 
 
-def _empty_table(caption: Text) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    table.add_column("selector", overflow="fold")
-    return table
-
-
 def _format_asked(spread: Spread) -> str:
     """Format the mean number of clients asked per round; whole numbers have no decimals."""
     if not spread.count:
@@ -320,12 +318,12 @@ def _format_asked(spread: Spread) -> str:
     return f"{spread.mean:.0f}" if spread.mean == round(spread.mean) else f"{spread.mean:.1f}"
 
 
-def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> Text:
+def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> str:
     counts = {row.seeds for row in rows}
     if counts <= {1}:
-        return Text("one seed")
+        return "one seed"
     seeds = f"{counts.pop()} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
-    return Text(f"mean {plus_minus} sample standard deviation over {seeds}")
+    return f"mean {plus_minus} sample standard deviation over {seeds}"
 
 
 def _plus_minus(encoding: str) -> str:

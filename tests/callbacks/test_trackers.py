@@ -68,13 +68,6 @@ def test_a_library_that_fails_ends_nothing_and_is_named_once(caplog: pytest.LogC
     assert broken.ended == [False]
 
 
-def test_a_run_that_is_cut_off_has_failed_and_its_error_comes_out() -> None:
-    broken = Broken()
-    with pytest.raises(KeyboardInterrupt), broken:
-        raise KeyboardInterrupt
-    assert broken.ended == [True]
-
-
 @pytest.mark.parametrize(
     ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")]
 )

@@ -158,8 +158,6 @@ def test_remarks_on_odd_rows(seconds: list[float], limit: float | None, remark: 
         ("client,seconds\n", "has no rows"),
         ("client,seconds\na,1\nb,fast\n", "line 3, column 'seconds': expected a number of at least 1e-06, got 'fast'"),
         ("client,seconds\na,0\n", "line 2, column 'seconds': .* got '0'. Correct the cell. If the client timed out"),
-        ("client,seconds\na,1e-320\n", "line 2, column 'seconds': .* got '1e-320'"),
-        ("client,seconds\na,1e308\n", "line 2, column 'seconds': .* of at most 1e\\+09, got '1e308'"),
         ("client,seconds\na,1,053.99\n", "line 2: expected 2 cells, got 3, with the surplus cell '053.99'"),
         ("client,seconds,seconds\na,1,2\n", "line 1: two columns are called 'seconds'"),
         ("client,seconds\na,timeout\n", "If the client timed out, write the timeout and set --max-latency"),

@@ -1,15 +1,14 @@
-"""Paired effects: published examples, coverage in simulated experiments, censored pairs."""
+"""Paired effects: published examples, pairs by hand, censored pairs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.paired import collect, holm, paired_effects, sign_test, student_interval, student_p
+from fedsel_flwr.report.paired import collect, paired_effects, sign_test, student_interval, student_p
 from tests.report.made import make_run
 
 # Student 1908, table of the additional hours of sleep of ten patients: second drug minus first.
@@ -22,43 +21,6 @@ def test_students_own_example() -> None:
     assert student_interval(SLEEP) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
     assert student_p(SLEEP) == pytest.approx(0.002833, abs=1e-6)
     assert (student_p(np.zeros(3)), student_p(np.ones(3))) == (1.0, 0.0)
-
-
-def coverage(seeds: int, experiments: int, interval: Callable[..., tuple[float, float]] = student_interval) -> float:
-    """Share of the intervals of Gaussian differences around -7 that hold -7."""
-    draws = np.random.default_rng(seeds).normal(-7.0, 3.0, size=(experiments, seeds))
-    ends = np.array([interval(own) for own in draws])
-    return float(((ends[:, 0] <= -7.0) & (ends[:, 1] >= -7.0)).mean())
-
-
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_the_interval_covers_the_true_difference(seeds: int) -> None:
-    """300 experiments: 95 % within four standard errors of the count, .05."""
-    assert abs(coverage(seeds, 300) - 0.95) < 0.05
-
-
-def test_three_hundred_experiments_notice_a_normal_interval() -> None:
-    """The normal quantile in place of Student's covers 81 % at three seeds."""
-
-    def normal(own: np.ndarray) -> tuple[float, float]:
-        half = 1.959964 * own.std(ddof=1) / math.sqrt(len(own))
-        return own.mean() - half, own.mean() + half
-
-    assert coverage(3, 300, normal) < 0.87
-
-
-def test_holms_correction() -> None:
-    """R: p.adjust(c(.01, .04, .03, .005), "holm"). A missing p counts as 1 and stays in the number."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.0298, math.nan, math.nan]) == pytest.approx([0.0894, 1.0, 1.0])
-    assert holm([]) == []
-
-
-def test_the_sign_test_is_exact() -> None:
-    """R: binom.test(9, 10)$p.value and binom.test(4, 10)$p.value."""
-    assert sign_test(9, 1) == sign_test(1, 9) == pytest.approx(0.021484375)
-    assert sign_test(4, 6) == pytest.approx(0.75390625)
-    assert sign_test(5, 5) == sign_test(0, 0) == 1.0
 
 
 def test_ratios_are_geometric_means_of_pairs_with_the_same_seed() -> None:

@@ -17,19 +17,16 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import plots
 from fedsel_flwr.report.page.charts import COLOURS
 from fedsel_flwr.report.page.comparison_tables import mean_curve
-from fedsel_flwr.report.plots import PANELS, _accuracy, plot_comparison, plot_rounds, selection_fractions
+from fedsel_flwr.report.plots import PANELS, plot_comparison, plot_rounds, selection_fractions
 from fedsel_flwr.report.verdict import Verdict, verdict
 from tests.report.made import make_history, make_run
 
 NaN = math.nan
 
 
-def test_fractions_and_accuracies_of_rounds_by_hand() -> None:
-    """The accuracy of a round is the last mean of as many measured rounds as the window has."""
+def test_fractions_of_rounds_by_hand() -> None:
     fractions = selection_fractions(make_history([[0, 1], [0], [2, 0]], accuracy=[0.1] * 3), 4)
     np.testing.assert_allclose(fractions, [[1, 1, 0, 0], [1, 1 / 2, 0, 0], [1, 1 / 3, 1 / 3, 0]])
-    history = make_history([[0]] * 5, accuracy=[NaN, 0.2, NaN, 0.4, 0.6])
-    np.testing.assert_allclose(_accuracy(history, 2), [NaN, 0.2, 0.2, 0.3, 0.5])
 
 
 def test_a_mean_curve_has_the_last_value_of_each_seed() -> None:

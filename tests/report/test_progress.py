@@ -112,8 +112,8 @@ def test_runs_on_a_cluster_are_about_ten_lines(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 3.0
     lines = out.getvalue().splitlines()
     assert len(lines) == 11  # one at the start, and one for each tenth
-    assert lines[0] == "cluster: 0 of 40 runs finished, 2 in progress on 1 node (a 2), 38 waiting"
-    assert lines[5].endswith("20 of 40 runs finished, 2 in progress on 1 node (a 2), 18 waiting, about 60 s left")
+    assert lines[0] == "cluster: 0 of 40 runs finished, 2 in progress on 1 node, 38 waiting"
+    assert lines[5].endswith("20 of 40 runs finished, 2 in progress on 1 node, 18 waiting, about 60 s left")
     assert lines[-1] == "cluster: 40 of 40 runs finished, 0 in progress, 0 waiting"
 
 
@@ -125,15 +125,7 @@ def test_a_node_that_is_lost_is_a_line_but_not_one_a_second(monkeypatch: pytest.
         for nodes in ({}, {"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1}):
             progress.show_runs(RunsProgress(0, 9, nodes))
             now[0] += 6.0
-    assert [re.findall(r"\((.*)\)", line) for line in out.getvalue().splitlines()] == [[], ["a 1, b 1"], ["b 1"]]
-
-
-def test_many_nodes_are_not_all_named() -> None:
-    nodes = {f"n{k}": 3 for k in range(64)}
-    said = RunsProgress(1, 400, nodes).describe()
-    assert said.endswith(
-        "192 in progress on 64 nodes (n0 3, n1 3, n2 3, n3 3, n4 3, n5 3, n6 3, n7 3, 56 more), 207 waiting"
-    )
+    assert [re.findall(r"on (\d)", line) for line in out.getvalue().splitlines()] == [[], ["2"], ["1"]]
 
 
 def test_on_a_terminal_the_runs_have_a_bar_below_the_current_run() -> None:

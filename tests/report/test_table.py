@@ -49,14 +49,13 @@ def test_the_table_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert "time to 80 %" in lines[0]
     assert lines[1].split() == ["selector", "%", "simulated", "s", "to", "80", "%,", "J"]
-    assert words(lines[3]) == "bsfl 90.0 2 of 3 reach it 2 of 3 reach it"
-    assert words(lines[4]) == "±10.0"
-    assert words(lines[5]) == "power-of-choice 90.0 never never"
-    assert words(lines[7]).startswith("[bold]mine 90.0 124.4")  # a name is text, never markup
-    assert lines[9].strip() == "mean ± sample standard deviation over 3 seeds"
-    second = lines[10:]
+    assert words(lines[3]) == "bsfl 90.0 ±10.0 2 of 3 reach it 2 of 3 reach it"
+    assert words(lines[4]) == "power-of-choice 90.0 ±10.0 never never"
+    assert words(lines[5]).startswith("[bold]mine 90.0 ±10.0 124.4")  # a name is text, never markup
+    assert lines[6].strip() == "mean ± sample standard deviation over 3 seeds"
+    second = lines[7:]
     assert words(second[1]) == "selector index clients"
-    assert words(second[3]) == "bsfl 0.500 3.0"
+    assert words(second[3]) == "bsfl 0.500 ±0.000 3.0 ±0.0"
     assert words(lines[-1]).startswith("80 % is reached when the mean of 15 evaluated rounds in a row reaches it.")
 
 

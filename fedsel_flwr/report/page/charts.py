@@ -10,7 +10,7 @@ chart is readable on a light and on a dark page.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fedsel_flwr.report.run_folder import load_optional
@@ -72,11 +72,6 @@ def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]
         )
         for i, name in enumerate(selectors)
     }
-
-
-def are_fractions(accuracies: Iterable[float]) -> bool:
-    """Return whether all known accuracies are between 0 and 1. A quality of the user, such as R², may not be."""
-    return all(0 <= value <= 1 for value in accuracies if math.isfinite(value))
 
 
 def line_chart(
@@ -281,19 +276,17 @@ def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
     return specification(alt.layer(spread, point), 24 * len(selectors))
 
 
-def failure_chart(last: int, most: int | None = None) -> dict[str, Any]:
+def failure_chart(last: int, *, whole: bool = False) -> dict[str, Any]:
     """Stacked bars: failed clients per round, by reason, from round 1 to the last.
 
-    ``most`` is the largest number of failed clients if every bar is one round; None if bars are means.
+    ``whole``: every bar is one round, so its numbers of clients are whole.
     """
     rows = alt.Chart().transform_stack(
         stack="clients_per_round", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("series")]
     )
-    y = alt.Y("low:Q", title="failed clients per round")
-    if most is not None:
-        # The least step between ticks (tickMinStep) does not hold for an axis with few of them.
-        ticks = list(range(0, most + 1, math.ceil(most / 8)))
-        y = y.axis(values=ticks, format="d").scale(domain=[0, most], nice=False)
+    # The least step between ticks (tickMinStep) does not hold for an axis with few of them.
+    axis = alt.Axis(labelExpr="datum.value % 1 ? '' : datum.value") if whole else alt.Axis()
+    y = alt.Y("low:Q", title="failed clients per round", axis=axis)
     chart = _bars(rows, domain=[0.5, last + 0.5]).encode(
         y=y,
         y2="high:Q",

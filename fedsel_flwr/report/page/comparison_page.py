@@ -18,7 +18,7 @@ from fedsel_flwr.report.page import comparison_tables as tables
 from fedsel_flwr.report.page.comparison_tables import ALL, PageRun
 from fedsel_flwr.report.page.document import Chart, Columns, Document, Menu
 from fedsel_flwr.report.summary import RunSummary, aggregate, selector_of
-from fedsel_flwr.report.tables import figure_cells, format_ratio
+from fedsel_flwr.report.tables import figure_cells, format_ratio, profile_cells
 from fedsel_flwr.report.verdict import Verdict
 from fedsel_flwr.selectors.registry import describe, names
 
@@ -78,14 +78,13 @@ def comparison_document(facts: ComparisonFacts) -> Document:
     }
     styles = charts.selector_styles(selectors)
     drawn, maps = _charts(facts, styles, seeds, axes)
-    menus = [
-        Menu(name="axis", label="Over", options=axes),
-        Menu(name="seed", label="Seed", options={ALL: "all (mean)"} | {seed: seed for seed in seeds}),
-        Menu(name="selector", label="Selections and failures of", options={name: name for name in selectors}),
-    ]
+    menus = {
+        "axis": Menu(label="Over", options=axes),
+        "seed": Menu(label="Seed", options={ALL: "all (mean)"} | {seed: seed for seed in seeds}),
+        "selector": Menu(label="Selections and failures of", options={name: name for name in selectors}),
+    }
     if any(one.name == "ratios" for one in drawn):
-        measures = {name: title for name, (title, _) in tables.MEASURES.items()}
-        menus.append(Menu(name="measure", label="Ratio of", options=measures))
+        menus["measure"] = Menu(label="Ratio of", options=tables.MEASURES)
     return Document(
         title=facts.title,
         lead=[facts.description] if facts.description else [],
@@ -116,16 +115,15 @@ def _charts(
 
     if found and any(math.isfinite(one.time.low) for one in found.selectors):
         end = f", ratio to {found.reference}"
-        titles = {name: title for name, (title, _) in tables.MEASURES.items()}
         compared = {i: style for i, (name, style) in enumerate(styles.items()) if name != found.reference}
         words = {
-            "measure": {name: {f"{charts.X_TITLE}{end}": f"{title}{end}"} for name, title in titles.items()},
+            "measure": {name: {f"{charts.X_TITLE}{end}": f"{title}{end}"} for name, title in tables.MEASURES.items()},
             "seed": {seed: {charts.CHOSEN: seed} for seed in seeds},
         }
         spec = charts.ratio_chart(compared, found.reference)
         add("ratios", tables.ratio_table(found, facts.summaries), spec, ["measure"], words=words)
     rows = tables.curve_table(runs, facts.target_rounds, list(axes))
-    is_fraction = charts.are_fractions(rows["accuracy"])
+    is_fraction = tables.are_fractions(rows["accuracy"])
     spec = charts.accuracy_chart(series, facts.target_accuracy, is_fraction=is_fraction)
     words = {"axis": {axis: {charts.X_TITLE: title} for axis, title in axes.items()}}
     add("accuracy", rows, spec, ["axis", "seed"], words=words)
@@ -189,10 +187,7 @@ def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
         ]  # fmt: skip
         texts["profile"] = {
             "head": ["selector", *(f"{100 * target:g} %" for target in found.profile)],
-            "rows": [
-                [one.selector, *(format_ratio(effects[i]) for effects in found.profile.values())]
-                for i, one in enumerate(found.selectors)
-            ],
+            "rows": profile_cells(found),
         }
         texts["unreached"] = tables.unreached(found)
     return texts

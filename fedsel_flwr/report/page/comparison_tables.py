@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.paired import PairedEffect, reference_band
 from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
-from fedsel_flwr.report.verdict import LEVEL, SelectorVerdict, Verdict
+from fedsel_flwr.report.verdict import LEVEL, Verdict
 from fedsel_flwr.rounds.history import History, failure_reason
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
@@ -43,6 +43,8 @@ MOST_POINTS = (1_000, 300)
 """Largest number of clients that are drawn as points, with few runs and with many."""
 REASONS = 7
 """Largest number of reasons of failure; all others together are "other"."""
+NOTHING = (math.nan, math.nan, math.nan)
+"""Interval and p-value of a single run."""
 PARTS = ("download", "compute", "upload", "waiting", "failures", "probes")
 """Parts of a round."""
 
@@ -101,14 +103,13 @@ AXES = {
     "seconds": "simulated time (s)", "rounds": "round", "joules": "energy (J)", "megabytes": "sent models (MB)"
 }  # fmt: skip
 """Horizontal axes of the curves -> title."""
-MEASURES: dict[str, tuple[str, Callable[[SelectorVerdict], PairedEffect]]] = {
-    "time": ("time to the target", lambda one: one.time),
-    "seconds_per_round": ("seconds per round", lambda one: one.seconds_per_round),
-    "rounds": ("rounds to the target", lambda one: one.rounds),
-    "energy": ("energy to the target", lambda one: one.energy),
-    "joules_per_round": ("joules per round", lambda one: one.joules_per_round),
-}
-"""Ratios of the forest plot -> title, and the effect in a verdict."""
+MEASURES = {
+    "time": "time to the target", "seconds_per_round": "seconds per round", "rounds": "rounds to the target",
+    "energy": "energy to the target", "joules_per_round": "joules per round",
+}  # fmt: skip
+"""Ratios of the forest plot, which are attributes of a verdict -> title."""
+FIGURES = {"time": "time_to_target_s", "rounds": "rounds_to_target", "energy": "energy_to_target_j"}
+"""Ratio -> the figure of a run, if it has another name."""
 
 
 def took_s(row: ClientRecord) -> float:
@@ -125,8 +126,12 @@ def by_selector(runs: Sequence[PageRun]) -> dict[str, list[PageRun]]:
 
 
 def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Columns:
-    """Return test accuracy over each axis: a curve per run, and the mean of each selector with its deviation."""
+    """Return test accuracy over each axis: a curve per run, and the mean of each selector with its deviation.
+
+    A band of fractions ends at 0 and 1.
+    """
     most = CURVE_POINTS[len(runs) > FEW_RUNS]
+    is_fraction = are_fractions(one.accuracy for run in runs for one in run.rounds)
     table = Rows("axis", "seed", "selector", "x", "accuracy", "low", "high")
     for axis in axes:
         for selector, own in by_selector(runs).items():
@@ -135,8 +140,12 @@ def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Co
                 for i in thin(len(x), most):
                     table.add(axis, str(run.seed), selector, x[i], accuracy[i], math.nan, math.nan)
             x, mean, deviation = mean_curve(series)
+            low, high = mean - deviation, mean + deviation
+            # A quality that the user defines may be outside the range of a fraction, as R² can be.
+            if is_fraction:
+                low, high = low.clip(min=0.0), high.clip(max=1.0)
             for i in thin(len(x), MEAN_POINTS):
-                table.add(axis, ALL, selector, x[i], mean[i], mean[i] - deviation[i], mean[i] + deviation[i])
+                table.add(axis, ALL, selector, x[i], mean[i], low[i], high[i])
     return table.columns
 
 
@@ -185,27 +194,20 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
     The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
     """
     table = Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
-    figures = {"time": "time_to_target_s", "rounds": "rounds_to_target", "seconds_per_round": "seconds_per_round",
-               "energy": "energy_to_target_j", "joules_per_round": "joules_per_round"}  # fmt: skip
     own = [one for one in summaries if one.selector == verdict.reference]
-    for measure, (_, effect_of) in MEASURES.items():
+    for measure in MEASURES:
         for one in verdict.selectors:
-            effect = effect_of(one)
+            effect: PairedEffect = getattr(one, measure)
+            word, p = (one.word, one.p) if measure == "time" else ("", effect.p)
             note = f"{effect.reached} of {effect.pairs} reach it" if effect.censored else ""
-            is_primary = measure == "time"
-            word = one.word if is_primary else ""
-            p = one.p if is_primary else effect.p
+            mark = "*" if measure == "time" and p <= LEVEL else ""
             estimate = (effect.estimate, effect.low, effect.high)
-            table.add(measure, "mean", one.selector, "", *estimate, p, word, note or _mark(p, is_primary))
+            table.add(measure, "mean", one.selector, "", *estimate, p, word, note or mark)
             for seed, value in zip(effect.seeds, effect.values, strict=True):
-                table.add(measure, "seed", one.selector, str(seed), value, math.nan, math.nan, math.nan, "", "")
-        low, high = reference_band([getattr(one, figures[measure]) for one in own])
-        table.add(measure, "band", verdict.reference, "", math.nan, low, high, math.nan, "", "")
+                table.add(measure, "seed", one.selector, str(seed), value, *NOTHING, "", "")
+        band = reference_band([getattr(one, FIGURES.get(measure, measure)) for one in own])
+        table.add(measure, "band", verdict.reference, "", math.nan, *band, math.nan, "", "")
     return table.columns
-
-
-def _mark(p: float, is_corrected: bool) -> str:
-    return "*" if is_corrected and p <= LEVEL else ""
 
 
 def unreached(verdict: Verdict) -> list[str]:
@@ -280,7 +282,7 @@ def selection_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns,
     most = MOST_POINTS[len(runs) > FEW_RUNS]
     latencies = ranks(runs, num_clients)
     for selector, own in by_selector(runs).items():
-        tenths, everyone = [], list[tuple[float, str, int]]()
+        tenths, everyone = list[dict[tuple[Any, ...], Any]](), list[tuple[float, str, int]]()
         for run in own:
             counts = run.history.selection_counts(num_clients)[:num_clients]
             latency = latencies[run.seed]
@@ -290,17 +292,12 @@ def selection_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns,
                 table.add(str(run.seed), selector, str(client), latency[client], int(counts[client]))
             everyone += [(float(latency[k]), f"{k} of seed {run.seed}", int(counts[k])) for k in order]
             parts = [part for part in np.array_split(np.array(order, dtype=int), 10) if part.size]
-            tenths.append([(latency[part].mean(), counts[part].mean()) for part in parts])
-            for place, (x, y) in enumerate(tenths[-1], start=1):
-                groups.add(str(run.seed), selector, place, x, y)
+            tenths.append({(i,): (latency[one].mean(), counts[one].mean()) for i, one in enumerate(parts, start=1)})
         everyone.sort()
         for i in thin(len(everyone), most):
             x, label, count = everyone[i]
             table.add(ALL, selector, label, x, count)
-        common = min(map(len, tenths), default=0)
-        for place in range(common):
-            x, y = np.mean([one[place] for one in tenths], axis=0)
-            groups.add(ALL, selector, place + 1, x, y)
+        _add_runs(groups, own, tenths)
     return table.columns, groups.columns
 
 
@@ -323,32 +320,46 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     latencies = ranks(runs, num_clients)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
     rows, columns = (group_edges(size, most) for size, most in zip((num_clients, last), MAP_CELLS, strict=True))
-    with_map = 0
-    seeds = list(latencies)
-    maps: dict[tuple[str, int], FloatArray] = {}
+    found: dict[str, list[dict[tuple[Any, ...], float]]] = {}
     for run in runs:
         # Clients that were never selected have no latency, and come last.
-        place = np.argsort(np.argsort(latencies[run.seed]))
-        own = place[run.clients["client"].astype(int)]
-        maps[run.selector, run.seed], *_ = np.histogram2d(own, run.clients["round"] - 1, bins=(rows, columns))
+        place = np.argsort(np.argsort(latencies[run.seed]))[run.clients["client"].astype(int)]
+        counts, *_ = np.histogram2d(place, run.clients["round"] - 1, bins=(rows, columns))
+        cells = zip(*np.nonzero(counts), strict=True)
+        found.setdefault(run.selector, []).append(
+            {(*rows[i : i + 2].tolist(), *(columns[j : j + 2] + 1).tolist()): counts[i, j] for i, j in cells}
+        )
+    cells_of_seed = sum(len(one) for own in found.values() for one in own) / max(1, len(latencies))
+    shown = list(latencies)[: max(1, int(MAP_ROWS / max(1.0, cells_of_seed)))]
+    for selector, own in by_selector(runs).items():
+        _add_runs(table, own, found[selector], missing=0.0, seeds=shown)
+    return table.columns, len(shown)
 
-    def add(seed: str, selector: str, counts: FloatArray) -> None:
-        for i, j in zip(*np.nonzero(counts), strict=True):
-            edges = rows[i], rows[i + 1], columns[j] + 1, columns[j + 1] + 1
-            table.add(seed, selector, *(int(edge) for edge in edges), counts[i, j])
 
-    for selector in by_selector(runs):
-        add(ALL, selector, np.mean([own for (name, _), own in maps.items() if name == selector], axis=0))
-    used = 0
-    for seed in seeds:
-        own_maps = {name: own for (name, other), own in maps.items() if other == seed}
-        used += sum(int(np.count_nonzero(own)) for own in own_maps.values())
-        if with_map and used > MAP_ROWS:
-            break
-        with_map += 1
-        for selector, counts in own_maps.items():
-            add(str(seed), selector, counts)
-    return table.columns, with_map
+def _add_runs(
+    table: Rows,
+    runs: Sequence[PageRun],
+    found: Sequence[Mapping[tuple[Any, ...], Any]],
+    *,
+    missing: float | None = None,
+    seeds: Sequence[int] | None = None,
+) -> None:
+    """Add the rows of a selector's runs, and the means over the runs.
+
+    Args:
+        table: The table. Its first two columns are ``seed`` and ``selector``.
+        runs: The runs.
+        found: Next columns of a row -> value or values of its last columns, for each run.
+        missing: Value of a row that a run lacks. If None, such a row has no mean.
+        seeds: Seeds whose rows are added. If None, all.
+    """
+    for run, own in zip(runs, found, strict=True):
+        for key, value in own.items() if seeds is None or run.seed in seeds else ():
+            table.add(str(run.seed), run.selector, *key, *np.atleast_1d(value).tolist())
+    for key in dict.fromkeys(key for own in found for key in own):
+        values = [own.get(key, missing) for own in found]
+        if all(value is not None for value in values):
+            table.add(ALL, runs[0].selector, *key, *np.atleast_1d(np.mean(values, axis=0)).tolist())
 
 
 def failure_table(runs: Sequence[PageRun]) -> Columns:
@@ -357,24 +368,16 @@ def failure_table(runs: Sequence[PageRun]) -> Columns:
     names = usual_reasons(runs)
     last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
     edges = group_edges(last, MAP_CELLS[1])
-    widths = np.diff(edges)
-
-    def add(seed: str, selector: str, counts: Mapping[str, FloatArray]) -> None:
-        for reason, own in counts.items():
-            for j in np.flatnonzero(own):
-                table.add(seed, selector, int(edges[j] + 1), int(edges[j + 1] + 1), reason, own[j])
-
-    for selector, own in by_selector(runs).items():
-        found: list[dict[str, FloatArray]] = []
+    for own in by_selector(runs).values():
+        found = []
         for run in own:
-            groups: dict[str, list[int]] = {}
-            for number, reason in run.reasons:
-                groups.setdefault(reason if reason in names else "other", []).append(number - 1)
-            found.append({reason: np.histogram(at, edges)[0] / widths for reason, at in groups.items()})
-            add(str(run.seed), selector, found[-1])
-        nothing = np.zeros(len(widths))
-        every = dict.fromkeys(reason for one in found for reason in one)
-        add(ALL, selector, {reason: np.mean([one.get(reason, nothing) for one in found], axis=0) for reason in every})
+            counts = Counter(
+                (int(np.searchsorted(edges, number)) - 1, reason if reason in names else "other")
+                for number, reason in run.reasons
+            )
+            groups = {(int(edges[j] + 1), int(edges[j + 1] + 1), reason): n for (j, reason), n in counts.items()}
+            found.append({key: n / (key[1] - key[0]) for key, n in groups.items()})
+        _add_runs(table, own, found, missing=0.0)
     return table.columns
 
 
@@ -401,13 +404,8 @@ def part_table(runs: Sequence[PageRun]) -> Columns:
     It is NaN if no client reports its parts.
     """
     table = Rows("seed", "selector", "part", "seconds")
-    for selector, own in by_selector(runs).items():
-        found = [round_parts(run) for run in own]
-        for run, parts in zip(own, found, strict=True):
-            for part in PARTS:
-                table.add(str(run.seed), selector, part, parts[part])
-        for part in PARTS:
-            table.add(ALL, selector, part, float(np.mean([one[part] for one in found])))
+    for own in by_selector(runs).values():
+        _add_runs(table, own, [{(part,): seconds for part, seconds in round_parts(run).items()} for run in own])
     return table.columns
 
 
@@ -444,15 +442,15 @@ def regret_table(runs: Sequence[PageRun]) -> Columns:
     """Return the seconds lost per round so far, compared with the genie that knows the mean latencies."""
     table = Rows("seed", "selector", "round", "theta")
     most = CURVE_POINTS[len(runs) > FEW_RUNS]
-    for selector, own in by_selector(runs).items():
-        curves = [np.asarray(run.theta, dtype=np.float64) for run in own if len(run.theta)]
-        for run in own:
-            for i in thin(len(run.theta), most):
-                table.add(str(run.seed), selector, i + 1, run.theta[i])
-        common = min(map(len, curves), default=0)
-        for i in thin(common, MEAN_POINTS):
-            table.add(ALL, selector, i + 1, float(np.mean([one[i] for one in curves])))
+    places = thin(max((len(run.theta) for run in runs), default=0), most)
+    for own in by_selector([run for run in runs if len(run.theta)]).values():
+        _add_runs(table, own, [{(i + 1,): run.theta[i] for i in places if i < len(run.theta)} for run in own])
     return table.columns
+
+
+def are_fractions(accuracies: Iterable[float]) -> bool:
+    """Return whether all known accuracies are between 0 and 1. A quality of the user, such as R², may not be."""
+    return all(0 <= value <= 1 for value in accuracies if math.isfinite(value))
 
 
 class Rows:

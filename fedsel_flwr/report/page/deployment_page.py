@@ -12,7 +12,6 @@ import math
 import shutil
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def deployment_document(found: Deployment) -> Document:
         spec = charts.slowest_chart(longest, _line_at(found, longest))
         drawn.append(Chart(name="slowest", rows=_slowest(found.slowest), spec=spec))
     if found.failures["reason"]:
-        spec = charts.failure_chart(found.last_round, None if grouped else _most_failures(found))
+        spec = charts.failure_chart(found.last_round, whole=not grouped)
         drawn.append(Chart(name="failures", rows=found.failures, series="reason", spec=spec))
     if any(map(math.isfinite, found.accuracy["accuracy"])):
         drawn.append(Chart(name="accuracy", rows=found.accuracy, spec=charts.evaluation_chart()))
@@ -177,14 +176,6 @@ def _slowest(columns: Columns) -> Columns:
     for name, most in (("client", 2 * ID_LENGTH), ("problem", PROBLEM_LENGTH)):
         newest[name] = [shown_text(text, most) for text in newest[name]]
     return newest
-
-
-def _most_failures(found: Deployment) -> int:
-    """Return the largest number of failed clients in a group of rounds."""
-    counts = Counter[int]()
-    for number, clients in zip(found.failures["round"], found.failures["clients_per_round"], strict=True):
-        counts[number] += round(clients)
-    return max(counts.values())
 
 
 def _grouped(found: Deployment) -> str:

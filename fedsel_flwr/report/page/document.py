@@ -3,7 +3,7 @@
 The page loads nothing from elsewhere. Its Content-Security-Policy allows two scripts, by their hashes: the bundle of
 Vega, Vega-Lite and vega-embed that vl-convert makes, and ``page.js``. Vega interprets its expressions instead of
 compiling them (``ast: true``), so that no text can become code. Jinja escapes every text of the page, and the data are
-JSON in which ``<`` is escaped.
+packed.
 
 Every chart has a table of rows. A menu shows the rows whose column has the menu's value. All charts with the same menu
 therefore show the same selector or seed. The menus' values are also in the address, after the ``#``.
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import importlib.util
-import itertools
 import json
 import math
 import os
@@ -71,12 +71,10 @@ class Menu:
     """A menu of the page.
 
     Attributes:
-        name: Name of the menu, also in the address.
         label: Label for readers.
         options: Value -> text. The first value is the default.
     """
 
-    name: str
     label: str
     options: Mapping[str, str]
 
@@ -116,7 +114,7 @@ class Document:
         sections: Name in the address of a link -> heading, in the order of the template.
         charts: The charts, in the order of the template.
         facts: Values of the template's names.
-        menus: The menus.
+        menus: Name of a menu, also in the address -> the menu.
         selectors: Selectors that the reader can hide -> colour and dashes of their lines.
     """
 
@@ -126,7 +124,7 @@ class Document:
     sections: Mapping[str, str]
     charts: Sequence[Chart]
     facts: Mapping[str, Any]
-    menus: Sequence[Menu] = ()
+    menus: Mapping[str, Menu] = field(default_factory=dict)
     selectors: Mapping[str, tuple[str, Sequence[int]]] = field(default_factory=dict)
 
 
@@ -179,7 +177,7 @@ def render(document: Document | Mapping[str, Document]) -> str:
             policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
             style=_file("page.css"),
             scripts=scripts,
-            data=_json([{"scenario": name, **_data(one)} for name, one in documents.items()]),
+            data=_packed([{"scenario": name, **_data(one)} for name, one in documents.items()]),
         )
     )
 
@@ -193,34 +191,6 @@ def long_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[boo
     return [any(len(row[i]) > LONG_CELL for row in rows) for i in range(len(head))]
 
 
-def encode_column(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
-    """Encode a column: numbers with :data:`DIGITS` significant digits, texts as numbers of a list of texts.
-
-    If many neighbours are equal, the numbers are runs: a number, how often it follows, the next number, and so on.
-
-    >>> encode_column([0.123456789, math.nan, 3.0])
-    [0.123457, None, 3]
-    >>> encode_column(["b", "a", "b"])
-    {'values': ['b', 'a'], 'codes': [0, 1, 0]}
-    >>> encode_column([math.nan] * 9), encode_column(["a"] * 6 + ["b"])
-    ({'runs': [None, 9]}, {'values': ['a', 'b'], 'runs': [0, 6, 1, 1]})
-    """
-    given = np.asarray(values)
-    if given.dtype.kind in "US":
-        texts = [str(value) for value in values]
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        codes = [places[text] for text in texts]
-        return {"values": list(places), **(_runs(codes) or {"codes": codes})}
-    numbers = [_number(value) for value in given.tolist()]
-    return _runs(numbers) or numbers
-
-
-def _runs(numbers: Sequence[float | None]) -> dict[str, list[Any]]:
-    """Return the runs of equal numbers; empty if they are longer than the numbers."""
-    runs = [part for value, own in itertools.groupby(numbers) for part in (value, sum(1 for _ in own))]
-    return {"runs": runs} if len(runs) < len(numbers) else {}
-
-
 def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
@@ -230,26 +200,25 @@ def _number(value: float) -> float | int | None:
 
 def _data(document: Document) -> dict[str, Any]:
     """Return what ``page.js`` reads."""
-    charts = [
-        {"name": one.name, "table": one.name, "spec": one.spec, "menus": one.menus, "series": one.series,
-         "shown": one.shown, "words": one.words}
-        for one in document.charts
-    ]  # fmt: skip
     return {
         "title": document.title,
-        "menus": [{"name": one.name, "values": list(one.options)} for one in document.menus],
+        "menus": [{"name": name, "values": list(menu.options)} for name, menu in document.menus.items()],
         "selectors": list(document.selectors),
-        "charts": charts,
+        "charts": [{name: value for name, value in vars(one).items() if name != "rows"} for one in document.charts],
         "heads": HEADS,
         "tables": {
-            one.name: {column: encode_column(values) for column, values in one.rows.items()} for one in document.charts
+            one.name: {column: _plain(values) for column, values in one.rows.items()} for one in document.charts
         },
     }
 
 
-def _json(value: Any) -> str:
-    # An escaped "<" can neither end the script element nor begin a comment in it.
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def _plain(values: Sequence[Any] | np.ndarray[Any, Any]) -> list[Any]:
+    return [one if isinstance(one, str) else _number(one) for one in np.asarray(values).tolist()]
+
+
+def _packed(value: Any) -> str:
+    """Return JSON as gzip in base64, in which no text can end the script element."""
+    return base64.b64encode(gzip.compress(json.dumps(value, allow_nan=False).encode(), mtime=0)).decode()
 
 
 def convert(function: str, **arguments: Any) -> bytes:

@@ -1,6 +1,8 @@
 "use strict";
 // Draws the charts of a page, and follows its menus. The data are in the element "data" (document.py).
-const pages = JSON.parse(document.getElementById("data").textContent); // one for each scenario
+const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (one) => one.charCodeAt(0));
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+const pages = await new Response(unpacked).json(); // one for each scenario
 const content = document.getElementById("content");
 const bodies = [null, ...Array.from(document.querySelectorAll("body > template"), (one) => one.content)];
 const root = document.documentElement;
@@ -14,17 +16,9 @@ let form = document.getElementById("menus");
 let drawing = Promise.resolve();
 
 // ---- data ----
-function expanded({ runs }) {
-  return runs.flatMap((value, i) => (i % 2 ? [] : Array(runs[i + 1]).fill(value)));
-}
-
 function rowsOf(name) {
   if (!tables[name]) {
-    const columns = Object.entries(page.tables[name]).map(([key, column]) => {
-      if (Array.isArray(column)) return [key, column];
-      const numbers = column.codes ?? expanded(column);
-      return [key, column.values ? numbers.map((code) => column.values[code]) : numbers];
-    });
+    const columns = Object.entries(page.tables[name]);
     const length = columns.length ? columns[0][1].length : 0;
     tables[name] = Array.from({ length }, (_, i) => Object.fromEntries(columns.map(([key, own]) => [key, own[i]])));
   }
@@ -33,7 +27,7 @@ function rowsOf(name) {
 
 function shownRows(chart) {
   const menus = Object.entries(chart.menus);
-  return rowsOf(chart.table).filter(
+  return rowsOf(chart.name).filter(
     (row) => menus.every(([column, menu]) => String(row[column]) === state[menu])
       && (!chart.shown || state.show.has(row[chart.shown])),
   );
@@ -41,7 +35,7 @@ function shownRows(chart) {
 
 // Names of the series of a chart. Vega gets their numbers, because a name such as "constructor" would confuse it.
 function seriesOf(chart) {
-  return chart.series === "selector" ? page.selectors : [...new Set(rowsOf(chart.table).map((row) => row[chart.series]))];
+  return chart.series === "selector" ? page.selectors : [...new Set(rowsOf(chart.name).map((row) => row[chart.series]))];
 }
 
 // ---- charts ----
@@ -97,7 +91,7 @@ function shortText(value) {
 function fillTable(chart, rows) {
   const place = document.getElementById(`chart-${chart.name}`).querySelector("details .table");
   const table = document.createElement("table");
-  const columns = Object.keys(page.tables[chart.table]);
+  const columns = Object.keys(page.tables[chart.name]);
   const head = table.createTHead().insertRow();
   for (const name of columns) {
     const cell = document.createElement("th");
@@ -207,7 +201,7 @@ function changed(event) {
 
 // ---- downloads ----
 function csvText(chart) {
-  const columns = Object.keys(page.tables[chart.table]);
+  const columns = Object.keys(page.tables[chart.name]);
   // A spreadsheet would compute a text that begins like a formula. Numbers stay as they are.
   const plain = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? ""));
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', () => '""')}"` : value);
@@ -288,4 +282,4 @@ addEventListener("beforeprint", () => Object.values(views).forEach((view) => vie
 addEventListener("afterprint", () => dispatchEvent(new Event("resize")));
 start();
 // For tests and for readers of the console.
-window.fedsel = { state, views, shownRows: (name) => shownRows(page.charts.find((one) => one.name === name)) };
+window.fedsel = { state, views, chartOf: (name) => page.charts.find((one) => one.name === name), shownRows: (name) => shownRows(page.charts.find((one) => one.name === name)) };

