@@ -63,10 +63,13 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
     rounding = 1e-9 * (alpha * float(np.abs(g).max()) + float(np.abs(ucb).max()))
     slowest = best - scale * float(np.partition(g, -m)[-m:].sum()) - rounding
     order = top(ucb, max(m, int(np.count_nonzero(ucb >= slowest))))
-    for i in (m + np.flatnonzero(g[order[m:]] > heap[0])).tolist():
-        if (value := float(g[order[i]])) > heap[0]:
+    # Only these can enter the heap, because its smallest value never falls.
+    better = m + np.flatnonzero(g[order[m:]] > heap[0])
+    values, speeds = g[order[better]].tolist(), ucb[order[better]].tolist()
+    for i, value, speed in zip(better.tolist(), values, speeds, strict=True):
+        if value > heap[0]:
             total += value - heapreplace(heap, value)
-            score = float(ucb[order[i]]) + scale * total  # (13)
+            score = speed + scale * total  # (13)
             if score > best:
                 best, end = score, i + 1
     ahead = order[:end]
