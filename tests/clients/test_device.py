@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import RoundDelays, mean_latencies, probe_delays, quasirandom_points
+from fedsel_flwr.clients.device import RoundDelays, mean_latencies, probe_delays
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
@@ -144,11 +144,3 @@ def test_the_deadline_caps_the_mean() -> None:
     late, early = mean_latencies(phones(2, examples=[10_000, 1], payload_bits=8.0, max_latency_s=5.0))
     assert late == 5.0
     assert early < 2.0
-
-
-def test_the_points_are_even_and_inside() -> None:
-    points = quasirandom_points()
-    assert points.shape == (4096, 3)
-    assert 0 < points.min() < points.max() < 1
-    np.testing.assert_allclose(points.mean(axis=0), 0.5, atol=1e-3)
-    np.testing.assert_allclose((points[:, 0] * points[:, 2]).mean(), 0.25, atol=2e-3)

@@ -17,14 +17,6 @@ MEGABYTE = 8e6
 PHONES = PhoneModel(num_clients=CLIENTS, seed=3, examples=np.full(CLIENTS, 10), payload_bits=MEGABYTE)
 
 
-def test_defaults_are_the_measured_figures() -> None:
-    """932 phone models: 172 ms, log sd .78; FLASH's Wi-Fi: .47 and .68, medians 4.3 : 3.3, variation .4."""
-    p = PHONES
-    assert (p.seconds_per_example, p.compute_log_sd, p.compute_round_cv) == (0.172, 0.78, 0.03)
-    assert (p.download_log_sd, p.upload_log_sd, p.network_round_cv) == (0.47, 0.68, 0.4)
-    assert p.download_bytes_per_s / p.upload_bytes_per_s == pytest.approx(4.3 / 3.3)
-
-
 def test_a_draw_by_hand() -> None:
     """Own and round's deviates in the order computing, down, up; sd of the round sqrt(ln(1 + cv^2)).
 

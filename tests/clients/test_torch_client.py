@@ -12,7 +12,6 @@ import torch
 from flwr.common import Code, FitIns, GetPropertiesIns, ndarrays_to_parameters
 from torch import nn
 
-from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import TrainingSettings
@@ -194,8 +193,3 @@ def test_evaluate_by_hand() -> None:
     loss, count, metrics = client().evaluate([np.zeros_like(array) for array in GLOBAL], {})
     assert loss == pytest.approx(math.log(4), rel=1e-6)
     assert (count, metrics) == (12, {"accuracy": 0.25, "client_id": 3})
-
-
-def test_get_parameters_are_the_models() -> None:
-    model = nn.Linear(3, 4)
-    assert same(client(model=model).get_parameters({}), get_arrays(model))

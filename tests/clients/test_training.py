@@ -193,12 +193,6 @@ def test_wrong_settings(values: dict[str, Any]) -> None:
         settings_of(**values)
 
 
-def test_whole_numbers_are_kept_as_such() -> None:
-    settings = settings_of(learning_rate=1, batch_size=8.0, local_steps=np.int64(3))
-    assert (settings.batch_size, settings.local_steps) == (8, 3)
-    assert type(settings.batch_size) is type(settings.local_steps) is int
-
-
 def test_no_examples_or_unequal_numbers_are_refused() -> None:
     with pytest.raises(ParameterError, match="got 0 examples, 0 labels"):
         train(logistic_model(), INPUTS[:0], LABELS[:0], settings_of(), np.random.default_rng(0))

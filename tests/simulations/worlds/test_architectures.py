@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fedsel_flwr.clients.objectives import get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -52,16 +52,6 @@ def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
 )
 def test_number_of_parameters(name: str, shape: tuple[int, int, int], count: int) -> None:
     assert sum(array.size for array in get_arrays(build_model(name, shape, 10, seed=0))) == count
-
-
-@pytest.mark.parametrize(("name", "shape", "outputs"), [("logistic", (1, 2, 2), 3), ("linear", (4,), 1)])
-def test_linear_maps(name: str, shape: tuple[int, ...], outputs: int) -> None:
-    model = build_model(name, shape, 3, seed=1)
-    weight, bias = get_arrays(model)
-    assert weight.shape == (outputs, 4)
-    numbers = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
-    found = model(torch.tensor(numbers.reshape(1, *shape))).detach().numpy()[0]
-    np.testing.assert_allclose(found, weight @ numbers + bias, rtol=1e-6)
 
 
 def test_only_the_cnn_drops_out() -> None:
@@ -110,16 +100,6 @@ def test_the_seed_alone_decides_the_parameters(name: str) -> None:
     for ours, theirs, different in zip(first, again, other, strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert not np.array_equal(ours, different)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_arrays_go_out_and_in(name: str) -> None:
-    source, target = (build_model(name, (3, 8, 8), 4, seed=seed) for seed in (1, 2))
-    arrays = get_arrays(source)
-    assert [array.shape for array in arrays] == [tuple(tensor.shape) for tensor in source.state_dict().values()]
-    set_arrays(target, arrays)
-    images = torch.ones(2, 3, 8, 8)
-    assert torch.equal(source.eval()(images), target.eval()(images))
 
 
 @pytest.mark.parametrize(

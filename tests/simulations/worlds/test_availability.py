@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,6 @@ def test_the_frequency_is_the_probability_by_client_and_by_round(probability: fl
     centred = drawn - probability  # no memory from round to round, nor from client to client
     for neighbours in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
         assert abs(neighbours.mean() / error**2) < 4 / math.sqrt(drawn.size)
-
-
-def test_probability_one_is_everybody_up_to_the_largest_partition_id() -> None:
-    model = BernoulliAvailability(1.0, seed=1)
-    assert all(model(str(k), r, 0.0) for k in (*range(50), 2**32 - 1) for r in range(1, 20))
 
 
 @pytest.mark.parametrize(
@@ -186,29 +180,6 @@ def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch
     ):
         with pytest.raises(ParameterError, match=said):
             find_trace(name, folder)
-
-
-def test_the_trace_of_704_phones_as_it_is(shared_data: Path) -> None:
-    """Every phone has a row at second 0, so none is there only for want of one; a week of rounds of 2,000 s."""
-    path = shared_data / "phones" / "availability.csv"
-    if not path.exists():
-        pytest.skip(f"no trace of real phones: {path} is not there; set FEDSEL_DATA to a folder that has it")
-    tracemalloc.start()
-    there = TraceAvailability(path, seconds_per_round=2000.0)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 20e6  # about 4 MB
-    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
-    ids = [str(k) for k in range(704)]
-    present = np.array([there.at(ids, r, 0.0) for r in range(1, 303, 5)])
-    for place, until in ((0, 0), (30, 150 * 2000)):  # what the file's own reading gives, row by row
-        state = {}
-        for second, client, now in sorted(rows, key=lambda row: float(row[0])):
-            if float(second) <= until:
-                state[client] = now
-        assert present[place].tolist() == [state[client] == "up" for client in ids]
-    assert 20 < present.sum(axis=1).min() <= present.sum(axis=1).max() < 120
-    assert 0.03 < np.median(present.mean(axis=0)) < 0.08  # the median phone is there 5.5 % of the time
 
 
 # ---- through the strategies ---------------------------------------------------------------------------------------
