@@ -91,21 +91,13 @@ class EnergyMeter:
             ) from error
         self.joules: float | None = None
         # None without a meter on this machine, and after a failure.
-        self._monitor: Any = None
-        try:
-            self._monitor = ZeusMonitor()
-        # A driver may raise any error: no permission, no device.
-        except Exception as error:
-            logger.warning("no energy meter on this machine: %s", error)
+        self._monitor: Any = self._tried(ZeusMonitor)
 
     def __enter__(self) -> EnergyMeter:
         """Start measuring."""
         self.joules = None
         if self._monitor is not None:
-            try:
-                self._monitor.begin_window("fedsel", sync_execution=False)
-            except Exception as error:
-                self._failed(error)
+            self._tried(lambda: self._monitor.begin_window("fedsel", sync_execution=False))
         return self
 
     def __exit__(
@@ -114,17 +106,22 @@ class EnergyMeter:
         """Stop measuring."""
         if self._monitor is None:
             return
-        try:
-            window = self._monitor.end_window("fedsel", sync_execution=False)
-        except Exception as failure:
-            return self._failed(failure)
+        window = self._tried(lambda: self._monitor.end_window("fedsel", sync_execution=False))
+        if window is None:
+            return
         parts = [*(window.gpu_energy or {}).values(), *(window.cpu_energy or {}).values()]
         parts += [joules for joules in (window.dram_energy or {}).values() if joules is not None]
         self.joules = float(sum(parts)) if parts else None
 
-    def _failed(self, error: Exception) -> None:
-        logger.warning("the energy meter failed and is not used again: %s", error)
-        self._monitor = None
+    def _tried(self, act: Callable[[], Any]) -> Any:
+        """Return the result of an act of the meter; None if it fails, and the meter is then not used again."""
+        try:
+            return act()
+        # A driver may raise any error: no permission, no device.
+        except Exception as error:
+            logger.warning("the energy meter failed and is not used: %s", error)
+            self._monitor = None
+            return None
 
 
 def _meter() -> EnergyMeter | nullcontext[None]:
