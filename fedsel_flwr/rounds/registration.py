@@ -22,9 +22,9 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
-from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, canonical_ids
+from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id
 from fedsel_flwr.rounds.settings import Identity, Settings
-from fedsel_flwr.rounds.untrusted import column_values, usable_counts, warn_of
+from fedsel_flwr.rounds.untrusted import column_value, usable_count, warn_of
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS
 
@@ -119,8 +119,9 @@ class Registrar(state_dicts.SavedFields):
             ParameterError: A parameter by client does not cover a client of the first roll call.
         """
         refused_before = set(self._roster.refused)
-        nodes, claimed = list(properties), [one.get(self._keys.client_id) for one in properties.values()]
-        ids = dict(zip(nodes, canonical_ids(claimed, nodes), strict=True))
+        ids = {node: canonical_id(one.get(self._keys.client_id)) for node, one in properties.items()}
+        # In a simulation both are the partition id. One text for both takes half the memory.
+        ids = {node: node if node == client_id else client_id for node, client_id in ids.items()}
         who = {node: one for node, one in known.items() if one is not STRANGER and node in ids}
         ids |= {node: one.client_id for node, one in who.items() if one.client_id}
         self._refuse_uncovered(ids, who, first_call=not self._roster.ids)
@@ -139,13 +140,16 @@ class Registrar(state_dicts.SavedFields):
             properties: Their own properties, in the same order. Flower's own "num-examples" is accepted too.
         """
         examples = self._keys.num_examples
-        sizes = usable_counts([one[examples] if examples in one else one.get("num-examples") for one in properties])
+        claims = [one[examples] if examples in one else one.get("num-examples") for one in properties]
+        sizes = np.array([usable_count(claim) for claim in claims], dtype=np.int64)
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
-            claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
-            lines = [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in claims]
+            cut = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
+            lines = [f"client {self._roster.ids[k]}: {n} claimed, counted as {limit}" for k, n in cut]
             warn_of("max_examples: ", lines)
         counted = sizes if limit is None else np.minimum(sizes, limit)
-        scores = column_values(COLUMNS["energy_score"], [one.get(self._keys.energy_score) for one in properties])
+        told = [one.get(self._keys.energy_score) for one in properties]
+        # NumPy turns None into NaN.
+        scores = np.array([column_value(COLUMNS["energy_score"], score) for score in told], dtype=np.float64)
         # First all clients without columns, because a client without any properties must be registered too.
         self._selector.inform(rows)
         if (known := sizes > 0).any():
@@ -302,11 +306,7 @@ class IdentityResolver:
     def _log(self, known: Mapping[str, ConnectionIdentity], *, asked: bool) -> None:
         """Log the kinds of identity of the clients."""
         lacking = 0 if self.by_claim else sum(one.known_by != self.rule for one in known.values())
-        rest, level = "", logging.INFO
-        if lacking and asked:
-            rest = f"; {lacking} of {len(known)} lack it and are known by their node ids"
-        elif lacking:
-            rest = "; the server does not provide it, so clients are known by their node ids"
-            # a warning only if the user asked for something else
-            level = logging.INFO if self._given is None else logging.WARNING
+        rest = f"; {lacking} of {len(known)} lack it and are known by their node ids" if lacking else ""
+        # A warning only if the user asked for what the server cannot provide.
+        level = logging.WARNING if lacking and not asked and self._given else logging.INFO
         logger.log(level, 'identity "%s": a client is known by %s%s', self.rule, IDENTITY_PHRASES[self.rule], rest)

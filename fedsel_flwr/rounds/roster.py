@@ -10,7 +10,7 @@ parameters from client ids to rows (:class:`ClientValues`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from types import MappingProxyType
@@ -351,13 +351,6 @@ def canonical_id(claim: object) -> str | None:
     if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
         return claim.strip()
     return None
-
-
-def canonical_ids(claims: Sequence[object], nodes: Sequence[str]) -> list[str | None]:
-    """Return :func:`canonical_id` of the claim of each connection in ``nodes``."""
-    ids = [canonical_id(claim) for claim in claims]
-    # In a simulation both are the partition id. One text for both takes half the memory.
-    return [node if node == client_id else client_id for node, client_id in zip(nodes, ids, strict=True)]
 
 
 def in_id_order(ids: Collection[str]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.selectors.columns import COLUMNS, Column
 
 logger = logging.getLogger("fedsel_flwr")
@@ -52,11 +52,6 @@ def usable_count(value: object) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
         return 0
     return int(value)
-
-
-def usable_counts(values: Sequence[object]) -> IntArray:
-    """Return :func:`usable_count` of several values, shape (n,)."""
-    return np.array([usable_count(value) for value in values], dtype=np.int64)
 
 
 def finite_number(value: object) -> float | None:
@@ -121,12 +116,6 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
         return finite_vector(value, max_length, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None
-
-
-def column_values(column: Column, values: Sequence[object]) -> FloatArray:
-    """Return :func:`column_value` of several clients' numbers, shape (n,); NaN for a value that is not valid."""
-    # NumPy turns None into NaN.
-    return np.array([None if value is None else column_value(column, value) for value in values], dtype=np.float64)
 
 
 def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:

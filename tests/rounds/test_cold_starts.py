@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import StateError
-from fedsel_flwr.rounds.collecting import ColdStarts
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
@@ -174,12 +172,3 @@ def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:
     assert roster.ids == ["n0", "n2"]
     assert sources(core, "n2") == ["first", "observed"]
     assert sources(core, "n0").count("first") == 1
-
-
-@pytest.mark.parametrize("change", [{"timed": np.zeros(2)}, {"x": 1}])
-def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    times = ColdStarts()
-    times.load_state_dict(good := {"timed": np.array([True]), "last": np.array([0.5])})
-    with pytest.raises(StateError):
-        times.load_state_dict(good | change)
-    assert times.state_dict()["last"].tolist() == [0.5]

@@ -20,13 +20,10 @@ from fedsel_flwr.rounds.untrusted import (
     MAX_METRICS,
     MAX_SKETCH,
     column_value,
-    column_values,
     indented_lines,
     max_vector_length,
     one_line,
     shown,
-    usable_count,
-    usable_counts,
 )
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
@@ -35,20 +32,6 @@ REFERENCE = [np.zeros((2, 3), dtype=np.float32)]
 MB = 2**20
 NASTY = "\n\r\x1b[2J\x00\x07\x85\u2028\u202e\ud800\x9b31m"
 """Line ends, a terminal's escapes, a bell, a text that runs backwards, half a character."""
-
-
-CLAIMS = [
-    st.integers(), st.integers(0, 3), st.just(10**400), st.floats(), st.floats(0, 1), st.none(), st.booleans(),
-    st.text(max_size=2), st.just(np.float32(0.5)), st.just(np.int8(3)),
-]  # fmt: skip
-
-
-@given(st.lists(st.sampled_from(CLAIMS), max_size=3).flatmap(lambda kinds: st.lists(st.one_of(st.none(), *kinds))))
-def test_claims_of_many_clients_read_together_are_those_read_one_by_one(claims: list[Any]) -> None:
-    assert usable_counts(claims).tolist() == [usable_count(claim) for claim in claims]
-    for name in ("energy_score", "loss", "latency"):
-        alone = [column_value(COLUMNS[name], claim) for claim in claims]
-        np.testing.assert_array_equal(column_values(COLUMNS[name], claims), np.array(alone, dtype=np.float64))
 
 
 def read(metrics: dict[str, Any], **kwargs: Any) -> Any:

@@ -222,7 +222,7 @@ def test_without_a_grid_node_ids_serve_and_the_log_says_so_once(identity: Any, l
     assert chosen(strategy) == [["12", "13"], ["12", "13", "14"]]
     (record,) = [one for one in caplog.records if one.getMessage().startswith("identity")]
     assert record.levelname == level
-    assert record.getMessage().endswith("clients are known by their node ids")
+    assert record.getMessage().endswith("are known by their node ids")
 
 
 def test_an_old_flower_tells_node_ids_alone() -> None:

@@ -13,10 +13,8 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg as MessageFedAvg
 
 from fedsel_flwr.aggregation import Filter
-from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.models import Validation
-from fedsel_flwr.rounds.reply_checks import ReplyStructure
-from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.testing.in_process import play_round, record_of
@@ -239,20 +237,6 @@ def test_a_resumed_run_keeps_the_structure(api: str) -> None:
     assert ended[0] == ended[1]
     assert [*ended[0]] == ["0", "1"]
     assert repr(first.state_dict()) == repr(strategy.state_dict())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"decided": 1}, {"structure": 5}, {"structure": [5]}, {"more": 1}],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_a_state_that_does_not_fit_changes_nothing(changes: dict[str, Any]) -> None:
-    structure = ReplyStructure(resolve_settings(Random(clients_per_round=2)))
-    structure.decide(("0: float32 (2,)",))
-    before = structure.state_dict()
-    with pytest.raises(StateError):
-        structure.load_state_dict({**before, **changes})
-    assert structure.state_dict() == before == {"decided": True, "structure": ("0: float32 (2,)",)}
 
 
 @BOTH
