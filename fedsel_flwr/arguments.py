@@ -80,18 +80,13 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
-def seeds_of(args: argparse.Namespace) -> int | list[int]:
-    """Return the number of seeds, or the list of seeds."""
-    given = args.seeds or "10"
+def read_numbers(text: str, option: str) -> int | list[int]:
+    """Return a number, or the list of numbers that commas separate."""
     try:
-        numbers = [int(part) for part in given.split(",")]
+        numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ParameterError(
-            f"--seeds must be a number of seeds, or seeds separated by commas, got {given!r}"
-        ) from None
-    if "," not in given and numbers[0] < 1:
-        raise ParameterError(f"--seeds must be at least 1, got {given}")
-    return numbers if "," in given else numbers[0]
+        raise ParameterError(f"{option} must be a number, or numbers separated by commas, got {text!r}") from None
+    return numbers if "," in text else numbers[0]
 
 
 def add_ray_options(parser: argparse.ArgumentParser) -> None:
@@ -253,13 +248,7 @@ def _read_tracking(args: argparse.Namespace) -> None:
         return
     if args.track is None:
         raise ParameterError("--track-clients is for a tracker. Give --track too, or leave it out")
-    try:
-        ids = [int(part) for part in given.split(",") if part.strip()]
-    except ValueError:
-        raise ParameterError(
-            f"--track-clients must be a number of clients, or ids separated by commas, got {given!r}"
-        ) from None
-    args.track_clients = ids if "," in given else ids[0]
+    args.track_clients = read_numbers(given, "--track-clients")
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -301,9 +290,7 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ParameterError(f"{option} expects KEY=VALUE, as in training.learning_rate=0.05, got {one!r}")
         if not value.strip():
-            raise ParameterError(
-                f"{option} {one} lacks a value. Give one, or leave the option out to keep the scenario's"
-            )
+            raise ParameterError(f"{option} {one} lacks a value. Give one, or leave the option out")
         assignments[key.strip()] = _toml_value(value.strip())
     return assignments
 
@@ -350,8 +337,7 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} refers to the folder of a run, and this folder already sets where the "
-            "checkpoints are. Leave out --checkpoint-dir, or give the scenario and end the command with --resume"
+            f"--resume {args.resume} already sets where the checkpoints are. Leave out --checkpoint-dir"
         )
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":
@@ -360,7 +346,7 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
         option = "set" if fixed[0] == "overrides" else fixed[0].replace("_", "-")
         what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
         raise ParameterError(
-            f"--resume {args.resume} resumes the run in that folder with the settings it started with. Leave out "
-            f"{what}. You can still set --rounds, --data-dir and the options for the machine"
+            f"--resume {args.resume} keeps the settings of that folder. Leave out {what}. You can set --rounds, "
+            "--data-dir and the options for the machine"
         )
     return args.resume

@@ -279,9 +279,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     """Run a comparison, print its table, verdict and folder; ``fedsel run`` is a comparison of one selector."""
     resumed = arguments.resumed_folder(args)
     if args.replay and args.resume is None:
-        raise ParameterError(
-            "--replay needs --resume, because it repeats runs of a folder. Give both, or leave --replay out"
-        )
+        raise ParameterError("--replay needs --resume. Give both, or leave --replay out")
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
     from fedsel_flwr.callbacks.tracking import Tracking
@@ -364,10 +362,8 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     if args.command == "run":
         named = [scenario.selector]
     elif not all_selectors and (not named or len(set(named)) != len(named)):
-        raise ParameterError(
-            f"--selectors must contain at least one selector, and each selector only once, got {given!r}"
-        )
-    seeds = arguments.seeds_of(args) if args.command == "compare" else 1
+        raise ParameterError(f"--selectors must name selectors, each only once, got {given!r}")
+    seeds = arguments.read_numbers(args.seeds or "10", "--seeds") if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
         if args.no_checkpoints:
@@ -454,9 +450,7 @@ def _print_note_on_page(folder: Path) -> None:
 def _require(*packages: str) -> None:
     lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
-        raise RunError(
-            f"{', '.join(lacking)} not installed. Install the missing packages with pip install 'fedsel-flwr[sim]'"
-        )
+        raise RunError(f"{', '.join(lacking)} not installed. Enter: pip install 'fedsel-flwr[sim]'")
 
 
 def _set_environment() -> None:

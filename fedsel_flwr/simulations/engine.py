@@ -90,32 +90,21 @@ class Arguments(RunOptions):
         """Refuse arguments of a wrong type, and arguments that contradict each other."""
         super().__post_init__()
         if not isinstance(self.scenario, Scenario):
-            raise ParameterError(
-                f"scenario must be a Scenario, got {type(self.scenario).__name__}. Make one from a name or file with "
-                "fedsel_flwr.simulations.load_scenario"
-            )
+            raise ParameterError(f"scenario must be a Scenario (load_scenario), got {type(self.scenario).__name__}")
         if self.selector is not None and not isinstance(self.selector, Selector):
-            got = self.selector.__name__ if isinstance(self.selector, type) else repr(self.selector)
             raise ParameterError(
-                f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}. "
-                "To use a selector by name, set it in the scenario"
+                f"selector must be an object such as Random(clients_per_round=3), got {self.selector!r:.80}. Set names "
+                "in the scenario"
             )
         if self.on_round is not None and not callable(self.on_round):
             raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(self.on_round).__name__}")
         check_should_stop(self.should_stop)
         if self.strategy is not None:
-            cures = {
-                "folder": "Save the result yourself",
-                "track": "Pass a tracker's callback to the strategy as on_round",
-            }
             for name in ("folder", "checkpoint_dir", "resume", "track"):
                 if getattr(self, name) not in (None, False):
-                    cure = cures.get(name, f"Pass {name} to the strategy when you create the strategy")
-                    raise ParameterError(f"{name} cannot be combined with strategy=. {cure}")
+                    raise ParameterError(f"{name} cannot be combined with strategy=. Set it in the strategy")
         if self.replay and not (self.resume and self.folder is not None and self.checkpoint_dir is None):
-            raise ParameterError(
-                "replay = True repeats a run of a folder. Set resume = True and folder, and leave checkpoint_dir out"
-            )
+            raise ParameterError("replay = True needs resume = True and folder, without checkpoint_dir")
 
 
 @takes(Arguments)
@@ -322,25 +311,16 @@ def check_engine(
     if backend is not None:
         one_of("backend", backend, BACKENDS)
         if scenario.engine != "vectorized":
-            raise ParameterError(
-                f"backend = {backend!r} is for the vectorized engine, but the engine is {scenario.engine!r}. Leave "
-                "backend out, or set engine = 'vectorized'"
-            )
+            raise ParameterError(f"backend = {backend!r} is for the vectorized engine. Set engine = 'vectorized'")
     if scenario.engine == "vectorized":
         check_vectorized(scenario)
         check_device(device)
         if rounds_on_flower == 0:
             if where.non_default:
-                raise ParameterError(
-                    f"{where.non_default[0]} is for Ray, but the vectorized engine runs in one process. Choose the "
-                    "engine 'ray', or leave it out"
-                )
+                raise ParameterError(f"{where.non_default[0]} is for Ray. Choose the engine 'ray', or leave it out")
             return
     elif device != "cpu":
-        raise ParameterError(
-            f"device = {device!r} is for the vectorized engine, but the engine is 'ray'. Give each client a share of a "
-            "GPU with client_gpus"
-        )
+        raise ParameterError(f"device = {device!r} is for the vectorized engine. On Ray, set client_gpus")
     where.check()
 
 
@@ -359,13 +339,10 @@ def check_jobs(scenario: Scenario, jobs: int | None, device: str, *, on_cluster:
     Raises:
         ParameterError: The number is below 1, or it is above 1 although the runs share Ray or a device.
     """
+    number = None if jobs is None else whole("jobs", jobs, 1)
     if on_cluster:
-        return None if jobs is None else whole("jobs", jobs, 1)
-    number = 1 if jobs is None else whole("jobs", jobs, 1)
-    if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
-        shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
-        raise ParameterError(
-            f"jobs = {number} runs at a time would share {shared}. Leave jobs out, or use the engine 'vectorized' on "
-            "the CPU"
-        )
-    return number
+        return number
+    if (number or 1) > 1 and (scenario.engine != "vectorized" or device != "cpu"):
+        shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray"
+        raise ParameterError(f"jobs = {number} runs at a time would share {shared}. Use 'vectorized' on the CPU")
+    return number or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tomli_w
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError, write_cure
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, disk_errors
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
@@ -33,7 +33,6 @@ from fedsel_flwr.simulations.run_identity import (
     check_digests,
     digest_of,
     digest_of_file,
-    has_digests,
     read_identity,
     read_record,
     read_versions,
@@ -52,6 +51,8 @@ CLIENT_ACCURACY = "client-accuracy"
 Columns = Mapping[str, npt.NDArray[Any]]
 END_KEYS = ("rounds", "simulated_s", "joules")
 """Keys of a scenario that determine when a run ends."""
+THEN_RESUME = ", then resume with --resume (resume=True)"
+"""End of an error about a folder that cannot be written."""
 REPLAY_CURE = "Repeat it with --replay (replay=True), or begin a new run in another folder"
 """Advice in errors about a run that does not fit the scenario."""
 
@@ -105,7 +106,7 @@ class RunFolder:
         self._fingerprints = dict(fingerprints or {})
         self._journal: Journal | None = None
         check_links(self.path)
-        with self._disk_errors("written"):
+        with disk_errors(self.path, THEN_RESUME):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(self.path, RUN_IN_USE)
 
@@ -122,7 +123,7 @@ class RunFolder:
             "versions": versions(),
             IDENTITY: self._fingerprints,
         }
-        with self._disk_errors("written"):
+        with disk_errors(self.path, THEN_RESUME):
             # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.TIMING):
                 (self.path / name).unlink(missing_ok=True)
@@ -161,7 +162,7 @@ class RunFolder:
         Raises:
             RunError: A file cannot be written.
         """
-        with self._disk_errors("finished (its journal holds every round)"):
+        with disk_errors(self.path, THEN_RESUME):
             written = [*run_folder.write_history(self.path, result.history)]
             accuracies = result.client_accuracies
             measured = {"client": np.arange(len(accuracies)), "accuracy": accuracies}
@@ -207,17 +208,6 @@ class RunFolder:
         """Remove the models that earlier attempts saved after an error."""
         for path in self.path.glob(run_folder.MODEL_AFTER_ROUND.format("*")):
             path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _disk_errors(self, what: str) -> Iterator[None]:
-        """Convert the disk's errors into our errors, which name the folder."""
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. {write_cure(error)}, then resume "
-                "with --resume (resume=True)"
-            ) from error
 
 
 def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | None = None) -> None:
@@ -374,31 +364,21 @@ def read_fitting_run(
 
 
 def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunResult:
-    """Read the result of a finished run; refuse a run without digests, or with another length or budget."""
-    if not has_digests(read_record(folder)):
-        raise RunError(
-            f"the run in {str(folder)!r} was written by an older version without file digests, so damage would go "
-            f"unnoticed. {REPLAY_CURE}. fedsel report can still read this run"
-        )
+    """Read the result of a finished run; refuse a run with another length or budget."""
     _, _, result = read_run(folder)
     done = len(result.history.rounds)
     for key in END_KEYS:
         if (wanted := getattr(mine, key)) != (there := getattr(theirs, key)):
             raise RunError(
-                f"the run in {str(folder)!r} finished after {done} rounds with {key} = {there}, and its checkpoints "
-                f"were deleted. Start a new run with {key} = {wanted}"
+                f"the run in {str(folder)!r} finished after {done} rounds with {key} = {there}, and has ended. Start "
+                f"a new run with {key} = {wanted}"
             )
     return result
 
 
 def _check_fingerprints(folder: Path, label: str, here: Identity) -> None:
-    """Refuse to resume a run without fingerprints, or whose code, data or scenario has changed."""
+    """Refuse to resume a run whose code, data or scenario has changed."""
     there = read_identity(folder)
-    if not there:
-        raise RunError(
-            f"the run in {str(folder)!r} was written by an older version without fingerprints, so changes of "
-            f"selector, model or data would go unnoticed. {REPLAY_CURE}"
-        )
     if names := [name for name in PARTS if there.get(name) != here.get(name)]:
         changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
         raise RunError(

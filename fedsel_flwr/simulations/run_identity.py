@@ -20,7 +20,6 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-import logging
 import platform
 import re
 import sys
@@ -51,7 +50,6 @@ from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
 from fedsel_flwr.simulations.worlds.partitions import SampledPartition
 from fedsel_flwr.simulations.worlds.world import World
 
-logger = logging.getLogger("fedsel_flwr")
 Identity = Mapping[str, str]
 """Mapping of each part of a run, from :data:`PARTS`, to its fingerprint."""
 PARTS = ("selector", "model", "objective", "scenario", "data", "partition")
@@ -147,7 +145,7 @@ def identity(world: World, own: OwnParts, code: Identity) -> dict[str, str]:
 
 
 def check_poolable(runs: Sequence[tuple[str, int, Identity, str]]) -> None:
-    """Refuse to pool runs of different code or data, and warn about runs without fingerprints.
+    """Refuse to pool runs of different code or data.
 
     Args:
         runs: Label, seed, fingerprints and folder of each run.
@@ -157,13 +155,6 @@ def check_poolable(runs: Sequence[tuple[str, int, Identity, str]]) -> None:
     """
     seen: dict[tuple[Any, ...], tuple[str, str]] = {}
     for label, seed, prints, place in runs:
-        if not prints:
-            logger.warning(
-                "%s holds a run of an older version without fingerprints. Its selector, data or partition may "
-                "differ from the other runs",
-                place,
-            )
-            continue
         for key in PARTS:
             own = prints.get(key, "none")
             of_one_seed = f" {DRAWN} " in own or f" {OF_SEED} " in own
@@ -392,14 +383,8 @@ def read_versions(folder: Path) -> dict[str, str]:
     return {str(name): str(one) for name, one in found.items()} if isinstance(found, dict) else {}
 
 
-def has_digests(record: Mapping[str, Any]) -> bool:
-    """Return whether the record of a finished run has a digest of each file in :data:`NEEDED`."""
-    files = record.get(FILES)
-    return isinstance(files, Mapping) and set(NEEDED) <= set(files)
-
-
 def check_digests(folder: Path, *, finished: bool) -> None:
-    """Refuse a run with a damaged file; warn if an older version wrote the run without digests.
+    """Refuse a run with a damaged file, or without the digests of its files.
 
     Args:
         folder: Folder of the run.
@@ -410,15 +395,12 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     """
     record = _read_or_refuse(folder)
     rest = {key: one for key, one in record.items() if key != DIGEST}
-    # Records of older versions have neither key. A record with only one of them has lost the other by damage.
-    if (DIGEST in record or FILES in record) and record.get(DIGEST) != _record_digest(rest):
+    if record.get(DIGEST) != _record_digest(rest):
         raise ParameterError(f"{str(folder / RUN)!r} is damaged: its digest does not match its content. {CURE}")
-    if finished and not has_digests(record):
-        logger.warning("%s holds a run of an older version without file digests, so damage would go unnoticed", folder)
-        return
     files = record.get(FILES)
-    kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
-    for name, expected in kept.items():
+    if not isinstance(files, dict) or (finished and not set(NEEDED) <= files.keys()):
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it lacks digests of the run's files. {CURE}")
+    for name, expected in files.items():
         # Only plain names are allowed. The folder may come from another person, and no file outside may be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ParameterError(f"{str(folder / RUN)!r} is damaged: {shown(name)} is not a file of a run. {CURE}")
@@ -426,15 +408,11 @@ def check_digests(folder: Path, *, finished: bool) -> None:
         if not finished and name != run_folder.SCENARIO:
             continue
         try:
-            found = digest_of_file(folder / name)
+            problem = "" if digest_of_file(folder / name) == expected else f"its content has another digest than {RUN}"
         except OSError as error:
-            raise ParameterError(
-                f"{str(folder / name)!r} cannot be compared with its digest: {error.strerror or error}. {CURE}"
-            ) from error
-        if found != expected:
-            raise ParameterError(
-                f"{str(folder / name)!r} is damaged: its content does not match the digest in {RUN}. {CURE}"
-            )
+            problem = error.strerror or str(error)
+        if problem:
+            raise ParameterError(f"{str(folder / name)!r} is damaged: {problem}. {CURE}")
 
 
 def _record_digest(rest: Mapping[str, Any]) -> str:

@@ -164,10 +164,7 @@ class Scenario(Table):
         keys["seconds_per_example"] *= factor
         payload = self.system.payload_bytes or model_bytes
         if sizes is None or not payload:
-            raise ParameterError(
-                "system.kind = 'phones' takes its times from the clients' examples and the model's size. Give sizes "
-                "and model_bytes, or take the attribute system of fedsel_flwr.simulations.worlds.world.World"
-            )
+            raise ParameterError("system.kind = 'phones' needs the clients' examples and the model's bytes. Give both")
         return PhoneModel(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -190,19 +187,16 @@ class Scenario(Table):
         return payload, payload
 
     def _cell(self, factor: float) -> SystemModel:
-        w, device = self.wireless, self.device.model_dump()
+        w, keys = self.wireless, self.device.model_dump()
+        keys |= w.model_dump(include={"radius_km", "payload_down_bits", "payload_up_bits", "max_latency_s"})
         # Xia's model has no speed in multiplications, so a model of twice the size counts as twice as many samples.
-        device["samples_per_round"] *= factor
+        keys["samples_per_round"] *= factor
         return SystemModel(
             num_clients=self.num_clients,
             seed=self.seed,
             downlink=w.channel(w.access_point_power_dbm),
             uplink=w.channel(w.client_power_dbm),
-            radius_km=w.radius_km,
-            payload_down_bits=w.payload_down_bits,
-            payload_up_bits=w.payload_up_bits,
-            max_latency_s=w.max_latency_s,
-            **device,
+            **keys,
         )
 
 

@@ -69,17 +69,13 @@ def load_scenario(
     if not isinstance(source, str | os.PathLike):
         raise ParameterError(f"scenario must be a name or the path of a TOML file, got {type(source).__name__}")
     if not isinstance(overrides, Mapping | None):
-        raise ParameterError(
-            f"overrides must map keys to values, as in {{'rounds': 5}}, got {type(overrides).__name__}"
-        )
+        raise ParameterError(f"overrides must map keys to values, as in {{'rounds': 5}}, got {overrides!r:.80}")
     source = os.fspath(source)
     name, text = _read(source)
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ParameterError(
-            f"scenario {source!r} is not valid TOML: {error}. Correct the file at this place"
-        ) from error
+        raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
     if not tables:
         raise ParameterError(f"scenario file {source!r} is empty. Set at least one key, such as rounds = 10")
     # Done before overrides are set, because paths in overrides are relative to another folder.
@@ -152,11 +148,9 @@ def _read(source: str) -> tuple[str, str]:
         )
     try:
         return path.stem, path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"scenario file {source!r} is not UTF-8 text: {error}. Save it as UTF-8") from error
-    except OSError as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise ParameterError(
-            f"scenario file {source!r} cannot be read: {error.strerror}. Check its path and permissions"
+            f"scenario file {source!r} cannot be read: {error}. Check that it is UTF-8 text"
         ) from error
 
 
@@ -200,12 +194,8 @@ def _similar(key: str) -> list[str]:
     """Return the keys that a user of an unknown key probably means."""
     known, own = list(_keys(Scenario)), key.rpartition(".")[2]
     # Users most often mean the same key in another table.
-    if same := [one for one in known if one.rpartition(".")[2] == own]:
-        return same
-    if close := difflib.get_close_matches(key, known, n=1):
-        return close
-    nearest = difflib.get_close_matches(own, [one.rpartition(".")[2] for one in known], n=1, cutoff=0.7)
-    return [one for one in known if one.rpartition(".")[2] in nearest]
+    same = [one for one in known if one.rpartition(".")[2] == own]
+    return same or difflib.get_close_matches(key, known, n=1)
 
 
 def _explain(error: ValidationError) -> str:
@@ -224,12 +214,17 @@ def _explain(error: ValidationError) -> str:
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
             lines.append(f"unknown key {key!r}{meant}. The allowed keys are {', '.join(known)}")
             hint = EXPLAINED
-        elif key:
-            expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
-            lines.append(f"{key} = {fault['input']!r}: {expected}")
         else:
-            lines.append(str(fault["msg"]).removeprefix("Value error, "))
+            lines.append(_described(fault))
     return "; ".join(lines) + hint
+
+
+def _described(fault: Mapping[str, Any]) -> str:
+    """Return a fault in one line: the key, its value and the expected value."""
+    # Keys and values come from the file; `shown` and `one_line` remove characters that would act on a terminal.
+    key = one_line(".".join(map(str, fault["loc"])))
+    expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+    return one_line(f"{key} = {shown(fault['input'])}: {expected}" if key else expected)
 
 
 def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
@@ -254,10 +249,7 @@ def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[s
                 continue
             if key in COMMON_PARAMETERS and key not in allowed:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
-                raise ParameterError(
-                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is set by the scenario. Use {instead!r} "
-                    "instead"
-                )
+                raise ParameterError(f"scenario {source!r}: set {instead!r} instead of 'selectors.{name}.{key}'")
             if key not in allowed:
                 close = difflib.get_close_matches(key, allowed, n=1)
                 meant = f" (did you mean 'selectors.{name}.{close[0]}'?)" if close else ""
@@ -289,8 +281,7 @@ def check_label(label: str) -> str:
     """
     if not re.fullmatch(r"[^/\\]{1,100}", label) or not label.isprintable() or label.strip(". ") != label:
         raise ParameterError(
-            f"label {shown(label)} cannot name a folder. Use up to 100 printable characters, no slash, no dot or space "
-            "at the ends"
+            f"label {shown(label)} cannot name a folder. Use 1 to 100 characters, no slash, no dot or space at the ends"
         )
     return label
 
@@ -328,11 +319,6 @@ def describe_faults(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return one_line(str(error))
     faults = error.errors(include_url=False)
-    # Keys and values come from the file; `shown` and `one_line` remove characters that would act on a terminal.
-    lines = [
-        f"{one_line('.'.join(map(str, fault['loc'])))} = {shown(fault['input'])}: "
-        f"{one_line(str(fault['msg']).removeprefix('Value error, '))}"
-        for fault in faults[:MAX_FAULTS]
-    ]
+    lines = [_described(fault) for fault in faults[:MAX_FAULTS]]
     more = len(faults) - MAX_FAULTS
     return one_line("; ".join([*lines, *([f"and {more} more"] if more > 0 else [])]))

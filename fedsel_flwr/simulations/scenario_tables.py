@@ -277,14 +277,8 @@ class Wireless(Table):
 
     def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
         """Return the channel of a sender with this power."""
-        return OFDMAChannel(
-            bandwidth_hz=self.bandwidth_hz,
-            transmit_power_dbm=transmit_power_dbm,
-            noise_power_dbm=self.noise_power_dbm,
-            path_loss_at_1km_db=self.path_loss_at_1km_db,
-            path_loss_slope_db=self.path_loss_slope_db,
-            min_distance_km=self.min_distance_km,
-        )
+        keys = self.model_dump(include={field.name for field in fields(OFDMAChannel)})
+        return OFDMAChannel(transmit_power_dbm=transmit_power_dbm, **keys)
 
 
 class Device(Table):

@@ -130,10 +130,7 @@ def check_vectorized(scenario: Scenario) -> None:
     """
     for key, wanted in (("latency_mode", "model"), ("delay", "virtual")):
         if (value := getattr(scenario.clients, key)) != wanted:
-            raise ParameterError(
-                f"clients.{key} = {value!r} is for clients that train one by one, but the vectorized engine trains a "
-                f"round's clients together. Set clients.{key} = {wanted!r}, or use the engine 'ray'"
-            )
+            raise ParameterError(f"clients.{key} = {value!r} is for the engine 'ray'. Use it, or set {wanted!r}")
 
 
 class InProcessClients:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.server.strategy import FedAvg
 
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.checks import IntArray
@@ -191,7 +190,7 @@ def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(without_r
 
 
 def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=r"scenario must be a Scenario, got str"):
+    with pytest.raises(ParameterError, match=r"scenario must be a Scenario .*, got str"):
         simulate("smoke")  # type: ignore[arg-type]
 
 
@@ -206,13 +205,6 @@ def test_what_a_strategy_of_ones_own_has_is_refused(options: dict[str, Any], nam
 @pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])
 def test_a_strategy_of_the_other_api_is_refused(api: str, other: str, no_flower: None) -> None:
     package = "fedsel_flwr.strategies" + (".message" if api == "message" else "")
-    said = rf"strategy .* API '{api}', got .*Strategy\. .*{package}\.SelectionStrategy\("
+    said = rf"strategy must be of the API '{api}', such as {package}\.SelectionStrategy\(\.\.\.\), got "
     with pytest.raises(ParameterError, match=said):
         simulate(SMOKE.model_copy(update={"api": api}), strategy=own_strategy(other))
-
-
-@pytest.mark.parametrize("thing", [FedAvg(), create("random", clients_per_round=2), "bsfl"])
-def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None) -> None:
-    """A strategy of Flower's own has no history, and a selector or its name is no strategy."""
-    with pytest.raises(ParameterError, match=rf"strategy must be .*{type(thing).__name__}\."):
-        simulate(SMOKE, strategy=thing)

@@ -55,7 +55,7 @@ def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Pat
     assert parts(result) == parts(simulate(smoke()))
     assert parts(simulate(smoke(), folder=tmp_path / "run", resume=True)) == parts(result)
     for longer in ({"rounds": 7}, {"simulated_s": 9.0}):
-        with pytest.raises(RunError, match=r"finished after 6 rounds with .* = .*checkpoints were deleted"):
+        with pytest.raises(RunError, match=r"finished after 6 rounds with .* = .*has ended"):
             simulate(smoke(**longer), folder=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 

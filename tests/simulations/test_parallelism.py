@@ -25,7 +25,7 @@ NUMBA = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not ins
     ("keys", "backend", "said"),
     [
         ({}, "fast", "backend must be one of auto, numba, manual, vmap, sequential, got 'fast'"),
-        ({"engine": "ray"}, "manual", "backend = 'manual' is for the vectorized engine, but the engine is 'ray'"),
+        ({"engine": "ray"}, "manual", "backend = 'manual' is for the vectorized engine"),
         ({"model__name": "cnn"}, "numba", "backend = 'numba' cannot train this model"),
     ],
 )

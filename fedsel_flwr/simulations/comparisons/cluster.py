@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedsel_flwr.callbacks.tracking import Tracking
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described, write_cure
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described, disk_errors
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.progress import RunsProgress, log_file, logging_to
 from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, run_name
@@ -32,7 +32,7 @@ from fedsel_flwr.simulations.comparisons.runtime_environment import (
 )
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import RunResult, discard_progress, has_begun, read_run
+from fedsel_flwr.simulations.results import THEN_RESUME, RunResult, discard_progress, has_begun, read_run
 from fedsel_flwr.simulations.run_identity import RUN, run_parameters, versions
 from fedsel_flwr.simulations.run_options import CHECKPOINTS, RunOptions
 from fedsel_flwr.simulations.scenario import Scenario
@@ -362,17 +362,13 @@ def receive(job: Job, outcome: Outcome, track: Tracking | None) -> RunResult:
         place = job.place["folder"] or Path(stack.enter_context(TemporaryDirectory()))
         make_folder(place)
         lock = lock_folder(place, RUN_IN_USE)
-        try:
-            discard_progress(place)
-            unpack_run(place, outcome.files)
-        except OSError as error:
-            raise RunError(
-                f"{str(place)!r} cannot be written: {error.strerror or error}. {write_cure(error)}, then resume "
-                "with --resume (resume=True)"
-            ) from error
-        finally:
-            # Removing the last reference releases the lock.
-            del lock
+        with disk_errors(place, THEN_RESUME):
+            try:
+                discard_progress(place)
+                unpack_run(place, outcome.files)
+            finally:
+                # Removing the last reference releases the lock, also after an error.
+                del lock
         if outcome.error is not None:
             raise outcome.error
         _, scenario, result = read_run(place)

@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.comparisons.report_page import write_report
 from fedsel_flwr.simulations.diagnosis import MANY_LATE, late_share
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.run_identity import check_poolable, describe_shared
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Scenario, flat_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -408,9 +408,7 @@ def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
     if given is None:
         return "random" if "random" in labels and len(labels) > 1 else None
     if len(labels) < 2:
-        raise ParameterError(
-            f"reference {given!r} needs another selector to compare with it. Give at least two selectors"
-        )
+        raise ParameterError(f"reference {given!r} needs another selector to compare with it")
     if given not in labels:
         raise ParameterError(f"reference must be one of {', '.join(labels)}, got {given!r}")
     return given
@@ -423,17 +421,13 @@ def _run_folders(folder: Path) -> list[Path]:
         return [folder]
     # Only the direct content of a comparison's folder is checked here, because each run's folder is checked when read.
     check_entries(folder)
-    inside = sorted(
-        path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
-    )
+    found = sorted(path.parent for path in folder.glob("*/scenario.toml"))
+    inside = [place for place in found if not place.name.endswith("-on-flower")]
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ParameterError(f"{str(folder)!r} {what}. Give the folder of a run, or of a comparison")
     if not inside:
-        raise ParameterError(
-            f"{str(folder)!r} holds no run. Give the folder of a run, which contains scenario.toml, or a "
-            "folder that contains such folders"
-        )
+        raise ParameterError(f"{str(folder)!r} holds no run. Give the folder of a run, or of a comparison")
     for place in inside:
         check_links(place)
     return inside
@@ -469,8 +463,7 @@ def _check_one_scenario(runs: Sequence[Run]) -> None:
         for key in first:
             if first[key] != other[key]:
                 raise ParameterError(
-                    f"runs of one comparison share their scenario, but {key} is {first[key]!r} in {str(place)!r} "
-                    f"and {other[key]!r} in {str(run.place)!r}. Load them separately"
+                    f"{key} is {first[key]!r} in {str(place)!r} and {other[key]!r} in {str(run.place)!r}. Load each"
                 )
         name = (run.selector, run.scenario.seed)
         if name in seen:
@@ -483,10 +476,7 @@ def _check_one_scenario(runs: Sequence[Run]) -> None:
 
 def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
     """Return the settings that must be equal in all runs of a comparison: dotted key -> value."""
-    flat: dict[str, Any] = {}
-    for key, value in scenario.model_dump(exclude=set(VARIED)).items():
-        flat |= {f"{key}.{inner}": own for inner, own in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
+    return {key: value for key, value in flat_settings(scenario).items() if key.partition(".")[0] not in VARIED}
 
 
 def _write_text(text: str, path: str | Path | None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationError
 
 from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError, disk_errors
@@ -68,6 +68,7 @@ def _unique(names: list[Any]) -> list[Any]:
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Where = Annotated[RayResources, PlainSerializer(lambda one: {name: getattr(one, name) for name in one.non_default})]
 
 
 class CheckpointOptions(Table):
@@ -99,7 +100,7 @@ class Plan(Table):
     reference: Label | None = None
     rounds_on_flower: CountOrZero = 0
     left_out: dict[Label, str] = Field(default_factory=dict)
-    where: RayResources = RayResources()
+    where: Where = RayResources()
     device: str = "cpu"
     jobs: Count | None = 1
     checkpoints: CheckpointOptions = CheckpointOptions()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import tomli_w
 
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, RunError, disk_errors
 from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_document, shared_versions
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.page.document import missing_packages, write_page
@@ -79,30 +79,27 @@ def write_report(comparison: Comparison, folder: Path) -> None:
             f"no run has finished: {', '.join(rounds) or 'there are no runs'}. Finish at least one run. The "
             "comparison's cut_off holds the rounds so far"
         )
-    lock = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
-        with contextlib.suppress(RunError):
-            lock = lock_folder(folder)
-        comparison.plot(folder / "comparison.png")
-        comparison.plot_rounds(folder / "rounds.png", folder)
-        comparison.to_csv(folder / "runs.csv")
-        comparison.to_latex(folder / "comparison.tex")
-        figures = comparison.figures()
-        for name in figures.keys() & {"summary", "verdict"}:
-            with atomic_write(folder / f"{name}.json") as temporary:
-                temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        # Last, because the page is large.
-        if not missing_packages():
-            write_report_page({comparison.scenario.name: comparison}, folder)
-    except OSError as error:
-        raise RunError(
-            f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. Create them "
-            "from the runs with fedsel report"
-        ) from error
-    finally:
-        del lock
+    with disk_errors(folder, ", then enter fedsel report"):
+        lock = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A new lock removes what a killed process has left. If another process holds it, this one writes anyway.
+            with contextlib.suppress(RunError):
+                lock = lock_folder(folder)
+            comparison.plot(folder / "comparison.png")
+            comparison.plot_rounds(folder / "rounds.png", folder)
+            comparison.to_csv(folder / "runs.csv")
+            comparison.to_latex(folder / "comparison.tex")
+            figures = comparison.figures()
+            for name in figures.keys() & {"summary", "verdict"}:
+                with atomic_write(folder / f"{name}.json") as temporary:
+                    temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            # Last, because the page is large.
+            if not missing_packages():
+                write_report_page({comparison.scenario.name: comparison}, folder)
+        finally:
+            # Removing the last reference releases the lock, also after an error.
+            del lock
 
 
 def write_report_page(comparisons: Mapping[str, Comparison], folder: Path) -> Path:
@@ -180,8 +177,7 @@ def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
         return
-    verdict, scenario = comparison.verdict, comparison.scenario
-    summaries = comparison.summaries
+    verdict, scenario, summaries = comparison.verdict, comparison.scenario, comparison.summaries
     render_table(
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
         target_window=min(summary.target_window for summary in summaries),

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fedsel_flwr
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.references import WORKING_DIR, is_reference
 from fedsel_flwr.simulations.comparisons.parallel_runs import THREADS
 from fedsel_flwr.simulations.run_identity import versions
@@ -28,8 +28,6 @@ from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.ingredients import WRITERS, OwnParts, find_writers, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData
 
-LARGEST_MB = 100
-"""Largest size of a module's folder, in megabytes. Ray refuses more than 500 MB of code."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 """Files of a module's folder that do not travel."""
 
@@ -43,7 +41,7 @@ def runtime_environment(scenarios: Sequence[Scenario], threads: int) -> Iterator
         threads: Number of threads of each run.
 
     Raises:
-        ParameterError: A file of a scenario cannot be found, or a module is too large.
+        ParameterError: A file of a scenario cannot be found.
         RunError: The folder cannot be written.
     """
     with TemporaryDirectory(prefix="fedsel-code-") as place:
@@ -68,12 +66,6 @@ def _write_code(place: Path, scenarios: Sequence[Scenario]) -> None:
     metadata.write_text(f"Metadata-Version: 2.1\nName: fedsel-flwr\nVersion: {version}\n", encoding="utf-8")
     for name, source in own_modules().items():
         if source.is_dir():
-            size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file()) / 1e6
-            if size > LARGEST_MB:
-                raise ParameterError(
-                    f"the module {name} in {str(source)!r} has {size:.0f} MB, too much to send it to the cluster. Move "
-                    "its data elsewhere, or install it as a package on every machine"
-                )
             shutil.copytree(source, place / name, ignore=LEFT_OUT, ignore_dangling_symlinks=True)
         else:
             suffix = source.suffix if source.suffix == ".py" else "".join(source.suffixes)

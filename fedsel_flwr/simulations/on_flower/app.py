@@ -31,7 +31,7 @@ from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.checkpoints import Resume
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.diagnosis import diagnose, log_simulated_faults
 from fedsel_flwr.simulations.on_flower.building import APIS, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_session import SharedWorld, receive_world, share_world
@@ -315,7 +315,6 @@ def main(grid: Grid, context: Context) -> None:
     )
     folder = _folder(context, scenario)
     write_run(folder, scenario, result)
-    _log_last_clients(result.history)
     log(logging.INFO, "history, model and resolved scenario: %s", folder)
 
 
@@ -358,11 +357,3 @@ def _log_round(record: RoundRecord) -> None:
         record.round, record.accuracy, record.simulated_s, record.total_energy_j,
         record.num_completed, record.num_selected,
     )  # fmt: skip
-
-
-def _log_last_clients(history: History) -> None:
-    last = history.rounds[-1].round
-    log(logging.INFO, "the last round, client by client (every round is in clients.parquet):")
-    for row in history.clients:
-        if row.round == last:
-            log(logging.INFO, "  client %s: %.4f s, %.5f J %s", row.client_id, row.latency_s, row.energy_j, row.problem)

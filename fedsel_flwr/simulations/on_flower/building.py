@@ -299,15 +299,11 @@ def resolve_strategy(
         return make_strategy(world, on_round, selector, checkpointing, should_stop)
     for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
         if value is not None:
-            raise ParameterError(
-                f"strategy and {name} cannot be combined. Pass {name} to the strategy when you create it."
-            )
+            raise ParameterError(f"strategy and {name} cannot be combined. Pass {name} to the strategy.")
     name, api = world.scenario.api, APIS[world.scenario.api]
     if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
-            f"strategy must be a selection strategy of the API {name!r}, got "
-            f"{type(strategy).__module__}.{type(strategy).__qualname__}. Give one, such as "
-            f"{api.package}.SelectionStrategy(selector, base)."
+            f"strategy must be of the API {name!r}, such as {api.package}.SelectionStrategy(...), got {strategy!r:.80}."
         )
     return strategy
 

@@ -41,7 +41,7 @@ class RayResources:
     client_gpus: float | None = None
     ray_address: str | None = None
     # For plans that are read from files.
-    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         if self.num_cpus is not None:
@@ -139,8 +139,7 @@ class RayResources:
             for name in ("num_cpus", "num_gpus"):
                 if (value := getattr(self, name)) is not None:
                     raise ParameterError(
-                        f"{name} = {value} has no effect on the cluster at {self.source} = {self.address!r}, which "
-                        f"keeps the resources it was started with. Leave {name} out, or unset {self.source}."
+                        f"{name} = {value} has no effect on the cluster at {self.address!r}. Leave it out."
                     )
             # Checked here, because Ray tries to connect for minutes, and then ends the process.
             try:
@@ -155,8 +154,7 @@ class RayResources:
             if asked > there:
                 name = "num_gpus" if self.num_gpus else "client_gpus"
                 raise ParameterError(
-                    f"{name} = {getattr(self, name)} asks for a GPU that is not there: torch sees {there} on this "
-                    f"machine. Leave {name} out to train on the CPU."
+                    f"{name} = {getattr(self, name)} asks for a GPU that is not there: torch sees {there}."
                 )
         if not (fit := actors_that_fit(self.cpus, self.gpus(), self)):
             raise ParameterError(
@@ -167,8 +165,7 @@ class RayResources:
             # Flower counts the rest of a GPU as room for an actor. It then starts too many actors, and waits endlessly.
             share = 1 / math.ceil(1 / self.gpus_per_client())
             raise ParameterError(
-                f"client_gpus = {self.client_gpus} leaves a remainder on each GPU, and Flower would wait for clients "
-                f"that do not fit. Use 1/n, such as {share:.4g}."
+                f"client_gpus = {self.client_gpus} leaves a remainder of each GPU. Use 1/n, such as {share:.4g}."
             )
 
     def check_nodes(self, nodes: list[dict[str, float]], what: str = "client") -> None:
@@ -265,10 +262,7 @@ def cluster_address(given: str | None = None) -> str | None:
     host, _, port = address.rpartition(":")
     # ray:// is Ray's client protocol, which Flower's simulation cannot use.
     if address != "auto" and ("://" in address or not host or not port.isdecimal()):
-        raise ParameterError(
-            f"{source} must be HOST:PORT of the cluster's head, as 'ray start' prints it, or auto, got {address!r}. "
-            "Start the server on a machine of the cluster."
-        )
+        raise ParameterError(f"{source} must be HOST:PORT of the cluster's head, or auto, got {address!r}.")
     return address
 
 

@@ -148,32 +148,6 @@ def test_a_program_fault_keeps_its_traceback(lines: Lines) -> None:
     assert "Traceback" in lines.said[0]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "last"),
-    [
-        ({"selector": "gpfl", "rounds": 1}, 10),  # the initialization asks everybody
-        ({"selector": "random", "rounds": 2, "availability__kind": "trace"}, 1),
-        ({"selector": "random"}, 3),
-    ],
-)
-def test_the_log_shows_the_last_rounds_clients(
-    overrides: dict[str, Any], last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many they are, and each once."""
-    (tmp_path / "trace.csv").write_text("round,client,state\n" + "".join(f"2,{k},down\n" for k in range(9)))
-    if "availability__kind" in overrides:
-        overrides = {**overrides, "availability__trace": str(tmp_path / "trace.csv")}
-    result = play(load_scenario("smoke", dotted(overrides)))
-    rows = [row for row in result.history.clients if row.round == result.history.rounds[-1].round]
-    assert len(rows) == last
-    said: list[str] = []
-    monkeypatch.setattr(app, "drive", lambda grid, scenario, on_round, on_error: result)
-    monkeypatch.setattr(app, "log", lambda level, text, *values: said.append(text % values))
-    app.main(None, context(scenario="smoke", runs_dir=str(tmp_path / "runs"), **overrides))
-    clients = [line.split(":")[0] for line in said if line.startswith("  client ")]
-    assert clients == [f"  client {row.client_id}" for row in rows]
-
-
 # ---- the rounds over a grid ----------------------------------------------------------------------------------------
 
 

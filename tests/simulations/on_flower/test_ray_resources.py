@@ -55,7 +55,7 @@ def test_by_default_clients_take_a_core_and_no_gpu() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"num_gpus": 2}, "num_gpus = 2 asks for a GPU that is not there: torch sees 1 "),
+        ({"num_gpus": 2}, "num_gpus = 2 asks for a GPU that is not there: torch sees 1"),
         ({"client_gpus": 2.0}, "client_gpus = 2.0 asks for a GPU that is not there: torch sees 1"),
         ({"client_gpus": 1.5}, "client_gpus must be whole, or a fraction of one GPU, got 1.5"),
         ({"client_gpus": -1}, "client_gpus must be .* at least 0"),
@@ -84,7 +84,7 @@ def test_what_only_ray_can_follow_is_refused_without_it(name: str) -> None:
     if name != "ray_address":  # a comparison may be on a cluster, or on this machine
         starts.append(partial(compare, SMOKE, ["bsfl"]))
     for start in starts:
-        with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
+        with pytest.raises(ParameterError, match=f"^{name} is for Ray. Choose the engine"):
             start(**{name: value})
 
 
