@@ -91,7 +91,6 @@ class Mutant:
         file.write_text(text[:start] + self.after + text[start + len(self.before) :])
         return _line(text, start)
 
-
     def file(self, root: Path) -> Path:
         """Return the file below ``root``, or the only one that has the line if that file has lost it.
 
@@ -116,7 +115,9 @@ def draw(seed: int, count: int) -> list[Mutant]:
         paths = [ROOT / place for place in places]
         files = sorted({file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))})
         possible = [mutant for file in files for mutant in mutants_of(area, file)]
-        drawn += sorted(generator.sample(possible, round(share * (2 if area in TWICE else 1))), key=lambda one: (one.path, one.line))
+        drawn += sorted(
+            generator.sample(possible, round(share * (2 if area in TWICE else 1))), key=lambda one: (one.path, one.line)
+        )
     return drawn
 
 

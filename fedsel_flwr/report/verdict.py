@@ -1,7 +1,8 @@
 """Verdict of a comparison: whether each selector reaches the target sooner than the reference, and by how much.
 
 The primary outcome is the time to the target. All other figures are secondary and not corrected. The word for a
-selector is the first that applies (:func:`choose_word`):
+selector is the first that applies (:func:`choose_word`). Below six pairs it is always *not settled*, and the numbers
+are for orientation only: with few pairs a single accident of the data would settle the question too often.
 
 1. If any run of the selector or the reference never reached the target, the exact sign test decides between *sooner*,
    *later* and *not settled*. There is no ratio, and a pair within the margin is a tie. A selector that reaches the
@@ -44,6 +45,8 @@ MARGIN = 1.05
 """Largest ratio without practical difference; the smallest is 1 / MARGIN."""
 LEVEL = 0.05
 """Largest probability of any "sooner" or "later" if no selector differs. "No difference" is not corrected."""
+LEAST_PAIRS = 6
+"""Number of pairs below which no verdict is given."""
 MAX_SEEDS = 1000
 """Largest number of seeds that is suggested."""
 FEW_SEEDS = 10
@@ -179,6 +182,8 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
     Returns:
         The first word that applies, in the order of this module's docstring.
     """
+    if time.pairs < LEAST_PAIRS:
+        return "not settled"
     if time.censored:
         lead = time.reached - time.reference_reached
         if p <= LEVEL and time.sooner > time.later and lead >= 0:
@@ -213,12 +218,12 @@ def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -
         if time.sooner == time.later:
             return None
         wins, losses = time.sooner / time.pairs, time.later / time.pairs
-        for n in range(time.pairs + 1, MAX_SEEDS + 1):
+        for n in range(max(time.pairs + 1, LEAST_PAIRS), MAX_SEEDS + 1):
             if factor * sign_test(round(wins * n), round(losses * n)) <= LEVEL:
                 return n
         return None
     t = load_optional("scipy.stats").t
-    seeds, size = np.arange(time.pairs + 1, MAX_SEEDS + 1), abs(math.log(time.estimate))
+    seeds, size = np.arange(max(time.pairs + 1, LEAST_PAIRS), MAX_SEEDS + 1), abs(math.log(time.estimate))
     error = time.deviation / np.sqrt(seeds)
     within = size + t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * error <= math.log(margin)
     settled = seeds[within | (factor * 2 * t.sf(size / error, seeds - 1) <= LEVEL)]
@@ -244,7 +249,12 @@ def _describe(
         opening = f"{reference} reaches {goal} on {reached.count} of {seeds} seeds."
     basis = f"on the same {seeds} seeds{shared}" if seeds > 1 else "on one seed, which gives no interval"
     lines = [f"{opening} Compared with {reference}, {basis}:", *(f"- {_clause(one, seeds, margin)}" for one in found)]
-    if seeds > 1:
+    if 1 < seeds < LEAST_PAIRS:
+        lines.append(
+            f"These numbers are for orientation only: a verdict needs at least {LEAST_PAIRS} seeds, and {FEW_SEEDS} "
+            f"are usual (--seeds {FEW_SEEDS}). The 95 % intervals (in parentheses) are not corrected."
+        )
+    elif seeds > 1:
         over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
         lines.append(
             f'The verdict is about the time only. "Sooner" or "later" means that p is at most {LEVEL:g}{over}, even if '
@@ -255,7 +265,7 @@ def _describe(
         )
     if caution := describe_optimism([reference, *(one.selector for one in found)]):
         lines.append(caution)
-    if 1 < seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
+    if LEAST_PAIRS <= seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
         lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual (--seeds {FEW_SEEDS}).")
     return "\n".join(lines)
 

@@ -82,20 +82,22 @@ def test_a_figure_that_no_seed_has_takes_no_column_and_numbers_of_seeds_may_diff
 
 
 def test_ratios_and_profile_against_the_reference() -> None:
-    runs = [make_run("random", seed, 10.0, seconds_per_round=2.0, rounds_to_target=5.0) for seed in range(3)]
+    runs = [make_run("random", seed, 10.0, seconds_per_round=2.0, rounds_to_target=5.0) for seed in range(6)]
+    ratios = 2 * (math.exp(-0.06), 1.0, math.exp(0.06))  # symmetric: Student's interval
     runs += [
-        make_run("bsfl", i, t, seconds_per_round=t / 5, rounds_to_target=5.0) for i, t in enumerate((7.5, 8.0, 8.5))
+        make_run("bsfl", i, 8 * one, seconds_per_round=8 * one / 5, rounds_to_target=5.0)
+        for i, one in enumerate(ratios)
     ]
     times = {0.8: {"random": {0: 4.0, 1: 5.0}, "bsfl": {0: 2.0, 1: INF}}}
     text = render(aggregate(runs), width=120, verdict=verdict(runs, "random", 0.8, times=times))
-    ratio = "0.80 (0.68-0.93)"  # exp of the mean log ratio ± 4.303 · .0626 / √3
+    ratio = "0.80 (0.76-0.85)"  # exp of the mean log ratio ± 2.571 · .0537 / √6
     assert f"bsfl {ratio} {ratio} 1.00 (1.00-1.00) 1.00 (1.00-1.00) sooner" in words(text)
     assert "to 80 %, ratio to random with 95 % interval" in text
     assert "bsfl 1 of 2 (against 2)" in words(text)  # the profile
 
 
 def test_the_frame_has_the_columns_of_a_comparison() -> None:
-    runs = [make_run(name, seed, time) for name, time in (("bsfl", 8.0), ("random", 10.0)) for seed in range(2)]
+    runs = [make_run(name, seed, time) for name, time in (("bsfl", 8.0), ("random", 10.0)) for seed in range(6)]
     frame = summary_frame(runs, verdict(runs, "random", 0.8)).set_index("selector")
     assert list(frame.index) == ["bsfl", "random"]
     assert list(frame.verdict) == ["sooner", "reference"]

@@ -33,19 +33,23 @@ def effect(*ratios: float):
 @pytest.mark.parametrize(
     ("ratios", "p", "word"),
     [
-        ((0.70, 0.75, 0.80), 0.01, "sooner"),
-        ((1.30, 1.25, 1.20), 0.01, "later"),
-        ((0.70, 0.75, 0.80), 0.06, "not settled"),
-        ((0.50, 1.00, 2.00), 1.00, "not settled"),
+        ((0.70, 0.75, 0.80, 0.75, 0.72, 0.78), 0.01, "sooner"),
+        ((1.30, 1.25, 1.20, 1.25, 1.22, 1.28), 0.01, "later"),
+        ((0.70, 0.75, 0.80, 0.75, 0.72, 0.78), 0.06, "not settled"),
+        ((0.50, 1.00, 2.00, 0.50, 1.00, 2.00), 1.00, "not settled"),
         # The interval comes first: a difference of 2 % is significant here, and without practical meaning.
-        ((0.98, 0.98, 0.981), 0.001, "no difference"),
-        ((1.02, 0.99, 1.00), 0.80, "no difference"),
+        ((0.98, 0.98, 0.981, 0.98, 0.98, 0.981), 0.001, "no difference"),
+        ((1.02, 0.99, 1.00, 1.02, 0.99, 1.00), 0.80, "no difference"),
         # Without the target on some seed the sign test decides; the ratios of the other seeds do not.
-        ((0.9, NEVER, NEVER), 0.01, "later"),
-        ((1.0, 1.0, NEVER), 1.0, "not settled"),
+        ((0.9, *[NEVER] * 5), 0.01, "later"),
+        ((*[1.0] * 5, NEVER), 1.0, "not settled"),
         # Never "sooner" for a selector that reaches the target on fewer seeds, however often it is ahead.
-        ((0.9, 0.9, NEVER), 0.01, "not settled"),
+        ((*[0.9] * 5, NEVER), 0.01, "not settled"),
+        # Five pairs or fewer settle nothing: two equal ratios would have p = 0.
         ((0.5,), math.nan, "not settled"),
+        ((0.5, 0.5), 0.0, "not settled"),
+        ((0.70, 0.75, 0.80, 0.75, 0.72), 0.001, "not settled"),
+        ((*[1.0] * 5,), 1.0, "not settled"),
     ],
 )
 def test_the_word(ratios: tuple[float, ...], p: float, word: str) -> None:
@@ -53,7 +57,7 @@ def test_the_word(ratios: tuple[float, ...], p: float, word: str) -> None:
 
 
 def test_the_margin_is_a_parameter() -> None:
-    assert choose_word(effect(0.98, 0.98, 0.981), 0.001, margin=1.01) == "sooner"
+    assert choose_word(effect(*2 * (0.98, 0.98, 0.981)), 0.001, margin=1.01) == "sooner"
 
 
 def test_seeds_to_settle_is_the_first_number_at_which_the_expected_interval_decides() -> None:
@@ -191,12 +195,16 @@ def test_one_seed_gives_no_interval() -> None:
     ]
 
 
-def test_few_seeds_that_settle_nothing_are_said_to_be_few() -> None:
-    assert "--seeds" not in verdict(runs_of(0.8, seeds=5), "random", 0.9).sentence
+def test_few_seeds_are_said_to_be_few() -> None:
+    said = verdict(runs_of(0.8, seeds=5), "random", 0.9).sentence
+    assert "fast needs 0.80 times the time (0." in said
+    assert "not settled (a new comparison would need about 6 seeds)" in said
+    assert "orientation only: a verdict needs at least 6 seeds, and 10 are usual (--seeds 10)" in said
+    assert "--seeds" not in verdict(runs_of(0.8, seeds=6), "random", 0.9).sentence
     runs = [
-        make_run(name, seed, 9.0 + seed * factor % 5) for name, factor in (("random", 1), ("a", 2)) for seed in range(5)
+        make_run(name, seed, 9.0 + seed * factor % 5) for name, factor in (("random", 1), ("a", 2)) for seed in range(7)
     ]
-    assert "5 seeds are few: 10 are usual (--seeds 10)" in verdict(runs, "random", 0.9).sentence
+    assert "7 seeds are few: 10 are usual (--seeds 10)" in verdict(runs, "random", 0.9).sentence
 
 
 def test_the_profile_has_each_selector_at_each_target() -> None:

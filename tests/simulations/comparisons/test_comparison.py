@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsel_flwr import cli
+from fedsel_flwr.report.paired import paired_interval
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.comparisons.comparison import Agreement, compare_choices
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations.inprocess import in_process
 
-T_975 = {2: 4.302653}  # Student's t, by degrees of freedom
 SEEDS, TARGET = (1, 2, 3), 0.5
 
 
@@ -62,9 +62,8 @@ def test_the_verdict_is_in_the_files(finished: tuple[str, Path]) -> None:
         logs = np.column_stack([logs, logs[:, 0] - logs[:, 2]])
         assert (one["selector"], one["time"]["reference"], one["time"]["pairs"]) == (name, "random", 3)
         for key, column in zip(("time", "energy", "rounds", "seconds_per_round"), logs.T, strict=True):
-            mean, half = column.mean(), T_975[2] * column.std(ddof=1) / np.sqrt(3)
             ends = one[key]["estimate"], one[key]["low"], one[key]["high"]
-            assert ends == pytest.approx(tuple(np.exp([mean, mean - half, mean + half])), rel=1e-5)
+            assert ends == pytest.approx(tuple(np.exp([column.mean(), *paired_interval(column)])), rel=1e-5)
         ratio, low, high = (one["time"][key] for key in ("estimate", "low", "high"))
         assert re.search(rf"^{name} +{ratio:.2f} \({low:.2f}-{high:.2f}\) .* {one['word']}", out, re.MULTILINE)
 

@@ -46,7 +46,7 @@ def test_several_parameters_give_every_combination_and_a_selector_only_its_own()
 
 
 def test_holm_counts_every_row_and_the_verdict_warns_of_the_best() -> None:
-    found = compare(smoke(), ["bsfl", "random"], sweep=ALPHAS, seeds=2).verdict
+    found = compare(smoke(), ["bsfl", "random"], sweep=ALPHAS, seeds=6).verdict
     assert [one.selector for one in found.selectors] == ROWS[:2]
     assert "Holm's correction for 2 selectors" in found.sentence
     assert "The best of the 2 settings of bsfl looks better than it is" in found.sentence
