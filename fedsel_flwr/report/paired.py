@@ -284,7 +284,7 @@ def paired_p(differences: FloatArray) -> FloatArray:
     x = mean / np.where(sd == 0, 1.0, sd)
     adjusted = x + skewness / (6 * n) + skewness * x**2 / 3 + skewness**2 * x**3 / 27
     p = 2 * load_optional("scipy.stats").t.sf(math.sqrt(n) * np.minimum(np.abs(x), np.abs(adjusted)), n - 1)
-    return np.where(sd == 0, mean == 0, p)
+    return np.asarray(np.where(sd == 0, mean == 0, p), dtype=np.float64)
 
 
 def _moments(differences: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -364,7 +364,8 @@ def _effect(
     later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
     low = high = deviation = p = math.nan
     if len(seeds) > 1 and both.all():
-        (low, high), p = paired_interval(scaled, confidence), float(paired_p(scaled))
+        low, high = map(float, paired_interval(scaled, confidence))
+        p = float(paired_p(scaled))
         deviation = float(scaled.std(ddof=1))
     elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
         p = sign_test(sooner, later)
