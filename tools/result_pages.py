@@ -17,6 +17,7 @@ from typing import Any
 import fedsel_flwr.simulations.reproductions as reproductions
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.simulations.reproductions.claims import (
+    MAX_SEEDS,
     VERDICTS,
     WORST_FIRST,
     FigureVerdict,
@@ -54,7 +55,7 @@ Each row shows the check that decides: the first one with the worst verdict. All
 [{paper}-checks.csv]({paper}-checks.csv), and the runs in {runs}.
 The settings, deviations and questions of each figure are in `fedsel_flwr/simulations/reproductions/figures/{paper}`.
 
-| figure | verdict | its checks | the deciding check | its ratio or difference, 95 % | seeds | minutes |
+| figure | verdict | parts shown | the deciding check | its ratio or difference, 95 % | seeds | minutes |
 |{rule}
 """
 Judged = Mapping[str, tuple[PaperFigure, Results, FigureVerdict]]
@@ -96,11 +97,19 @@ def _row(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: 
     """Return the row of a figure."""
     seeds = f"{figure.seeds} of {figure.planned_seeds}" if figure.planned_seeds > figure.seeds else str(figure.seeds)
     size = [seeds, str(facts(figure, results, verdict)["minutes"])] if figure.arms else ["", ""]
-    check = ["", "", ""]
+    word, check = str(verdict.word), ["", "", ""]
     if findings := verdict.findings:
         worst = min(findings, key=lambda one: WORST_FIRST.index(one.word))
-        check = [describe_words([one.word for one in findings]), *_check(worst)]
-    return "| " + " | ".join([_link(figure, folder), verdict.word, *check, *size]) + " |"
+        word += f" ({worst.reason})" if worst.reason and verdict.word == "not seen" else ""
+        shown, parts = verdict.parts_shown
+        check = [f"{shown} of {parts}", *_check(worst)]
+        needed, low, high = verdict.seeds_needed
+        size[0] += f" (needs {_count(needed)}: {_count(low)} to {_count(high)})" if not math.isnan(needed) else ""
+    return "| " + " | ".join([_link(figure, folder), word, *check, *size]) + " |"
+
+
+def _count(seeds: float) -> str:
+    return f"{seeds:.0f}" if math.isfinite(seeds) else f"over {MAX_SEEDS}"
 
 
 def _check(finding: Finding) -> list[str]:

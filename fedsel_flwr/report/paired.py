@@ -168,6 +168,7 @@ def paired_effects(
     margin: float = 1.0,
     confidence: float = CONFIDENCE,
     is_ratio: bool | None = None,
+    skewed: bool = True,
 ) -> list[PairedEffect]:
     """Compare every selector with a reference in one figure.
 
@@ -180,6 +181,7 @@ def paired_effects(
         margin: Ratios of a pair between 1 / margin and margin count as ties in the sign test.
         confidence: Confidence of the interval, in (0, 1).
         is_ratio: Whether ratios are used instead of differences. If None, the figure decides (:data:`RATIOS`).
+        skewed: Whether logs of ratios and differences may be skewed. If False, interval and p-value are Student's.
 
     Returns:
         One effect for each selector except the reference, in the order of ``values``.
@@ -197,7 +199,7 @@ def paired_effects(
     if reference not in values:
         raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
     return [
-        _effect(values, selector, reference, figure, ends, margin, confidence, is_ratio)
+        _effect(values, selector, reference, figure, ends, margin, confidence, is_ratio, skewed)
         for selector in values
         if selector != reference
     ]
@@ -223,7 +225,9 @@ def student_interval(differences: FloatArray, confidence: float = CONFIDENCE) ->
     return float(low), float(high)
 
 
-def paired_interval(differences: FloatArray, confidence: float = CONFIDENCE) -> tuple[FloatArray, FloatArray]:
+def paired_interval(
+    differences: FloatArray, confidence: float = CONFIDENCE, *, skewed: bool = True
+) -> tuple[FloatArray, FloatArray]:
     """Return the union of Student's interval of a mean and of Johnson's, which is adjusted for skewness.
 
     Let κ be the sample skewness, and x the distance of the mean from its true value, in standard deviations. Johnson's
@@ -235,6 +239,7 @@ def paired_interval(differences: FloatArray, confidence: float = CONFIDENCE) -> 
     Args:
         differences: The differences, shape (..., n), n at least 2. With n = 2 there is no skewness.
         confidence: Confidence of each of the two intervals, in (0, 1).
+        skewed: Whether the differences may be skewed. If False, the interval is Student's.
 
     Returns:
         The lower and the upper ends, each of shape (...).
@@ -247,7 +252,7 @@ def paired_interval(differences: FloatArray, confidence: float = CONFIDENCE) -> 
         >>> round(float(low), 3), round(float(high), 3)
         (0.454, 2.997)
     """
-    mean, sd, skewness = _moments(differences)
+    mean, sd, skewness = _moments(differences, skewed=skewed)
     n = differences.shape[-1]
     y = load_optional("scipy.stats").t.ppf((1 + confidence) / 2, n - 1) / math.sqrt(n)
     up, down = _cubic_root(y, skewness, n), _cubic_root(-y, skewness, n)
@@ -263,13 +268,14 @@ def _cubic_root(y: float, skewness: FloatArray, n: int) -> FloatArray:
     return np.asarray(3 * np.where(np.abs(inner) < 0.5, small, np.cbrt(1 + inner) - 1) / k)
 
 
-def paired_p(differences: FloatArray) -> FloatArray:
+def paired_p(differences: FloatArray, *, skewed: bool = True) -> FloatArray:
     """Return the larger of the two-sided p-values of Student's and Johnson's test (:func:`paired_interval`).
 
     It is at most 1 - confidence exactly if the interval of this confidence excludes 0.
 
     Args:
         differences: The differences, shape (..., n), n at least 2.
+        skewed: Whether the differences may be skewed. If False, the p-value is Student's.
 
     Returns:
         The p-values, shape (...); 0 for equal differences, 1 if they are all 0.
@@ -278,7 +284,7 @@ def paired_p(differences: FloatArray) -> FloatArray:
         >>> round(float(paired_p(np.array([1.0, 2.0, 3.0]))), 4)
         0.0742
     """
-    mean, sd, skewness = _moments(differences)
+    mean, sd, skewness = _moments(differences, skewed=skewed)
     n = differences.shape[-1]
     # If the differences are equal, t would be infinite or 0/0.
     x = mean / np.where(sd == 0, 1.0, sd)
@@ -287,14 +293,17 @@ def paired_p(differences: FloatArray) -> FloatArray:
     return np.asarray(np.where(sd == 0, mean == 0, p), dtype=np.float64)
 
 
-def _moments(differences: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return mean, standard deviation and unbiased skewness; the latter two are 0 for equal differences."""
+def _moments(differences: FloatArray, *, skewed: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return mean, standard deviation and unbiased skewness; the latter two are 0 for equal differences.
+
+    Without ``skewed``, the skewness is 0.
+    """
     n = differences.shape[-1]
     mean = differences.mean(axis=-1)
     away = differences - mean[..., np.newaxis]
     # The mean of equal numbers may differ from them in its last digits.
     sd = np.where(np.ptp(differences, axis=-1) == 0, 0.0, differences.std(axis=-1, ddof=1))
-    factor = n / ((n - 1) * (n - 2)) if n > 2 else 0.0
+    factor = n / ((n - 1) * (n - 2)) if n > 2 and skewed else 0.0
     return mean, sd, factor * ((away / np.where(sd == 0, math.inf, sd)[..., np.newaxis]) ** 3).sum(axis=-1)
 
 
@@ -342,6 +351,7 @@ def _effect(
     margin: float,
     confidence: float,
     is_ratio: bool | None,
+    skewed: bool,
 ) -> PairedEffect:
     """Return the paired effect of two selectors."""
     seeds = sorted(values[selector].keys() & values[reference].keys())
@@ -364,8 +374,8 @@ def _effect(
     later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
     low = high = deviation = p = math.nan
     if len(seeds) > 1 and both.all():
-        low, high = map(float, paired_interval(scaled, confidence))
-        p = float(paired_p(scaled))
+        low, high = map(float, paired_interval(scaled, confidence, skewed=skewed))
+        p = float(paired_p(scaled, skewed=skewed))
         deviation = float(scaled.std(ddof=1))
     elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
         p = sign_test(sooner, later)

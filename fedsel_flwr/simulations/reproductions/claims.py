@@ -1,22 +1,33 @@
 """Verdict on a figure: does the paper's claim hold in our runs?
 
-Each check of a figure compares two arms on the same seeds. Ratios are compared as logs, with Student's interval of 95 %
-and the paired t-test (:mod:`fedsel_flwr.report.paired`). Holm's method corrects the p-values of all checks of a figure.
-A check then has the first of these words that applies:
+Each check of a figure compares two arms on the same seeds, as logs of ratios or as differences. Its p-values are those
+of the paired t-test, and its interval of 95 % is Student's (:mod:`fedsel_flwr.report.paired`). A check has the first of
+these words that applies:
 
 ==============  =======================================================================================================
-reproduced      The null is excluded in the claimed direction, and the size is the paper's: the paper's number is in
-                the interval, or the estimate is within 20 % of it. If the paper gives no number, the direction is the
-                whole claim. A claim of equality holds if the interval is inside the margin.
-direction only  Only the direction holds.
-not seen        The interval excludes the claim, because it is on the other side of the null. A claim of equality is
-                excluded if the interval is outside the margin.
-not settled     The interval holds both, or the null is excluded only before Holm's correction.
+reproduced      The claimed direction is shown: the interval excludes the null on the claimed side. And the size is the
+                paper's: the paper's number is in the interval, or the estimate is within 20 % of it. If the paper gives
+                no number, the direction is the whole claim. A claim of equality is shown if the interval is inside the
+                margin.
+direction only  Only the direction is shown.
+not seen        With the reason "contrary", the opposite is shown (of equality: a difference beyond the margin). With
+                the reason "no difference", the whole interval is inside the margin: the smaller of 5 % of the right arm
+                and half the paper's gap.
+not settled     None of these.
 ==============  =======================================================================================================
 
-A figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
+A figure's claim is the conjunction of its checks. It is shown if all of them are, each at the level .05. This needs no
+correction: if any part of the claim is wrong, its own check passes with at most this probability (an intersection-union
+test). The opposite is different, because one check is enough for it. Therefore Holm's method corrects the p-values of
+"contrary" and "no difference" of all checks of a figure together.
+
+So a figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
 precedence. A figure is ``not run`` if runs are missing. It is ``setting not given`` if two readings have different
-words.
+words. Beside the word, the verdict counts the parts of the claim that are shown by themselves, after Holm's correction
+over these parts.
+
+References: R. L. Berger, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24, 1982. S. Holm,
+see :mod:`fedsel_flwr.report.paired`.
 """
 
 from __future__ import annotations
@@ -28,7 +39,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsel_flwr.report.paired import PairedEffect, holm, paired_effects
+from fedsel_flwr.report.paired import PairedEffect, holm, paired_effects, paired_p
 from fedsel_flwr.simulations.reproductions.paper_figure import EVERY, ArmName, Comparison, PaperFigure
 from fedsel_flwr.simulations.reproductions.rows import Results
 
@@ -41,17 +52,21 @@ VERDICTS: tuple[Word, ...] = (
 """In the order of the pages."""
 WORST_FIRST: tuple[Word, ...] = ("not seen", "not settled", "direction only", "reproduced")
 LEVEL = 0.05
-"""Largest p-value, after Holm's correction, that excludes the null."""
+"""Largest p-value that counts."""
 TOLERANCE = 0.2
 """Largest relative distance between our estimate and the paper's number."""
 MAX_SEEDS = 1000
-"""Largest number of seeds that is suggested."""
+"""Largest number of seeds that is suggested; above it, the number is infinite."""
+FEWEST_SEEDS = 8
+"""Number of seeds below which the spread is too uncertain for :func:`_seeds_needed`."""
 CHECK_COLUMNS = (
-    "figure", "verdict", "claim", "reading", "check", "outcome", "left", "relation", "right", "compared_as",
-    "left_mean", "right_mean", "estimate", "low", "high", "paper", "p", "seeds", "word", "seeds_needed",
-    "within_margin",
+    "figure", "verdict", "claim", "reading", "check", "part_shown", "outcome", "left", "relation", "right",
+    "compared_as", "left_mean", "right_mean", "estimate", "low", "high", "paper", "p", "seeds", "word", "reason",
+    "seeds_needed", "seeds_needed_low", "seeds_needed_high",
 )  # fmt: skip
-"""Columns of the table of checks. The interval is ``low`` to ``high``, and ``p`` is after Holm's correction."""
+"""Columns of the table of checks. The interval is ``low`` to ``high``. ``p`` belongs to the claim. ``part_shown`` says
+whether this part of the claim, a check with all its cells and pairs, is shown after Holm's correction."""
+UNKNOWN = (math.nan, math.nan, math.nan)
 Lookup = Callable[[str, str, str], Mapping[int, float]]
 """Function of outcome, arm and cell -> the value of each seed."""
 
@@ -63,49 +78,48 @@ class Finding:
     Attributes:
         comparison: The comparison.
         effect: The paired effect of the two arms.
-        p: Two-sided p-value after Holm's correction; NaN for a claim of equality.
         left: Mean of the left arm.
         right: Mean of the right arm, or the number.
+        p: p-value of the claim.
         word: The word.
-        seeds_needed: For "not settled", the number of seeds that would probably do; infinity if it is above
-            :data:`MAX_SEEDS`, NaN if it is unknown.
+        reason: For "not seen", "contrary" or "no difference".
+        is_part_shown: Whether the part of the claim to which the comparison belongs is shown by itself.
+        seeds_needed: For "not settled", estimate, lower and upper end of the number of seeds whose interval would be as
+            narrow as the margin; NaN if it is unknown.
     """
 
     comparison: Comparison
     effect: PairedEffect
-    p: float
     left: float
     right: float
+    p: float = 1.0
     word: Word = "not settled"
-    seeds_needed: float = math.nan
+    reason: str = ""
+    is_part_shown: bool = False
+    seeds_needed: tuple[float, float, float] = UNKNOWN
 
     @property
-    def null(self) -> float:
-        """The ratio, or the difference, of equal arms."""
-        return 1.0 if self.comparison.is_ratio else 0.0
-
-    @property
-    def is_contrary(self) -> bool:
-        """Whether the estimate is on the other side of the null than the claim; False for a claim of equality."""
-        relation, estimate = self.comparison.check.relation, self.effect.estimate
-        return estimate >= self.null if relation == "below" else relation == "above" and estimate <= self.null
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the whole interval of a ratio is inside the margin of equality."""
-        return self.effect.is_ratio and self.effect.is_within(1 + self.comparison.check.margin)
+    def margin(self) -> float:
+        """Largest effect that counts as none: a log ratio or a difference."""
+        one, margin, paper = self.comparison, self.comparison.check.margin, self.comparison.paper
+        if one.check.relation == "equal":
+            return math.log1p(margin) if one.is_ratio else margin
+        small = math.log1p(margin) if one.is_ratio else margin * abs(self.right)
+        return small if paper is None else min(small, abs(math.log(paper) if one.is_ratio else paper) / 2)
 
     def facts(self) -> dict[str, Any]:
         """Return the finding's columns of :data:`CHECK_COLUMNS`. Unknown numbers are empty."""
         check, one = self.comparison.check, self.comparison
+        seeds = dict(zip(("seeds_needed", "seeds_needed_low", "seeds_needed_high"), self.seeds_needed, strict=True))
         numbers = {
             "left_mean": self.left, "right_mean": self.right, "estimate": self.effect.estimate, "low": self.effect.low,
-            "high": self.effect.high, "paper": one.paper, "p": self.p, "seeds_needed": self.seeds_needed,
+            "high": self.effect.high, "paper": one.paper, "p": self.p, **seeds,
         }  # fmt: skip
         return {
-            "reading": check.reading, "check": check.says, "outcome": check.outcome, "left": one.left,
-            "relation": check.relation, "right": one.right, "compared_as": "ratio" if one.is_ratio else "difference",
-            "seeds": self.effect.pairs, "word": self.word, "within_margin": self.is_small,
+            "reading": check.reading, "check": check.says, "part_shown": self.is_part_shown, "outcome": check.outcome,
+            "left": one.left, "relation": check.relation, "right": one.right,
+            "compared_as": "ratio" if one.is_ratio else "difference", "seeds": self.effect.pairs, "word": self.word,
+            "reason": self.reason,
             **{name: "" if value is None or math.isnan(value) else f"{value:.4g}" for name, value in numbers.items()},
         }  # fmt: skip
 
@@ -118,14 +132,23 @@ class FigureVerdict:
         word: The verdict.
         findings: Results of all comparisons.
         readings: Reading -> its word, if there is more than one.
-        seeds_needed: For "not settled", the number of seeds that would probably do; infinity if it is above
-            :data:`MAX_SEEDS`, NaN if it is unknown.
     """
 
     word: Word
     findings: tuple[Finding, ...] = ()
     readings: Mapping[str, Word] | None = None
-    seeds_needed: float = math.nan
+
+    @property
+    def parts_shown(self) -> tuple[int, int]:
+        """Number of parts of the claim that are shown by themselves, and number of parts."""
+        parts = {id(one.comparison.check): one.is_part_shown for one in self.findings}
+        return sum(parts.values()), len(parts)
+
+    @property
+    def seeds_needed(self) -> tuple[float, float, float]:
+        """For "not settled", the largest number of seeds that an open check needs, with its interval."""
+        needed = [one.seeds_needed for one in self.findings if one.word == "not settled"]
+        return max(needed) if self.word == "not settled" and not np.isnan(needed).any() else UNKNOWN
 
 
 def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:
@@ -149,43 +172,37 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
     """
     if figure.illustration:
         return FigureVerdict(word="illustration")
-    raw = [_measure(one, values) for one in figure.comparisons()]
+    findings = [_measure(one, values) for one in figure.comparisons()]
+    shown = [_claim_p(one) for one in findings]
+    parts: dict[int, float] = {}
+    for one, p in zip(findings, shown, strict=True):
+        part = id(one.comparison.check)
+        parts[part] = max(p, parts.get(part, 0.0))
+    own_level = dict(zip(parts, holm(list(parts.values())), strict=True))
     # One correction for all readings, because all of them are looked at.
-    corrected = holm([finding.p for finding in raw if finding.comparison.check.relation != "equal"])
-    remaining, count = iter(corrected), len(corrected)
-    findings = []
-    for finding in raw:
-        p = math.nan if finding.comparison.check.relation == "equal" else next(remaining)
-        # The factor by which Holm multiplied this p-value; the number of checks if it cannot be computed.
-        factor = p / finding.p if finding.p > 0 and p < 1 else count
-        finding = replace(finding, p=p)
-        word = _word(finding)
-        if figure.shortened and word == "reproduced":
-            word = "direction only"
-        seeds = _seeds_needed(finding, factor) if word == "not settled" else math.nan
-        findings.append(replace(finding, word=word, seeds_needed=seeds))
-    own = {
-        reading: [one for one in findings if one.comparison.check.reading in (EVERY, reading)]
+    against = [_reasons(one) for one in findings]
+    corrected = iter(holm([p for reasons in against for p in reasons.values()]))
+    for i, (one, reasons) in enumerate(zip(findings, against, strict=True)):
+        seen = [reason for reason, p in zip(reasons, corrected, strict=False) if p <= LEVEL]
+        word: Word = "not seen" if seen else "not settled"
+        if shown[i] <= LEVEL:
+            word = "reproduced" if _has_paper_size(one) and not figure.shortened else "direction only"
+        findings[i] = replace(
+            one, p=shown[i], word=word, reason=seen[0] if word == "not seen" else "",
+            is_part_shown=own_level[id(one.comparison.check)] <= LEVEL,
+            seeds_needed=_seeds_needed(one) if word == "not settled" else UNKNOWN,
+        )  # fmt: skip
+    words = {
+        reading: min(
+            (one.word for one in findings if one.comparison.check.reading in (EVERY, reading)), key=WORST_FIRST.index
+        )
         for reading in figure.readings
     }
-    words = {reading: min((one.word for one in found), key=WORST_FIRST.index) for reading, found in own.items()}
-    several = words if len(words) > 1 else None
     word = next(iter(words.values())) if len(set(words.values())) == 1 else "setting not given"
-    needed = [_seeds_of_figure([one for one in found if one.word == "not settled"]) for found in own.values()]
-    seeds = float(np.max(needed)) if word == "not settled" else math.nan
     # Each reading is a block of the table. Checks of all readings come first.
     order = (EVERY, *figure.readings)
     findings.sort(key=lambda one: order.index(one.comparison.check.reading))
-    return FigureVerdict(word=word, findings=tuple(findings), readings=several, seeds_needed=seeds)
-
-
-def _seeds_of_figure(open_checks: Sequence[Finding]) -> float:
-    """Return the number of seeds that would settle a figure whose other checks are settled; NaN if it is unknown.
-
-    One check that turns into "not seen" is enough. If no estimate is contrary to the claim, every check is needed.
-    """
-    contrary = [one.seeds_needed for one in open_checks if one.is_contrary]
-    return float(np.min(contrary) if contrary else np.max([one.seeds_needed for one in open_checks], initial=0.0))
+    return FigureVerdict(word=word, findings=tuple(findings), readings=words if len(words) > 1 else None)
 
 
 def _values(arm: ArmName, outcome: str, values: Lookup) -> dict[int, float]:
@@ -195,35 +212,47 @@ def _values(arm: ArmName, outcome: str, values: Lookup) -> dict[int, float]:
 
 
 def _measure(comparison: Comparison, values: Lookup) -> Finding:
-    """Return the finding with its p-value before correction."""
+    """Return the finding without its word."""
     outcome, other = comparison.check.outcome, comparison.right
     left = _values(comparison.left, outcome, values)
     right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
-    (effect,) = paired_effects({"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio)
+    (effect,) = paired_effects(
+        {"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio, skewed=False
+    )
     return Finding(
         comparison=comparison,
         effect=effect,
-        # Without an interval there is no t-test.
-        p=math.nan if math.isnan(effect.low) else effect.p,
         left=float(np.mean([left[seed] for seed in effect.seeds])),
         right=float(np.mean([right[seed] for seed in effect.seeds])),
     )
 
 
-def _word(finding: Finding) -> Word:
-    check, low, high, null = finding.comparison.check, finding.effect.low, finding.effect.high, finding.null
-    if math.isnan(low):
-        return "not settled"
-    if check.relation == "equal":
-        margin = check.margin
-        least, most = (1 / (1 + margin), 1 + margin) if finding.comparison.is_ratio else (-margin, margin)
-        inside, outside = least <= low and high <= most, high < least or low > most
-        return "reproduced" if inside else "not seen" if outside else "not settled"
-    # An end at the null excludes the claim, because the claim is a strict inequality.
-    claimed, against = (high < null, low >= null) if check.relation == "below" else (low > null, high <= null)
-    if claimed and finding.p <= LEVEL:
-        return "reproduced" if _has_paper_size(finding) else "direction only"
-    return "not seen" if against else "not settled"
+def _p_beyond(finding: Finding, limit: float, *, above: bool) -> float:
+    """Return the p-value of a mean above (or below) a limit; 1 if the mean of the runs is not, or without a t-test."""
+    if math.isnan(finding.effect.low):
+        return 1.0
+    d = np.array(finding.effect.values)
+    d = (np.log(d) if finding.effect.is_ratio else d) - limit
+    return float(paired_p(d, skewed=False)) if (d.mean() > 0 if above else d.mean() < 0) else 1.0
+
+
+def _p_within(finding: Finding) -> float:
+    """Return the p-value of an effect inside the margin."""
+    return max(_p_beyond(finding, -finding.margin, above=True), _p_beyond(finding, finding.margin, above=False))
+
+
+def _claim_p(finding: Finding) -> float:
+    relation = finding.comparison.check.relation
+    return _p_within(finding) if relation == "equal" else _p_beyond(finding, 0.0, above=relation == "above")
+
+
+def _reasons(finding: Finding) -> dict[str, float]:
+    """Return reason for "not seen" -> its p-value."""
+    relation, margin = finding.comparison.check.relation, finding.margin
+    if relation == "equal":
+        ends = _p_beyond(finding, margin, above=True), _p_beyond(finding, -margin, above=False)
+        return {"contrary": min(ends)}
+    return {"contrary": _p_beyond(finding, 0.0, above=relation == "below"), "no difference": _p_within(finding)}
 
 
 def _has_paper_size(finding: Finding) -> bool:
@@ -235,30 +264,19 @@ def _has_paper_size(finding: Finding) -> bool:
     return abs(effect.estimate - paper) <= TOLERANCE * abs(paper) or effect.low <= paper <= effect.high
 
 
-def _seeds_needed(finding: Finding, factor: float) -> float:
-    """Return the number of seeds at which the same mean and spread would settle the check.
+def _seeds_needed(finding: Finding) -> tuple[float, float, float]:
+    """Return the number of seeds whose interval is as wide as the margins, from the spread and from its interval."""
+    n, spread, margin = finding.effect.pairs, finding.effect.deviation, finding.margin
+    if n < FEWEST_SEEDS or math.isnan(spread) or margin == 0:
+        return UNKNOWN
+    from scipy.stats import chi2, t
 
-    Args:
-        finding: The finding.
-        factor: Factor of Holm's correction. It counts only in the claimed direction, because an interval without
-            correction excludes a claim.
-    """
-    effect = finding.effect
-    if effect.pairs < 3 or math.isnan(effect.low):
-        return math.nan
-    from scipy.stats import t
-
-    check, size = finding.comparison.check, abs(math.log(effect.estimate) if effect.is_ratio else effect.estimate)
-    if effect.deviation == 0:
-        return math.inf
-    seeds = np.arange(effect.pairs + 1, MAX_SEEDS + 1)
-    error = effect.deviation / np.sqrt(seeds)
-    if check.relation == "equal":
-        margin = math.log(1 + check.margin) if effect.is_ratio else check.margin
-        settled = seeds[np.abs(size - margin) >= t.ppf(0.975, seeds - 1) * error]
-    else:
-        settled = seeds[(1 if finding.is_contrary else factor) * 2 * t.sf(size / error, seeds - 1) <= LEVEL]
-    return float(settled[0]) if settled.size else math.inf
+    seeds = np.arange(2, MAX_SEEDS + 1)
+    half_width = t.ppf(0.975, seeds - 1) / np.sqrt(seeds)
+    low, high = (spread * math.sqrt((n - 1) / chi2.ppf(level, n - 1)) for level in (0.975, 0.025))
+    enough = [seeds[s * half_width <= margin] for s in (spread, low, high)]
+    found, least, most = (float(one[0]) if one.size else math.inf for one in enough)
+    return found, least, most
 
 
 def describe_words(words: Sequence[Word]) -> str:
