@@ -174,7 +174,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set("data.dataset=./mine.py"), ["'./mine.py'", "./file.py:function"]),
     (_set("data.dataset=./mine.py:data_raises"), ["FileNotFoundError: no camera.csv (mine.py, line"]),
     (_set("data.dataset=./mine.py:data_needs"), ["cannot be created: TypeError", "'path'"]),
-    (_set("model.name=./mine.py:model_raises"), ["cannot be created with", "OSError: no disk (mine.py, line"]),
+    (_set("model.name=./mine.py:model_raises"), ["cannot be created: OSError: no disk (mine.py, line"]),
     (_set("model.name=./mine.py:model_too_wide"), ["cannot read examples of shape (1, 8, 8)", "65x10"]),
     (["report", "nosuch"], ["'nosuch' does not exist", "folder of a run"]),
     (["report", "taken"], ["'taken' is a file", "folder of a run"]),

@@ -128,7 +128,10 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         _model(unplugged),
         ["cannot be created: KeyError: 'camera' (test_wrong_inputs_in"],
     ),
-    "a model function that needs another argument": (_model(lambda width: None), ["needs width", "functools.partial"]),
+    "a model function that needs another argument": (
+        _model(lambda width: None),
+        ["gets only input_shape and num_classes", "'width'"],
+    ),
     "a model whose forward pass fails": (
         _model(lambda: Deaf(8, 10)),
         ["cannot read examples of shape (1, 8, 8): KeyError"],

@@ -167,7 +167,7 @@ def test_phones_have_the_defaults_of_their_class_and_the_models_size() -> None:
     phones = scenario.system_model(np.full(10, 4), 1000)
     assert phones == PhoneModel(num_clients=10, seed=1, examples=[4] * 10, payload_bits=8000)
     for sizes, model_bytes in ((None, 1000), (np.ones(10, dtype=np.int64), 0)):
-        with pytest.raises(ParameterError, match=r"sizes and model_bytes"):
+        with pytest.raises(ParameterError, match=r"examples and the model's bytes"):
             scenario.system_model(sizes, model_bytes)
 
 

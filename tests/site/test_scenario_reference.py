@@ -151,7 +151,6 @@ def test_show_prints_the_meaning_above_each_key(capsys: pytest.CaptureFixture[st
     ("key", "meant"),
     [
         ("system.network_cv", "system.network_round_cv"),
-        ("deadline_s", "aggregation.round_deadline_s"),
         ("selectors.bsfl.solver_step", "selectors.bsfl.solver_steps"),
     ],
 )

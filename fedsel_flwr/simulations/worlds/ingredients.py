@@ -181,7 +181,7 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
         accepted = set(inspect.signature(make).parameters)
     except ValueError:
         accepted = set()
-    with refusing_faults(f"the model cannot be created with {' and '.join(shapes)} alone"):
+    with refusing_faults(f"the model, which gets only {' and '.join(shapes)}, cannot be created"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})
 
 

@@ -133,7 +133,7 @@ def test_without_a_cluster_ray_is_started_here(
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ("10.0.0.1:6379", {"num_cpus": 3}, "num_cpus = 3 .* cluster at RAY_ADDRESS = '10.0.0.1:6379', "),
+        ("10.0.0.1:6379", {"num_cpus": 3}, "num_cpus = 3 has no effect on the cluster at '10.0.0.1:6379'"),
         ("10.0.0.1", {}, "RAY_ADDRESS must be HOST:PORT .*got '10.0.0.1'"),
         ("10.0.0.1:many", {}, "RAY_ADDRESS must be HOST:PORT .*got '10.0.0.1:many'"),
         ("ray://10.0.0.1:10001", {}, "RAY_ADDRESS must be HOST:PORT .*got 'ray://10.0.0.1:10001'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
@@ -42,7 +43,7 @@ def test_each_client_has_its_own_row(tmp_path: Path) -> None:
     worked = np.asarray(world.system.examples) * [0.2, 0.3, 0.1]
     assert [one.compute_s for one in delays] == pytest.approx(worked.tolist())
     total = [one.download_s + one.compute_s + one.upload_s for one in delays]
-    assert world.system.mean_latencies(np.full((1, 3), 0.5)).tolist() == pytest.approx(total)
+    assert mean_latencies(world.system).tolist() == pytest.approx(total)
     history = simulate(given, engine="vectorized").history
     assert {(row.client_id, row.upload_s) for row in history.clients} <= {("0", 1.0), ("1", 5.0), ("2", 10.0)}
 
