@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import difflib
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.operating_system import shell_line
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
              "checkpoint_dir", "sweep", "track", "track_clients", "source")  # fmt: skip
@@ -60,7 +60,7 @@ def parse(
         raise ParameterError("--trust only applies to --resume FOLDER. Give both, or leave --trust out")
     if hasattr(args, "track"):
         _read_tracking(args)
-    args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
+    args.typed = shell_line("fedsel", *(sys.argv[1:] if argv is None else argv))
     return args
 
 
@@ -243,7 +243,7 @@ def _read_tracking(args: argparse.Namespace) -> None:
     """Set ``track_options``, the options as typed, and read ``track_clients``: a number or a list of ids."""
     given = args.track_clients
     named = (("--track", args.track), ("--track-clients", given))
-    args.track_options = "".join(f" {option} {shlex.quote(value)}" for option, value in named if value is not None)
+    args.track_options = "".join(f" {option} {shell_line(value)}" for option, value in named if value is not None)
     if given is None:
         return
     if args.track is None:

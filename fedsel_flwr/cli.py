@@ -10,7 +10,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__, arguments
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.operating_system import adopt_orphans, shell_line
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.plan import Plan
@@ -290,7 +290,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.simulations.comparisons.report_page import show_comparison
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.run_options import RunOptions
-    from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.shutdown import end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
@@ -443,7 +443,7 @@ def _print_note_on_page(folder: Path) -> None:
     if missing := missing_packages():
         _print_note(
             f"no report.html was written, because {', '.join(missing)} is not installed. To get it, enter: {INSTALL}; "
-            f"fedsel report {shlex.quote(str(folder))}"
+            f"fedsel report {shell_line(str(folder))}"
         )
 
 

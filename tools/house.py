@@ -35,7 +35,8 @@ LAYERS = (
     ("callbacks",),
     ("theory", "rounds", "testing"),
     ("aggregation", "selectors", "wireless"),
-    ("arguments", "checks", "errors", "flower", "references"),
+    ("arguments", "checks", "errors", "flower", "flower_entries", "references"),
+    ("operating_system",),
 )
 """Who may import whom, highest layer first; ``tests/test_imports.py`` checks it."""
 

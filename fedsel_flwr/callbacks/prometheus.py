@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import resource
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from fedsel_flwr import operating_system
 from fedsel_flwr.checks import parse_address
 from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.checkpoints import Checkpoints
@@ -182,6 +182,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """
 
     daemon_threads = True
+    allow_reuse_address = operating_system.ports_can_be_reused()
     request_queue_size = MOST_CONNECTIONS
 
     def __init__(self, host: str, port: int, app: Any) -> None:
@@ -204,9 +205,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is a place for a connection, and enough descriptors for everything else."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # A new descriptor is the lowest one that is free.
-        if 0 <= limit - limit // 8 <= request.fileno():
+        if operating_system.free_descriptors_end(7 / 8) <= request.fileno():
             return False
         with self._changed:
             if len(self._open) >= MOST_CONNECTIONS:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
+from fedsel_flwr import operating_system
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import read_lines
@@ -360,7 +361,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = folder / target.name
     try:
         yield temporary
-        os.replace(temporary, target)
+        operating_system.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
         folder.rmdir()

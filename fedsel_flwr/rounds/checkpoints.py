@@ -44,6 +44,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 
 import fedsel_flwr
+from fedsel_flwr import operating_system
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, StateError, write_cure
 from fedsel_flwr.rounds.fingerprints import differences
@@ -54,7 +55,6 @@ from fedsel_flwr.rounds.storage import (
     lock_folder,
     make_folder,
     open_file,
-    sync_folder,
     write_atomically,
 )
 
@@ -185,7 +185,7 @@ class Checkpoints:
         newest_first = reversed(self._rounds() if self.resume else [])
         found, refused = newest_usable(self.folder, [self.path(round) for round in newest_first], read_and_load)
         for path in refused:
-            os.replace(path, path.with_name(path.name + REFUSED))
+            operating_system.replace(path, path.with_name(path.name + REFUSED))
         if found is not None:
             age_s = time.time() - self.path(found.round).stat().st_mtime
             self.written_at = time.monotonic() - max(0.0, age_s)
@@ -241,7 +241,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     end = start + len(NO_DIGEST)
     digest = hashlib.sha256(content).hexdigest().encode()
     write_atomically(checkpoint_path(folder, checkpoint.round), content[:start], digest, memoryview(content)[end:])
-    sync_folder(folder)
+    operating_system.sync_folder(folder)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -18,6 +18,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from fedsel_flwr import operating_system
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import records, state_dicts
 from fedsel_flwr.rounds.records import ClientRecord, RoundEntry, RoundRecord
@@ -122,7 +123,7 @@ class Journal:
         before = len(self) - len(last)
         if self._descriptor is not None:
             try:
-                os.fsync(self._descriptor)
+                operating_system.sync(self._descriptor)
             except OSError as error:
                 raise self._failed(f"{str(self.path)!r} cannot be synced: {error.strerror}") from error
         return {
@@ -176,7 +177,7 @@ class Journal:
                     os.ftruncate(descriptor, start)
                 # A system call may write less than the given data.
                 while written < len(data):
-                    written += os.pwrite(descriptor, data[written:], start + written)
+                    written += operating_system.write_at(descriptor, data[written:], start + written)
         except OSError as error:
             raise self._failed(f"{refused}: {error.strerror}. The earlier rounds are safe") from error
 
@@ -191,7 +192,7 @@ class Journal:
         """
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._descriptor = operating_system.open_descriptor(self.path, os.O_RDWR | os.O_CREAT, follow=False)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -221,7 +222,7 @@ class Journal:
         """Return the decoded content of a line, or of its first bytes."""
         start, end = self._index.ends[place : place + 2]
         try:
-            return decode(os.pread(self._opened(), min(end - start, most or end), start))
+            return decode(operating_system.read_at(self._opened(), min(end - start, most or end), start))
         except (OSError, *records.DECODE_ERRORS) as error:
             where = f"round {place + 1} cannot be read from {str(self.path)!r}"
             raise RunError(f"{where}, which another program has changed: {error}") from error

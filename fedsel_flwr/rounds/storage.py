@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
+from fedsel_flwr import operating_system
 from fedsel_flwr.errors import ParameterError, RunError
 
 CHECKPOINTS_IN_USE = (
@@ -73,7 +74,7 @@ def make_folder(folder: Path) -> None:
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
     """Write a file completely, or leave it unchanged.
 
-    The content is on the disk before the file takes its name. :func:`sync_folder` then syncs the name.
+    The content is on the disk before the file takes its name. ``operating_system.sync_folder`` then syncs the name.
 
     Args:
         path: The file to create or replace, in a folder that exists.
@@ -89,7 +90,7 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
 
 def _write(temporary: Path, path: Path, content: tuple[bytes | memoryview, ...]) -> None:
     try:
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        file = operating_system.open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, follow=True)
         try:
             for part in content:
                 rest = memoryview(part)
@@ -97,23 +98,14 @@ def _write(temporary: Path, path: Path, content: tuple[bytes | memoryview, ...])
                 while rest:
                     rest = rest[os.write(file, rest) :]
             # Before the rename, because otherwise a power failure can leave the new name with old or no content.
-            os.fsync(file)
+            operating_system.sync(file)
         finally:
             os.close(file)
-        os.replace(temporary, path)
+        operating_system.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 class FolderLock(FileLock):
@@ -123,7 +115,7 @@ class FolderLock(FileLock):
         """Release the lock; see :meth:`filelock.BaseFileLock.release`."""
         if self.is_locked and (force or self.lock_counter == 1):
             # Before the release: a process that already has the file open sees that it is gone, and tries again.
-            Path(self.lock_file).unlink(missing_ok=True)
+            operating_system.remove_open_file(Path(self.lock_file))
         super().release(force)
 
 
@@ -183,11 +175,9 @@ def open_file(path: Path, most: int | None = None, *, follow: bool = False, appe
         OSError: The file cannot be opened, is a link, a folder, a pipe or a device, or is too large. ``strerror`` says
             which.
     """
-    # O_NONBLOCK, because opening a pipe would wait for its other end, and reading some files of /proc for content.
-    flags = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    flags |= os.O_RDWR | os.O_CREAT | os.O_APPEND if append else os.O_RDONLY
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if append else os.O_RDONLY
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = operating_system.open_descriptor(path, flags, follow=follow)
     except OSError as error:
         problem = f"it {LINK}" if error.errno == errno.ELOOP and not follow else error.strerror
         raise OSError(error.errno, problem, str(path)) from error

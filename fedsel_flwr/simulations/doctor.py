@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 import fedsel_flwr
 from fedsel_flwr.errors import FedSelError, described
+from fedsel_flwr.flower_entries import NEWEST_TESTED, installed_version, missing, newer
+from fedsel_flwr.operating_system import adopt_orphans
 from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
 from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
 from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder, has_image_set
@@ -66,6 +68,7 @@ def examine(data_dir: str | None = None, runs_dir: str = "runs", start_ray: bool
         start_ray: Whether to start Ray for a moment. If False, only its version and the cluster's address are checked.
     """
     yield from check_packages()
+    yield from check_flower()
     yield from check_torch()
     yield from check_ray(start_ray)
     yield from check_data(data_dir)
@@ -157,6 +160,20 @@ def _faults(requirement: Requirement) -> Iterator[str]:
             yield from _faults(inner)
 
 
+def check_flower() -> Iterator[Finding]:
+    """Check that Flower has the private and deprecated names that this package uses, and that it is no untested one."""
+    if not (version := installed_version()):
+        return
+    cure = f"pip install 'flwr=={NEWEST_TESTED}.*'"
+    faults = list(missing(version))
+    for fault in faults:
+        yield Finding("Flower", "problem", fault, cure)
+    if text := newer(version):
+        yield Finding("Flower", "note", text)
+    if not faults:
+        yield Finding("Flower", "ok", f"{version} has each private or deprecated name that this package uses")
+
+
 def check_torch() -> Iterator[Finding]:
     """Check that torch can be imported, and find the GPUs that it sees."""
     if not version_of("torch"):
@@ -214,7 +231,7 @@ def _start_ray() -> None:
     """Start Ray with one core, and end it."""
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
     from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-    from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.shutdown import end_descendants
 
     adopt_orphans()
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from fedsel_flwr.operating_system import signals_reach_pipes
 from fedsel_flwr.rounds.storage import WRITING, remove_unfinished
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -34,8 +35,6 @@ ACTION_BYTES = 1024
 """Size of a buffer for ``struct sigaction``, larger than on any system."""
 _ENDING = threading.Lock()
 """Held by the thread that ends this process."""
-# Linux's number for this option in <sys/prctl.h>, for which Python has no name.
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
@@ -91,8 +90,7 @@ class SignalShutdown:
         """Listen for signals within the block; call this only in the main thread."""
         before = {each: signal.signal(each, self._handle) for each in SIGNALS}
         try:
-            # Windows accepts only sockets as wake-up descriptors, and has no pthread_kill.
-            with contextlib.nullcontext() if os.name == "nt" else self._listener_thread():
+            with self._listener_thread() if signals_reach_pipes() else contextlib.nullcontext():
                 yield
         finally:
             for each, handler in before.items():
@@ -217,16 +215,6 @@ def _keeper_of_sigterm() -> Callable[[], object]:
     action = ctypes.create_string_buffer(ACTION_BYTES)
     sigaction(int(signal.SIGTERM), None, action)
     return lambda: sigaction(int(signal.SIGTERM), action, None)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends, so that :func:`end_descendants` finds them (Linux only).
-
-    Ray's workers outlive the raylet that started them, for seconds on a busy machine.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants() -> int:

@@ -25,6 +25,7 @@ The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``
 from __future__ import annotations
 
 from fedsel_flwr.aggregation import Filter
+from fedsel_flwr.flower_entries import installed_version, warn_if_newer
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
@@ -51,3 +52,5 @@ __all__ = [
     "SelectionStrategy",
     "Validation",
 ]
+
+warn_if_newer(installed_version())

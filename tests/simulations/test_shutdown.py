@@ -113,7 +113,8 @@ main(["run", "smoke", "--engine", "vectorized", "--quiet"])
 # A child that ignores SIGTERM; and one that starts a grandchild in a session of its own, and ends.
 ORPHANS = """
 import subprocess, sys, time
-from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
+from fedsel_flwr.operating_system import adopt_orphans
+from fedsel_flwr.simulations.shutdown import end_descendants
 
 adopt_orphans()
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"

@@ -266,7 +266,7 @@ class Comparison:
             spreadsheet: Whether texts that a spreadsheet would compute, such as "=1+1", begin with an apostrophe.
         """
         table = self.table()
-        return _write_text((safe_texts(table) if spreadsheet else table).to_csv(index=False), path)
+        return _write_text((safe_texts(table) if spreadsheet else table).to_csv(index=False, lineterminator="\n"), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` unless that is None."""
@@ -483,5 +483,5 @@ def _write_text(text: str, path: str | Path | None) -> str:
     """Return a text, and write it to ``path`` unless that is None."""
     if path is not None:
         with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", newline="\n")
     return text

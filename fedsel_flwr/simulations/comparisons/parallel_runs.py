@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
+from fedsel_flwr.operating_system import has_lost
 from fedsel_flwr.references import OWN_FILES
 from fedsel_flwr.report.progress import log_file, logging_to
 from fedsel_flwr.rounds.history import RoundRecord
@@ -259,7 +260,7 @@ def _call(own: bytes, common: bytes, parent: int) -> Any:
 
     def report(rounds: int) -> None:
         # A killed parent cannot end its workers, so the worker ends here. The run can be resumed from its checkpoints.
-        if os.getppid() != parent:
+        if has_lost(parent):
             os._exit(1)
 
     call, shared = pickle.loads(common)

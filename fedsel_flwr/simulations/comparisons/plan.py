@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -16,6 +15,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, ValidationError
 
 from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError, disk_errors
+from fedsel_flwr.operating_system import shell_line
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import check_links, read_file
@@ -223,8 +223,8 @@ class Plan(Table):
     def resume_options(self, folder: Path) -> str:
         """Return the command-line options that resume the plan in its folder, including those that trust its code."""
         place = self.outside_checkpoints(folder)
-        named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
-        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.distrusted(folder) else ''}"
+        named = "" if place is None else f" --checkpoint-dir {shell_line(place)}"
+        return f"--resume {shell_line(str(folder))}{named}{' --trust' if self.distrusted(folder) else ''}"
 
     @property
     def trial_rounds(self) -> int:
@@ -289,7 +289,7 @@ def check_checkpoints(folder: Path, plan: Plan, confirmed: str | None, command: 
     if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
         raise ParameterError(
             f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
-            f"it: {command} --checkpoint-dir {shlex.quote(place)}"
+            f"it: {command} --checkpoint-dir {shell_line(place)}"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import tomli_w
 
 from fedsel_flwr.errors import ParameterError, RunError, disk_errors
+from fedsel_flwr.operating_system import shell_line
 from fedsel_flwr.report.page.comparison_page import ComparisonFacts, comparison_document, shared_versions
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.page.document import missing_packages, write_page
@@ -145,7 +145,7 @@ def page_facts(comparison: Comparison, folder: Path) -> ComparisonFacts:
         remarks=remark_lines(comparison),
         scenario=tomli_w.dumps(scenario.model_dump()),
         commands=[
-            f"fedsel run {shlex.quote(os.path.relpath(comparison.place(run, folder) / SCENARIO, folder))}"
+            f"fedsel run {shell_line(os.path.relpath(comparison.place(run, folder) / SCENARIO, folder))}"
             for run in comparison.runs
         ],
         latex=comparison.to_latex(),
