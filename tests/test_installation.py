@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.pages import ROOT
+from tests.pages import ROOT, blocks
 
 APPS = sorted(path.parent for path in (ROOT / "examples").rglob("pyproject.toml"))
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -67,8 +68,10 @@ def test_only_the_job_that_publishes_gets_a_token() -> None:
         "pypi",
         "build",
     )
-    uses = [step["uses"].partition("@")[0] for step in publish["steps"]]
-    assert uses == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    uses = [step["uses"].partition("@") for step in publish["steps"]]
+    assert [name for name, _, _ in uses] == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    # A tag or a branch can be moved to other code, which would get the token.
+    assert re.fullmatch(r"[0-9a-f]{40}", uses[1][2])
     assert "secrets." not in (WORKFLOWS / "publish.yml").read_text("utf-8")
 
 
@@ -85,3 +88,39 @@ def test_what_is_published_has_passed_ci_and_the_checks_of_the_archives() -> Non
         "fedsel_flwr-${TAG#v}-py3-none-any.whl",
     ):
         assert one in commands
+
+
+def test_one_variable_fills_in_the_address_of_the_repository(tmp_path: Path) -> None:
+    (command,) = [one.text for one in blocks(ROOT / "docs" / "releasing.md") if "REPOSITORY=" in one.text]
+    for name in ("pyproject.toml", "CITATION.cff"):
+        (tmp_path / name).write_text((ROOT / name).read_text("utf-8"))
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    address = "https://github.com/OWNER/fedsel-flwr"
+    before = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    after = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
+    assert after["project"].pop("urls") == {
+        "Homepage": address,
+        "Documentation": f"{address}/tree/main/docs",
+        "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+    assert after == before
+    before, after = (yaml.safe_load((folder / "CITATION.cff").read_text("utf-8")) for folder in (ROOT, tmp_path))
+    assert (after.pop("repository-code"), after.pop("url")) == (address, address)
+    assert after == before
+
+
+# ---- versions and systems ------------------------------------------------------------------------------------------
+
+
+def test_flower_is_tried_each_week_and_other_systems_on_each_push() -> None:
+    weekly = workflow("flower.yml")
+    assert len(weekly["True"]["schedule"][0]["cron"].split()) == 5
+    assert weekly["jobs"]["matrix"]["steps"][-1]["run"] == "make flower-matrix"
+    jobs = workflow("systems.yml")["jobs"]
+    systems = ["ubuntu-latest", "macos-latest", "windows-latest"]
+    for name, expected in (("vectorized", systems), ("ray", systems[:2])):
+        assert jobs[name]["strategy"]["matrix"] == {"system": expected, "python": ["3.11", "3.13"]}
+    tests = [word for word in jobs["vectorized"]["steps"][-1]["run"].split() if word.startswith("tests/")]
+    assert len(tests) == 6
+    assert all((ROOT / name).exists() for name in tests)

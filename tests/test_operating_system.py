@@ -19,6 +19,7 @@ from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.storage import lock_folder, open_file, read_file, write_atomically
 from fedsel_flwr.simulations.shutdown import SignalShutdown
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="puts the other systems' primitives in on Linux")
 BINARY = 0x8000
 """O_BINARY on Windows; Linux gives this bit another meaning, so it is taken out before the real call."""
 LINUX_ONLY = ("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "pread", "pwrite")

@@ -49,7 +49,7 @@ class SelectionStrategy(Adapter, Strategy):
         5. The selector observes the round, and the history gets its record.
 
     References:
-        Flower 1.22 to 1.43, ``flwr.server.strategy.Strategy``.
+        Flower 1.22 or newer, ``flwr.server.strategy.Strategy``.
 
     >>> import numpy as np
     >>> from flwr.server.strategy import FedAvgM

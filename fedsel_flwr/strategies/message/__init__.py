@@ -1,4 +1,4 @@
-"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 to 1.43).
+"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 or newer).
 
 Each paper's class is the twin of the legacy API's class, and inherits the paper's requirements from it.
 

@@ -55,7 +55,7 @@ class SelectionStrategy(MessageRun):
         5. The selector observes the round, and the history gets its record.
 
     References:
-        Flower 1.22 to 1.43, ``flwr.serverapp.strategy.Strategy``.
+        Flower 1.22 or newer, ``flwr.serverapp.strategy.Strategy``.
 
     >>> import numpy as np
     >>> from flwr.serverapp.strategy import FedAvgM
