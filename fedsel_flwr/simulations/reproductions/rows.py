@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import lock_descriptor
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import refusing_faults
