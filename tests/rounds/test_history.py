@@ -64,9 +64,9 @@ def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> Non
     told = FakeProxy("n", 7, number=2, latency=1.0, energy=0.75, extra=parts)
     strategy = _all([told, FakeProxy("m", 8, number=3, latency=2.0), FakeProxy("x", 9, fault="raises")], 2)
     first, silent, failed, *later = strategy.history.clients
-    assert replace(first, energy_score=0.0) == ClientRecord(
-        energy_score=0.0, round=1, client_id="7", client=0, completed=True, problem="", latency_s=1.0, energy_j=0.75,
-        **parts, num_examples=16,
+    assert replace(first, energy_score=0.0, first_s=0.0) == ClientRecord(
+        energy_score=0.0, first_s=0.0, round=1, client_id="7", client=0, completed=True, problem="", latency_s=1.0,
+        energy_j=0.75, **parts, num_examples=16,
     )  # fmt: skip
     assert (failed.client_id, failed.completed, failed.latency_s, failed.num_examples) == ("9", False, 10.0, 0)
     assert failed.problem.startswith("exception: TypeError: the battery")

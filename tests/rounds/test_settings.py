@@ -27,7 +27,7 @@ def test_signature_and_help_show_every_option_with_its_default_and_its_meaning(c
     assert list(parameters) == ["selector", "base", *declared, "roster", "client_values"]
     text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
     assert not [name for name in parameters if not re.search(rf"^[ |]+{name}: [A-Z\"]", text, re.MULTILINE)]
-    explained = re.findall(r"^        (\w+): ", str(Options.__doc__).partition("Args:")[2], re.MULTILINE)
+    explained = re.findall(r"^    (\w+): ", inspect.cleandoc(Options.__doc__ or "").partition("Args:")[2], re.MULTILINE)
     assert explained == [*declared, "ParameterError"]
     with pytest.raises(TypeError, match="unexpected keyword argument 'over_selecton'"):
         cls(Random(clients_per_round=1), over_selecton=0.5)
