@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,16 @@ def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> Non
     unknown = [first.energy_score, failed.energy_j, *(getattr(row, name) for row in (silent, failed) for name in parts)]
     assert np.isnan(unknown).all()
     assert [r.round for r in later] == [2, 2, 2]
+
+
+def test_a_history_with_nan_is_equal_to_itself_and_to_a_copy() -> None:
+    strategy = _all([FakeProxy("n", 7, number=2, latency=1.0), FakeProxy("x", 9, fault="raises")], 1)
+    copy = pickle.loads(pickle.dumps(strategy.history))
+    assert np.isnan(copy.clients[-1].energy_j)
+    assert copy.__eq__(copy)
+    assert copy == strategy.history
+    assert copy != _all([FakeProxy("n", 7, number=3, latency=1.0)], 1).history
+    assert copy != 3
 
 
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
