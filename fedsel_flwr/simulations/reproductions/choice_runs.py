@@ -9,7 +9,8 @@ outcome               meaning
 ====================  ==============================================================================================
 regret                regret of means after the last round, as in :mod:`fedsel_flwr.theory.regret`
 regret_realized       the same with the realized reward of each round, as the papers print it
-regret_20             regret of means after 20 rounds, and ``realized_20`` the same with realized rewards
+regret_20             regret of means after 20 rounds, and ``realized_20`` the same with realized rewards; also after
+                      100 and 1,000 rounds
 regret_late           regret of means in the last half of the rounds, and ``realized_late`` with realized rewards
 bound                 printed bound (29) of Xia on the regret of CS-UCB-Q
 growth                exponent of the regret in the last half of the rounds: 1 if it is linear, near 0 if logarithmic
@@ -51,6 +52,8 @@ from fedsel_flwr.theory import bsfl_regret, cs_ucb_q_regret_bound, fair_optimum,
 
 TOLERANCE = 0.01
 """Largest difference by which a client's share of rounds may be below its fairness c_k, because (6) is a limit."""
+EARLY_ROUNDS = (20, 100, 1000)
+"""Rounds after which the regret is an outcome, beside the last round."""
 MOST_MARGINS = 5
 """Largest number of clients whose differences from the fairness are separate outcomes."""
 STREAM = 31
@@ -104,8 +107,10 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
         curves |= {"regret": means[at - 1], "regret_realized": realized[at - 1]}
         curves |= {"average": means[at - 1] / at, "average_realized": realized[at - 1] / at}
         outcomes |= {"regret": float(means[-1]), "regret_realized": float(realized[-1])}
-        early = min(20, rounds) - 1
-        outcomes |= {"regret_20": float(means[early]), "realized_20": float(realized[early]), **_growth(means)}
+        for early in EARLY_ROUNDS:
+            last = min(early, rounds) - 1
+            outcomes |= {f"regret_{early}": float(means[last]), f"realized_{early}": float(realized[last])}
+        outcomes |= _growth(means)
         half = max(rounds // 2, 1) - 1
         late = {"regret_late": means[-1] - means[half], "realized_late": realized[-1] - realized[half]}
         outcomes |= {name: float(value) for name, value in late.items()}

@@ -191,7 +191,8 @@ class PaperFigure(Table):
         runner: How the runs are computed. "choices" draws latencies and trains nothing. "training" simulates the
             scenario. "solvers" searches for the best set of BSFL.
         minutes: Estimated minutes of one core for all runs.
-        seeds: Number of seeds, from 1.
+        seeds: Number of seeds.
+        first_seed: The first of them. Seeds that were added after a look at others begin after these.
         planned_seeds: Number of seeds that was planned, if some of them were not run. The page names these.
         cell_seeds: Cell -> number of its seeds, for cells of questions that need fewer.
         scenario: Name of the scenario.
@@ -220,6 +221,7 @@ class PaperFigure(Table):
     runner: Runner = "training"
     minutes: Positive = 1.0
     seeds: Count = 20
+    first_seed: Count = 1
     planned_seeds: CountOrZero = 0
     cell_seeds: dict[str, Count] = Field(default_factory=dict)
     scenario: str = ""
@@ -314,9 +316,10 @@ class PaperFigure(Table):
 
     def runs(self, seeds: int | None = None) -> Iterator[tuple[str, str, int]]:
         """Yield cell, arm and seed of every run."""
-        for seed in range(1, (seeds or self.seeds) + 1):
+        for count in range(seeds or self.seeds):
+            seed = self.first_seed + count
             for cell in self.cells:
-                if seed > self.cell_seeds.get(cell, seed):
+                if count >= self.cell_seeds.get(cell, count + 1):
                     continue
                 for name, arm in self.arms.items():
                     if not arm.only or cell in arm.only:

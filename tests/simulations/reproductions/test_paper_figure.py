@@ -60,6 +60,12 @@ def test_a_cell_of_a_question_can_have_fewer_seeds() -> None:
     assert {seed for cell, _, seed in runs if cell == "three"} == {1, 2}
 
 
+def test_new_seeds_begin_after_those_that_were_looked_at() -> None:
+    found = read_figure(TEXT.replace("seeds = 2", "seeds = 2\nfirst_seed = 21\ncell_seeds = {two = 1}"), "xia-fig-9")
+    assert {seed for cell, _, seed in found.runs() if cell == "three"} == {21, 22}
+    assert {seed for cell, _, seed in found.runs() if cell == "two"} == {21}
+
+
 def test_a_check_that_names_its_cells_is_one_comparison() -> None:
     (one,) = read_figure(TEXT, "xia-fig-9").comparisons()
     assert (str(one.left), str(one.right)) == ("random, three", "bsfl slow, three")

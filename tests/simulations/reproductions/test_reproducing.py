@@ -91,7 +91,7 @@ def test_processes_give_the_same_rows(
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
 
-@pytest.mark.parametrize("name", ["xia-fig-1c", "bsfl-fig-4", "bsfl-fig-5-right"])
+@pytest.mark.parametrize("name", ["xia-fig-1b", "bsfl-fig-4", "bsfl-fig-5-right"])
 def test_a_second_run_gives_the_recorded_row(name: str) -> None:
     """One run of each runner. Recorded rows may lack outcomes that were added later."""
     cell = cells_of(load_figure(name), 1)[0]
