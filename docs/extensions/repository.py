@@ -29,6 +29,7 @@ PAGES = {
     "examples/selection-compare": "examples/selection-compare/README.md",
     "examples/selection-quickstart": "examples/selection-quickstart/README.md",
     "benchmarks/checkpoints": "benchmarks/checkpoints.md",
+    "benchmarks/intervals": "benchmarks/intervals.md",
     "benchmarks/engines": "benchmarks/ENGINES.md",
     "benchmarks/late-replies": "benchmarks/late_replies.md",
     "benchmarks/liars": "benchmarks/liars.md",

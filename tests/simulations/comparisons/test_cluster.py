@@ -218,6 +218,9 @@ class FakeRay:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    # Flower decorates its actors with ray.remote when it is imported: with Ray's own, for all later tests.
+    import flwr.simulation.ray_transport.ray_actor  # noqa: F401
+
     made = FakeRay()
     for name in ("remote", "wait", "get", "nodes"):
         monkeypatch.setattr(ray, name, getattr(made, name))
