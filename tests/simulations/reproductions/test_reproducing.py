@@ -49,7 +49,7 @@ def test_the_command_leaves_rows_checks_and_picture(played: Path) -> None:
     assert {path.name for path in played.iterdir()} == {"xia-choices.csv", "xia-checks.csv", f"{NAME}.png"}
     rows = rows_of(played / "xia-choices.csv")
     assert len(rows) == 3 * len(figure.arms) * len(figure.cells)
-    assert {row["seed"] for row in rows} == {"1", "2", "3"}
+    assert {int(row["seed"]) for row in rows} == {figure.first_seed + k for k in range(3)}
     checks = rows_of(played / "xia-checks.csv")
     assert tuple(checks[0]) == CHECK_COLUMNS
     verdict = verdict_of(figure, results_of(figure, played))

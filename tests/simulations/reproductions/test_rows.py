@@ -117,12 +117,12 @@ def test_figures_share_their_runs() -> None:
 
 def test_runs_with_different_fingerprints_have_different_descriptions() -> None:
     """The file of rows holds one row for each description, selector and seed."""
-    described: dict[tuple[str, str, str, str], str] = {}
+    described: dict[tuple[object, ...], str] = {}
     for figure in map(load_figure, figure_names()):
         if figure.left_out or figure.illustration:
             continue
         for cell in cells_of(figure, 1):
-            key = figure.paper, figure.runner, cell.run, _selector_text(cell.scenario)
+            key = figure.paper, figure.runner, cell.run, _selector_text(cell.scenario), cell.scenario.seed
             assert described.setdefault(key, cell.fingerprint) == cell.fingerprint, (figure.name, key)
 
 
