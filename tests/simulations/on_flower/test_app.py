@@ -253,9 +253,6 @@ def test_flwr_run_trains_and_writes_the_history(
     assert timing["round"].tolist() == [r.round for r in history.rounds]
     assert all((column > 0).all() for column in timing.values())
     assert load_scenario(str(folder / "scenario.toml")).selectors == scenario.selectors
-    for row in history.clients:
-        if row.round == scenario.rounds:  # the log shows the last round's clients
-            assert f"client {row.client_id}: {row.latency_s:.4f} s, {row.energy_j:.5f} J" in said
     for record in history.rounds:
         assert f"round {record.round}: accuracy {record.accuracy:.4f}" in said
 
