@@ -81,9 +81,9 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def read_numbers(text: str, option: str) -> int | list[int]:
-    """Return a number, or the list of numbers that commas separate."""
+    """Return a number, or the list of numbers that commas separate; a comma after the only one makes a list."""
     try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         raise ParameterError(f"{option} must be a number, or numbers separated by commas, got {text!r}") from None
     return numbers if "," in text else numbers[0]

@@ -112,6 +112,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--rounds", "-3"], ["rounds = -3", "greater than or equal to 1"]),
     (["run", "smoke", "--seed", "-1"], ["seed = -1", "greater than or equal to 0"]),
     ([*COMPARE, "--seeds", "many"], ["--seeds", "number", "'many'"]),
+    ([*COMPARE, "--seeds", "1,,3"], ["--seeds must be a number, or numbers separated by commas", "'1,,3'"]),
     ([*COMPARE, "--seeds", "1,1"], ["seeds = ", "1 occurs twice"]),
     ([*COMPARE, "--seeds", ""], ["--seeds must not be empty"]),
     ([*COMPARE, "--seeds", "0"], ["seeds must be", "got 0"]),

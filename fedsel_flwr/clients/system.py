@@ -250,6 +250,9 @@ def cpu_energy(cycles: float, frequency_hz: float, effective_capacitance: float)
     Returns:
         Energy in J.
 
+    Raises:
+        ParameterError: If an argument is negative or not a number.
+
     References:
         [2], computation energy alpha/2 x cycles x f^2.
 
@@ -257,4 +260,8 @@ def cpu_energy(cycles: float, frequency_hz: float, effective_capacitance: float)
         >>> round(cpu_energy(2e7, 1e9, 1e-28), 6)
         0.002
     """
+    given = {"cycles": cycles, "frequency_hz": frequency_hz, "effective_capacitance": effective_capacitance}
+    for name, value in given.items():
+        if not value >= 0:
+            raise ParameterError(f"{name} must be at least 0, got {value!r}. Change {name}.")
     return effective_capacitance * cycles * frequency_hz**2

@@ -29,7 +29,6 @@ Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -203,26 +202,6 @@ def paired_effects(
         for selector in values
         if selector != reference
     ]
-
-
-def student_interval(differences: FloatArray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return Student's interval of the mean of normal differences.
-
-    Args:
-        differences: The differences, shape (n,), n at least 2.
-        confidence: Confidence of the interval, in (0, 1).
-
-    Returns:
-        The lower and the upper end.
-
-    Examples:
-        >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
-        [-0.484, 4.484]
-    """
-    # SciPy warns if the differences are almost equal.
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        low, high = load_optional("scipy.stats").ttest_1samp(differences, 0.0).confidence_interval(confidence)
-    return float(low), float(high)
 
 
 def paired_interval(

@@ -198,7 +198,7 @@ class History(state_dicts.NotByClient):
         )  # fmt: skip
 
     def state_dict(self) -> state_dicts.State:
-        """Return all records, one column per field; with a journal its position and the last round's records.
+        """Return all records, one dict per record; with a journal its position and the last round's records.
 
         The journal is synced to the disk first.
 

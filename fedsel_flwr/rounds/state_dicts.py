@@ -33,7 +33,7 @@ class Stateful(Protocol):
         """Return a copy of the state."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Load a state; raises :class:`StateError` if it does not fit."""
+        """Load a state; raises :class:`StateError` and changes nothing if it does not fit."""
 
     def forget(self, rows: IntArray, /) -> None:
         """Drop the state of the evicted clients in ``rows``, because new clients take over these rows."""
@@ -76,18 +76,22 @@ def save_parts(parts: Mapping[str, Stateful]) -> State:
 
 
 def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
-    """Load the states of several owners.
+    """Load the states of several owners: all of them, or none.
 
     Raises:
-        StateError: A part is missing or unknown, or one does not fit; the message has its name and the reason. The
-            parts before it are loaded.
+        StateError: A part is missing or unknown, or one does not fit; the message has its name and the reason.
     """
     expect_keys(state, parts)
-    for name, part in parts.items():
-        try:
+    before, loaded = save_parts(parts), list[str]()
+    try:
+        for name, part in parts.items():
+            loaded.append(name)
             part.load_state_dict(state[name])
-        except StateError as error:
-            raise StateError(f"{name}: {error}") from error
+    # The failed part has changed nothing. The parts loaded before it get their old states back.
+    except StateError as error:
+        for name in loaded[:-1]:
+            parts[name].load_state_dict(before[name])
+        raise StateError(f"{loaded[-1]}: {error}") from error
 
 
 def expect_keys(state: object, keys: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from lineup import REFERENCE, REFERENCES
 from references import GROUPS
 from runs import RunRow
 
-from fedsel_flwr.report.paired import PairedEffect, collect, paired_effects, student_interval
+from fedsel_flwr.report.paired import PairedEffect, collect, paired_effects, paired_interval
 from fedsel_flwr.report.verdict import ENDS, MARGIN, SelectorVerdict, verdict
 from fedsel_flwr.simulations import Scenario
 
@@ -250,5 +250,5 @@ def jackknife_share(own: Iterable[float], groups: Iterable[float]) -> Share:
     if n < 3:
         return Share(whole, math.nan, math.nan)
     pseudo = np.array([n * whole - (n - 1) * share(np.delete(pairs, i, axis=1)) for i in range(n)])
-    low, high = student_interval(pseudo)
+    low, high = map(float, paired_interval(pseudo, skewed=False))
     return Share(round(whole, 12), round(low, 12), round(high, 12))

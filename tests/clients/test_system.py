@@ -160,3 +160,7 @@ def test_cpu_energy() -> None:
     """1e-28 F x 2e7 cycles x (1e9 Hz)^2 = 2e-3 J; four times as much at twice the frequency."""
     assert cpu_energy(2e7, 1e9, 1e-28) == pytest.approx(2e-3, rel=1e-14)
     assert cpu_energy(2e7, 2e9, 1e-28) == pytest.approx(8e-3, rel=1e-14)
+    for name in ("cycles", "frequency_hz", "effective_capacitance"):
+        for value in (-1.0, math.nan):
+            with pytest.raises(ParameterError, match=f"^{name} must be at least 0"):
+                cpu_energy(**{"cycles": 1.0, "frequency_hz": 1.0, "effective_capacitance": 1.0, name: value})

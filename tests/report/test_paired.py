@@ -15,7 +15,6 @@ from fedsel_flwr.report.paired import (
     paired_interval,
     paired_p,
     sign_test,
-    student_interval,
 )
 from tests.report.made import make_run
 
@@ -24,9 +23,17 @@ SLEEP = np.array([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4])
 TIMES = {"a": {1: 8.0, 2: 24.0}, "random": {2: 30.0, 1: 10.0, 3: 1.0}}
 
 
+def student_interval(differences: np.ndarray) -> tuple[float, float]:
+    """SciPy's."""
+    low, high = stats.ttest_1samp(differences, 0.0).confidence_interval()
+    return float(low), float(high)
+
+
 def test_students_own_example() -> None:
     """R's t.test(extra ~ group, data = sleep, paired = TRUE): 0.7001142 to 2.4598858 around 1.58, p = 0.002833."""
     assert student_interval(SLEEP) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
+    assert paired_interval(SLEEP, skewed=False) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
+    assert paired_p(SLEEP, skewed=False) == pytest.approx(0.002833, abs=1e-6)
     mirrored = np.concatenate([SLEEP, 2 * SLEEP.mean() - SLEEP])  # without skewness both tests are Student's
     assert paired_interval(mirrored) == pytest.approx(student_interval(mirrored))
     assert paired_p(mirrored) == pytest.approx(float(stats.ttest_1samp(mirrored, 0.0).pvalue))

@@ -131,12 +131,10 @@ def test_an_engine_goes_on_from_a_state_and_one_that_does_not_fit_changes_nothin
         assert np.array_equal(play_stacked(core, ALL - rounds, model)[-1], last)
         assert flat(core.state_dict()) == flat(straight)
     good, core = state, core_of(name, state)
+    earlier, _ = played(name, 4)
     for part in good:
         with pytest.raises(StateError, match=f"{part}: .*surprise"):
-            core.load_state_dict({**good, part: {**good[part], "surprise": 1}})
-        if part in ("reply_structure", "missing_columns"):
-            # States of earlier versions do not have it.
-            continue
+            core.load_state_dict({**earlier, part: {**earlier[part], "surprise": 1}})
         with pytest.raises(StateError, match=rf"missing \['{part}'\]"):
             core.load_state_dict({key: value for key, value in good.items() if key != part})
     assert flat(core.state_dict()) == flat(good)
@@ -274,6 +272,13 @@ def test_a_base_that_keeps_what_nobody_knows_is_refused_before_the_run(tmp_path:
     with pytest.raises(StateError, match="base: KeyError: 'rounds'"):
         load_base(base, state)
     assert base.rounds_aggregated == 7
+    # The outer layer takes its part before the inner one refuses its own.
+    outer = legacy_bases.DifferentialPrivacyServerSideAdaptiveClipping(base, 0.1, num_sampled_clients=2)
+    state = save_base(outer)
+    state["layers"][0]["known"]["clipping_norm"], state["layers"][1]["own"] = 9.0, {"surprise": 1}
+    with pytest.raises(StateError, match="base: KeyError: 'rounds'"):
+        load_base(outer, state)
+    assert (outer.clipping_norm, base.rounds_aggregated) == (0.1, 7)
     with pytest.raises(StateError, match=r"the state belongs to \['Faithful'\], but this base is \['FedAvg'\]"):
         load_base(legacy_bases.FedAvg(), save_base(base))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page.charts import alt
-from fedsel_flwr.report.paired import student_interval
+from fedsel_flwr.report.paired import paired_interval
 from fedsel_flwr.report.plots import Panel, save_picture
 from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
@@ -125,7 +125,9 @@ def _curve_rows(figure: PaperFigure, results: Results, cell: str, curve: str) ->
         lines = [{"x": x, "value": y} for x, y in zip(grid.tolist(), values.mean(axis=0).tolist(), strict=True)]
         if len(values) > 1:
             for line, column in zip(lines, values.T, strict=True):
-                line["low"], line["high"] = np.clip(student_interval(column), *_limits(curve, values)).tolist()
+                line["low"], line["high"] = np.clip(
+                    paired_interval(column, skewed=False), *_limits(curve, values)
+                ).tolist()
         rows += [{"series": number, **line} for line in lines]
         if wanted.bound and (bound := results.curves(wanted.bound, arm, cell, over)):
             mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0).tolist()
@@ -159,7 +161,7 @@ def _outcome_rows(figure: PaperFigure, results: Results, outcome: str, cells: Se
             values = np.array(list(results.values(outcome, arm, cell).values()))
             if not len(values) or not np.isfinite(values).all():
                 continue
-            ends = student_interval(values) if len(values) > 1 else (values[0], values[0])
+            ends = paired_interval(values, skewed=False) if len(values) > 1 else (values[0], values[0])
             low, high = np.clip(ends, *_limits(outcome, values)).tolist()
             rows.append({"series": number, "group": cell, "value": float(values.mean()), "low": low, "high": high})
     return rows

@@ -198,15 +198,20 @@ class Resuming:
         return self._checkpoints.due(number) or number == self.last_round or self._core.ended
 
     def _take(self, checkpoint: Checkpoint, initial: Mapping[str, Any] | None) -> None:
-        """Load a checkpoint; raise :class:`StateError` if it does not fit.
+        """Load a checkpoint; raise :class:`StateError` and change nothing if it does not fit.
 
         A model of trees has no fixed shapes, so its shapes are not checked.
         """
         check_fingerprint(checkpoint.fingerprint, self.fingerprint)
         if initial is not None and self._core.settings.payload != "trees":
             check_model(dict(zip(checkpoint.names, checkpoint.model, strict=True)), initial)
-        self._core.load_state_dict(checkpoint.state)
+        before = save_base(self._base)
         load_base(self._base, checkpoint.base)
+        try:
+            self._core.load_state_dict(checkpoint.state)
+        except StateError:
+            load_base(self._base, before)
+            raise
 
 
 def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
@@ -265,17 +270,20 @@ def load_base(base: object, state: Mapping[str, Any]) -> None:
     """Load a state of :func:`save_base`.
 
     Raises:
-        StateError: The state belongs to another strategy, or a layer refuses its part.
+        StateError: The state belongs to another strategy, or a layer refuses its part; nothing has changed.
     """
     mine, theirs = list(layers(base)), state.get("layers")
     if not isinstance(theirs, list) or [_class(layer) for layer in mine] != [one.get("class") for one in theirs]:
         names = [one.get("class") for one in theirs] if isinstance(theirs, list) else theirs
         raise StateError(f"base: the state belongs to {names}, but this base is {[_class(layer) for layer in mine]}")
+    before = save_base(base)
+    # A user's own load_state_dict may raise any error after outer layers were loaded, so all layers are restored.
     try:
         for layer, part in zip(mine, theirs, strict=True):
             _load_layer(layer, part)
-    # A user's own load_state_dict may raise any error.
     except Exception as error:
+        for layer, part in zip(mine, before["layers"], strict=True):
+            _load_layer(layer, part)
         raise StateError(f"base: {type(error).__name__}: {error}") from error
 
 
