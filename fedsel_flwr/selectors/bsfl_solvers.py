@@ -17,6 +17,8 @@ from fedsel_flwr.selectors._draws import top
 
 KINDS = ("alsa", "annealing")
 """The paper's two methods; they differ in the neighbours of a set."""
+SLICE = 4096
+"""Number of clients that the sweep processes at a time."""
 
 
 def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
@@ -53,27 +55,70 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
     if m >= len(ucb):
         return np.arange(len(ucb))
     ucb, _ = finite_bounds(ucb, g, alpha)
-    fastest, scale = top(ucb, m), alpha / m
-    # The m largest g so far, with the smallest on top.
-    heap: list[float] = g[fastest].tolist()
-    total = sum(heap)
-    heapify(heap)
-    best, end = float(ucb[fastest[-1]]) + scale * total, m  # (13)
-    # No set with a slower member reaches the set of the fastest, up to rounding: fewer clients to sort.
-    rounding = 1e-9 * (alpha * float(np.abs(g).max()) + float(np.abs(ucb).max()))
-    slowest = best - scale * float(np.partition(g, -m)[-m:].sum()) - rounding
-    order = top(ucb, max(m, int(np.count_nonzero(ucb >= slowest))))
-    # Only these can enter the heap, because its smallest value never falls.
-    better = m + np.flatnonzero(g[order[m:]] > heap[0])
-    values, speeds = g[order[better]].tolist(), ucb[order[better]].tolist()
-    for i, value, speed in zip(better.tolist(), values, speeds, strict=True):
-        if value > heap[0]:
-            total += value - heapreplace(heap, value)
-            score = speed + scale * total  # (13)
-            if score > best:
-                best, end = score, i + 1
-    ahead = order[:end]
+    sweep = _Sweep(ucb, g, m, alpha / m)
+    end, length = m, max(4 * m, SLICE)
+    # The sweep usually ends early, and sorting all K clients would take longer than the rest.
+    order = top(ucb, length)
+    sweep.start(order)
+    while end < len(ucb) and not sweep.finished(float(ucb[order[end - 1]])):
+        if end == len(order):
+            length *= 16
+            order = top(ucb, length)
+        sweep.advance(order, end, min(end + SLICE, len(order)))
+        end = min(end + SLICE, len(order))
+    ahead = order[: sweep.best_end]
     return np.sort(ahead[top(g[ahead], m)])
+
+
+class _Sweep:
+    """Sweep that finds the best set among the fastest i clients, for growing i.
+
+    Args:
+        ucb: Bounds, finite.
+        g: Generalization values, finite.
+        m: Size of a set.
+        scale: alpha / m.
+
+    Attributes:
+        best_end: The value of i of the best set so far.
+    """
+
+    def __init__(self, ucb: FloatArray, g: FloatArray, m: int, scale: float) -> None:
+        self._ucb, self._g, self._m, self._scale = ucb, g, m, scale
+        largest, fastest = float(np.abs(g).max()), float(np.abs(ucb).max())
+        # No set has a larger sum of g.
+        self._most: float = sum(np.partition(g, len(g) - m)[len(g) - m :].tolist())
+        # Bound on the rounding error of a value: the running sum of g adds at most 2 K + m numbers. Without this bound
+        # the sweep might end before the best set.
+        additions = 2.0 * len(g) + m
+        self._rounding = 2.0**-50 * (scale * additions * (m + 2.0) * largest + fastest)
+
+    def start(self, order: IntArray) -> None:
+        """Process the m fastest clients; ``order`` holds at least m indices, from fast to slow."""
+        # The m largest g so far, with the smallest on top.
+        self._heap: list[float] = self._g[order[: self._m]].tolist()
+        self._total: float = sum(self._heap)
+        heapify(self._heap)
+        self._best: float = float(self._ucb[order[self._m - 1]]) + self._scale * self._total  # (13)
+        self.best_end = self._m
+
+    def finished(self, speed: float) -> bool:
+        """Return whether no set with a client as slow as ``speed`` can exceed the best set so far."""
+        return speed + self._scale * self._most + self._rounding <= self._best  # (13)
+
+    def advance(self, order: IntArray, start: int, end: int) -> None:
+        """Process the clients from ``start`` to ``end`` of ``order``."""
+        values = self._g[order[start:end]]
+        # Only these can enter the heap, because its smallest value never falls.
+        better = np.flatnonzero(values > self._heap[0])
+        for i, value, speed in zip(
+            better.tolist(), values[better].tolist(), self._ucb[order[start + better]].tolist(), strict=True
+        ):
+            if value > self._heap[0]:
+                self._total += value - heapreplace(self._heap, value)
+                score = speed + self._scale * self._total  # (13)
+                if score > self._best:
+                    self._best, self.best_end = score, start + i + 1
 
 
 def anneal(

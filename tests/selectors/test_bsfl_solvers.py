@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import bsfl_solvers, create
 from fedsel_flwr.selectors.bsfl_solvers import _swaps, anneal, maximize
 from fedsel_flwr.testing import conformance
 from fedsel_flwr.theory import bsfl_genie
@@ -175,14 +175,35 @@ def sweep_instance(kind: str, num_clients: int, rng: np.random.Generator) -> tup
 
 @pytest.mark.parametrize("kind", ["independent", "tied", "opposed"])
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0, 1e6])
-def test_as_the_plain_sweep(kind: str, alpha: float) -> None:
-    """Small fleets and one of a thousand."""
+def test_as_the_plain_sweep(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bsfl_solvers, "SLICE", 2)
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        num_clients = int(rng.integers(2, 120)) if seed else 1000
+        num_clients = int(rng.integers(2, 120))
         m = int(rng.integers(1, num_clients))
         ucb, g = sweep_instance(kind, num_clients, rng)
-        assert maximize(ucb, g, m, alpha).tolist() == plain(ucb, g, m, alpha).tolist()
+        assert bsfl_solvers.maximize(ucb, g, m, alpha).tolist() == plain(ucb, g, m, alpha).tolist()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1000.0])
+def test_as_the_plain_sweep_over_several_slices(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bsfl_solvers, "SLICE", 256)
+    ucb, g = sweep_instance("independent", 3 * bsfl_solvers.SLICE + 17, np.random.default_rng(1))
+    assert bsfl_solvers.maximize(ucb, g, 40, alpha).tolist() == plain(ucb, g, 40, alpha).tolist()
+
+
+def test_it_ends_where_no_slower_client_can_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 clients the slow ones cannot make up for their speed: only the first slices are looked at."""
+    looked = []
+
+    class Watched(bsfl_solvers._Sweep):
+        def advance(self, order, start, end):
+            looked.append(end)
+            return super().advance(order, start, end)
+
+    monkeypatch.setattr(bsfl_solvers, "_Sweep", Watched)
+    bsfl_solvers.maximize(*sweep_instance("independent", 100_000, np.random.default_rng(2)), 100, 0.01)
+    assert max(looked, default=0) <= 2 * bsfl_solvers.SLICE
 
 
 # ---- annealing -----------------------------------------------------------------------------------------------------
@@ -252,12 +273,12 @@ def chain(ucb: np.ndarray, g: np.ndarray, m: int, alpha: float, kind: str, steps
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_clients", "m", "alpha"), [(2, 1, 0.0), (5, 3, 0.5)])
 def test_steps_follow_the_acceptance_rule(kind: str, num_clients: int, m: int, alpha: float) -> None:
-    """500 runs visit each state after each of 12 steps as often as the exact Markov chain says, within 4.5 sigma.
+    """1,000 runs visit each state after each of 12 steps as often as the exact Markov chain says, within 4.5 sigma.
 
     For K = 2, m = 1, alpha = 0 by hand: Delta_max is the gap itself, so step i leaves the better client with
     probability exp(-log(i+1)) = 1/(i+1) and always leaves the worse one: 1/2, 3/4, 3/4 - 1/4 + 1/4 = 3/4, …
     """
-    steps, runs = 12, 500
+    steps, runs = 12, 1000
     ucb, g = instance(100 + num_clients + m, num_clients)
     expected = chain(ucb, g, m, alpha, kind, steps)
     if num_clients == 2:
