@@ -54,7 +54,8 @@ class GPFL(Selector):
           (5) and (8) give rewards to all clients.
         * Every observed client gets its reward (5) in every round. Algorithm 1 computes the rewards of the selected
           clients only.
-        * Clients are selected by the score (6). Algorithm 1 sorts them by C.
+        * Clients are selected by the score (6), as in the text. Algorithm 1 prints ``S_t <- sort(C, K)``, the m largest
+          c_k without exploration. ``sort_by="projection"`` does this.
         * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta: the sum over the local steps, if each step has the
           learning rate eta. The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses
           the G of the previous round, and c_k = 0 if ``|G| = 0``. Instead of d_k and G, the paper uses the gradients of
@@ -72,6 +73,7 @@ class GPFL(Selector):
         total_rounds: T, the planned number of rounds, including the initialization.
         rho: Weight of the exploration term, at least 0.
         exploration: A fixed alpha in (6), at least 0. Figure 7a has fixed values. If None, alpha follows (7).
+        sort_by: "score" (6), or "projection", c_k as in Algorithm 1.
         loss_sign: Sign in the loss branch of (8): "corrected", or "paper" as printed.
         seed: Seed of the generator that breaks ties.
 
@@ -115,6 +117,7 @@ class GPFL(Selector):
         total_rounds: int,
         rho: float = 1.0,
         exploration: float | None = None,
+        sort_by: str = "score",
         loss_sign: str = "corrected",
         seed: int | None = None,
     ) -> None:
@@ -122,6 +125,7 @@ class GPFL(Selector):
         self.total_rounds = whole("total_rounds", total_rounds, 1)
         self.rho = real("rho", rho, at_least=0.0)
         self.exploration = None if exploration is None else real("exploration", exploration, at_least=0.0)
+        self.sort_by = one_of("sort_by", sort_by, ("score", "projection"))
         self.loss_sign = one_of("loss_sign", loss_sign, ("corrected", "paper"))
         # The last round whose rewards are in the sum.
         self._rewarded = 0
@@ -147,6 +151,8 @@ class GPFL(Selector):
     def _select(self, available: IntArray) -> IntArray:
         if self.round == 1:
             return available
+        if self.sort_by == "projection":
+            return self._largest(np.where(self._observed, self._projection, np.inf), available)  # Algorithm 1
         seen = self._plays > 0
         score = np.full(seen.shape, np.inf)
         exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])  # (6)

@@ -33,16 +33,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.bsfl import maximize
 
 Choices = BoolArray | Sequence[npt.ArrayLike]
+Rounding = Literal["down", "nearest"]
 ROUNDING = 1e-12
 """Largest difference of equal means, as a share of the largest mean."""
 
@@ -203,6 +204,7 @@ def bsfl_regret(
     alpha: float,
     beta: int = 1,
     data_weights: npt.ArrayLike | None = None,
+    quantized: tuple[float, Rounding] | None = None,
 ) -> FloatArray:
     """Return the cumulative regret of BSFL's reward along the policy's own history.
 
@@ -216,6 +218,8 @@ def bsfl_regret(
         alpha: Weight of the generalization term, at least 0.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4), shape (K,), any positive scale; None for the i.i.d. balanced target m/K of (3).
+        quantized: Step of the rewards, above 0, and "down" or "nearest": rewards are rounded to multiples of the step.
+            The analysis assumes such rewards (below (6)) and gives no step. None for the rewards (5) themselves.
 
     Returns:
         Regret after rounds 1, 2, …, shape (rounds,). It never falls if every round has m clients.
@@ -243,6 +247,9 @@ def bsfl_regret(
     g = np.abs(below) ** beta * np.sign(below)  # (3), (4)
     best = np.array([bsfl_genie(mean, row, m, alpha)[1] for row in g])  # r*(t), (6)
     reward = _smallest_mean(mean, chosen) + alpha / m * np.where(chosen, g, 0.0).sum(axis=1)  # (5)
+    if quantized is not None:
+        step, rounding = real("step", quantized[0], above=0.0), one_of("rounding", quantized[1], get_args(Rounding))
+        best, reward = (np.floor(own / step + (rounding == "nearest") / 2) * step for own in (best, reward))
     return np.asarray(np.cumsum(best - reward))  # (7)
 
 

@@ -42,7 +42,7 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
     "fedcs": [("deadline", 0.0), ("channels", 0), ("refresh_rounds", 0), ("clients_per_round", 0)],
     "gpfl": [
         ("total_rounds", 0), ("rho", -0.5), ("rho", NAN), ("exploration", -1.0), ("loss_sign", "minus"),
-        ("clients_per_round", 0),
+        ("sort_by", "C"), ("clients_per_round", 0),
     ],
     "lsh": [("bits", 0), ("accuracy_weight", 1.5)],
     "nccb": [("exploration", -1.0), ("clusters", 0)],

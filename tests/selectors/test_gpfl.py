@@ -67,6 +67,15 @@ def test_loss_sign_by_hand(loss_sign: str, expected: set[int]) -> None:
     assert play(selector, everyone, {1: 0.0, 2: 0.0}, 0.1, 1.3) == expected
 
 
+@pytest.mark.parametrize(("sort_by", "expected"), [("score", {2}), ("projection", {1})])
+def test_algorithm_1_sorts_by_the_latest_projection(sort_by: str, expected: set[int]) -> None:
+    """Round 3 of the rounds above: C is then (0, ln 2, 0)."""
+    selector = build(clients_per_round=1, total_rounds=10, sort_by=sort_by)
+    play(selector, [0, 1, 2], {0: 0.0, 1: math.log(2), 2: math.log(3)}, 0.1, 2.3)
+    assert play(selector, [0, 1, 2], {2: 0.0}, 0.1, 1.3) == {2}
+    assert set(selector.select(np.arange(3))) == expected
+
+
 @pytest.mark.parametrize(("change", "exponent"), [(100.0, 50), (49.0, 49), (51.0, 50), (-3.0, -3)])
 def test_exponents_are_clipped_at_50(change: float, exponent: float) -> None:
     """One client: its softmax is 1. The loss falls by 100, 49, 51, or rises by 3: mu = 1, then e^50, e^49, e^50, e^-3.

@@ -138,6 +138,19 @@ def test_bsfl_regret_equals_all_sets_with_weights_and_exponent() -> None:
     assert bsfl_regret(mean, choices, m, alpha, beta, 7 * weights) == pytest.approx(expected, abs=1e-12)
 
 
+def test_bsfl_regret_of_quantized_rewards_by_hand() -> None:
+    """The rewards of `test_bsfl_regret_by_hand`: chosen 2.5, 1 and 1.1, the best 2.5, 1.35 and 1.1. In steps of .299:
+
+    Down: 8, 3 and 3 against 8, 4 and 3. Nearest: 8, 3 and 4 against 8, 5 (1.35 / .299 = 4.52) and 4.
+    """
+    choices = [[0, 1], [0, 1], [1, 2]]
+    lost = {how: bsfl_regret([0.9, 0.5, 0.1], choices, 2, 3.0, quantized=(0.299, how)) for how in ("down", "nearest")}
+    assert lost["down"] == pytest.approx([0.0, 0.299, 0.299])
+    assert lost["nearest"] == pytest.approx([0.0, 2 * 0.299, 2 * 0.299])
+    with pytest.raises(ParameterError, match="step"):
+        bsfl_regret([0.9, 0.5, 0.1], choices, 2, 3.0, quantized=(0.0, "down"))
+
+
 @pytest.mark.parametrize("choices", [[[0, 3]], [[0, 1, 2]], [[0, 0]], np.ones((4, 2), dtype=bool)])
 def test_regrets_refuse_choices_that_cannot_be(choices: Any) -> None:
     """A client that is not there, one too many, one twice, and a matrix of another width."""

@@ -205,14 +205,15 @@ def _regrets(
         means = fair_regret(mean, chosen, best, m)
     else:
         weights = regret.data_weights or None
-        means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, weights)
+        means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, weights, regret.quantized)
     # The terms of generalization are the same in both. A round without available clients has reward 0 in both.
     taken = chosen.any(axis=1)
     expected = np.where(chosen, mean, np.inf)[taken].min(axis=1)
     seen = np.where(chosen, reward(capped), np.inf)[taken].min(axis=1)
     lost = np.zeros(len(chosen))
     lost[taken] = expected - seen
-    return means, np.asarray(means + np.cumsum(lost))
+    # The difference of a realized reward and its mean is unknown once they are rounded.
+    return means, np.asarray(means + (math.nan if regret.quantized else np.cumsum(lost)))
 
 
 def _fairness(margins: FloatArray) -> dict[str, float]:

@@ -21,17 +21,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fedsel_flwr.checks import IntArray
+from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Positive, Table
+from fedsel_flwr.theory.regret import Rounding
 
 PAPERS = {
     "xia": "Xia et al., CS-UCB and CS-UCB-Q",
@@ -54,6 +56,8 @@ SEARCH = "search."
 """Prefix of keys that replace values of the search instead of the scenario."""
 EVERY = ""
 """Name of the only cell of a figure without cells, and of the reading of checks that belong to all readings."""
+EACH_CELL = "*"
+"""Reading of a check whose cells are readings of their own."""
 
 
 POINTS = 25
@@ -92,7 +96,8 @@ class Check(Table):
     ``order`` replaces ``left`` and ``right``: each arm is above (or below) the next one. ``paper`` then has a number
     for each arm.
 
-    ``outcome`` is an outcome of the runs, or "rounds_to.ARM" (:data:`ROUNDS_TO`).
+    ``outcome`` is an outcome of the runs, or "rounds_to.ARM" (:data:`ROUNDS_TO`). ``reading`` is the check's reading,
+    or "*" if each of its cells is a reading.
     """
 
     says: str
@@ -123,7 +128,8 @@ class Regret(Table):
     """Regret of a figure of choices: Xia (14), Xia (25) or Ben Ami (7).
 
     ``alpha``, ``beta`` and ``min_latency`` belong to "bsfl", ``fairness`` and ``availability`` to "fair". They define
-    the reward, and do not depend on the selector.
+    the reward, and do not depend on the selector. With ``quantized``, the reward of "bsfl" is a multiple of this step,
+    "down" or "nearest".
     """
 
     kind: Literal["none", "xia", "fair", "bsfl"] = "none"
@@ -133,6 +139,7 @@ class Regret(Table):
     data_weights: tuple[Positive, ...] = ()
     fairness: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    quantized: tuple[Positive, Rounding] | None = None
 
 
 class Search(Table):
@@ -193,6 +200,7 @@ class PaperFigure(Table):
         minutes: Estimated minutes of one core for all runs.
         seeds: Number of seeds.
         first_seed: The first of them. Seeds that were added after a look at others begin after these.
+        slowest_client: Only seeds count on which this client, from 1, has the longest mean latency; 0 for all seeds.
         planned_seeds: Number of seeds that was planned, if some of them were not run. The page names these.
         cell_seeds: Cell -> number of its seeds, for cells of questions that need fewer.
         scenario: Name of the scenario.
@@ -222,6 +230,7 @@ class PaperFigure(Table):
     minutes: Positive = 1.0
     seeds: Count = 20
     first_seed: Count = 1
+    slowest_client: CountOrZero = 0
     planned_seeds: CountOrZero = 0
     cell_seeds: dict[str, Count] = Field(default_factory=dict)
     scenario: str = ""
@@ -264,7 +273,7 @@ class PaperFigure(Table):
     @property
     def readings(self) -> tuple[str, ...]:
         """Names of the readings; one empty name if there is only one."""
-        return tuple(dict.fromkeys(check.reading for check in self.checks if check.reading)) or (EVERY,)
+        return tuple(dict.fromkeys(check.reading for check in self._checks() if check.reading)) or (EVERY,)
 
     @property
     def claimed_cells(self) -> tuple[str, ...]:
@@ -274,7 +283,7 @@ class PaperFigure(Table):
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield the comparisons of all checks: one for each cell, and for each neighbouring pair of an order."""
-        for check in self.checks:
+        for check in self._checks():
             pairs: list[tuple[str, str | float]] = [*pairwise(check.order)] or [(check.left, check.right)]
             papers = _papers(check, len(pairs))
             for (left, right), paper in zip(pairs, papers, strict=True):
@@ -283,6 +292,13 @@ class PaperFigure(Table):
                     yield Comparison(check, ArmName.read(left, cell), other, paper)
                     if "@" in left and (isinstance(right, float) or "@" in right):
                         break
+
+    def _checks(self) -> Iterator[Check]:
+        """Yield the checks, for each cell if each cell is a reading."""
+        for check in self.checks:
+            cells = check.cells or self.claimed_cells if check.reading == EACH_CELL else ()
+            own = (check.model_copy(update={"reading": cell, "cells": (cell,)}) for cell in cells)
+            yield from own if cells else (check,)
 
     def scenario_of(self, arm: str, cell: str, seed: int, data_dir: str = "") -> Scenario:
         """Return the scenario of a run.
@@ -314,12 +330,21 @@ class PaperFigure(Table):
         """Return the keys that the figure, a cell and an arm replace."""
         return dict(self.set) | self.cells[cell] | self.arms[arm].set
 
+    def _seeds(self) -> Iterator[int]:
+        """Yield the seeds that count."""
+        if not self.slowest_client:
+            yield from count(self.first_seed)
+        any_run = self.scenario_of(next(iter(self.arms)), next(iter(self.cells)), self.first_seed)
+        for seed in count(self.first_seed):
+            system = any_run.model_copy(update={"seed": seed}).system_model()
+            if mean_latencies(system).argmax() == self.slowest_client - 1:
+                yield seed
+
     def runs(self, seeds: int | None = None) -> Iterator[tuple[str, str, int]]:
         """Yield cell, arm and seed of every run."""
-        for count in range(seeds or self.seeds):
-            seed = self.first_seed + count
+        for number, seed in enumerate(islice(self._seeds(), seeds or self.seeds)):
             for cell in self.cells:
-                if count >= self.cell_seeds.get(cell, count + 1):
+                if number >= self.cell_seeds.get(cell, number + 1):
                     continue
                 for name, arm in self.arms.items():
                     if not arm.only or cell in arm.only:

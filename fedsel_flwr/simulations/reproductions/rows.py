@@ -177,7 +177,7 @@ class Cell:
             unused = ("data", "model", "target_accuracy", "target_rounds")
             for key in unused if self.scenario.system.kind == "phones" else (*unused, "training"):
                 own.pop(key, None)
-            found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json")
+            found["regret"] = self.figure.regret_in(self.arm, self.cell).model_dump(mode="json", exclude_none=True)
         if self.figure.runner == "solvers":
             used = ("seed", "num_clients", "clients_per_round", "selectors")
             found["scenario"] = {key: own[key] for key in used if key in own}

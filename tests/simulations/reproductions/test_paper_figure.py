@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.reproductions.paper_figure import PAPERS, figure_names, load_figure, read_figure
 
@@ -64,6 +65,24 @@ def test_new_seeds_begin_after_those_that_were_looked_at() -> None:
     found = read_figure(TEXT.replace("seeds = 2", "seeds = 2\nfirst_seed = 21\ncell_seeds = {two = 1}"), "xia-fig-9")
     assert {seed for cell, _, seed in found.runs() if cell == "three"} == {21, 22}
     assert {seed for cell, _, seed in found.runs() if cell == "two"} == {21}
+
+
+def test_only_seeds_with_the_paper_s_slowest_client_count() -> None:
+    found = read_figure(TEXT.replace("seeds = 2", "seeds = 2\nfirst_seed = 3\nslowest_client = 2"), "xia-fig-9")
+    seeds = sorted({seed for _, _, seed in found.runs()})
+    slowest = {
+        seed: int(mean_latencies(found.scenario_of("random", "two", seed).system_model()).argmax()) + 1
+        for seed in range(3, seeds[-1] + 1)
+    }
+    assert seeds == [seed for seed, client in slowest.items() if client == 2]
+    assert len(seeds) == 2 < len(slowest)
+
+
+def test_each_cell_of_a_check_can_be_a_reading() -> None:
+    text = TEXT.replace('left = "random @ three"', 'left = "random"').replace('"bsfl slow @ three"', "3.0")
+    figure = read_figure(text.replace('relation = "above"', 'relation = "above"\nreading = "*"'), "xia-fig-9")
+    assert figure.readings == ("two", "three")
+    assert [(one.check.reading, one.left.cell) for one in figure.comparisons()] == [("two", "two"), ("three", "three")]
 
 
 def test_a_check_that_names_its_cells_is_one_comparison() -> None:
