@@ -234,7 +234,7 @@ class Reporter(state_dicts.SavedFields):
             One row for each chosen client. A client that lacks a required column counts as failed, and the log names
             it. Other columns are NaN for clients that did not report them. A selector that reads "spare" gets the
             values of spares. For any other selector spares have failed. If the selector reads "first", this column
-            marks the clients whose latency replaces a cold start.
+            marks the clients whose latency replaces a cold start. Rounds are synchronous, so every staleness is 0.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)

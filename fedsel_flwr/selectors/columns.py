@@ -101,6 +101,8 @@ _ROWS = (
            meaning="whether the client was asked as a spare (over-selection) and was not needed"),
     Column(name="first", source="clock", shape="flag",
            meaning="whether the latency replaces the first time that the server measured for the client"),
+    Column(name="staleness", source="clock", low=0.0, high=LARGEST,
+           meaning="steps of the global model between sending the model to the client and using its update"),
     Column(name="energy", key="energy_j", source="reply", low=0.0, high=LARGEST, recorded=True,
            meaning="joules spent by the client"),
     Column(name="download", key="download_s", source="reply", low=0.0, high=LARGEST, reported=False, recorded=True,

@@ -16,11 +16,12 @@ from fedsel_flwr.selectors.columns import FLAGS, REPORTED, SCALARS, column_value
 class RoundReport:
     """Outcome of a round: a row for each selected client, failed ones included.
 
-    Every report has ``clients``, ``completed``, ``latency``, ``spare`` and ``first``. :attr:`Selector.needs` names the
-    optional columns that a selector reads. A missing value is NaN, as in the rows of failed clients. A completed client
-    may lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`). If the selector
-    names that column in :attr:`Selector.requires`, such a client counts as failed. Reported numbers are within the
-    ranges of the table. Arrays are copied and read-only. A new column of the table is also a field of this class.
+    Every report has ``clients``, ``completed``, ``latency``, ``spare``, ``first`` and ``staleness``.
+    :attr:`Selector.needs` names the optional columns that a selector reads. A missing value is NaN, as in the rows of
+    failed clients. A completed client may lack a column that clients report (source "reply" in
+    :mod:`~fedsel_flwr.selectors.columns`). If the selector names that column in :attr:`Selector.requires`, such a
+    client counts as failed. Reported numbers are within the ranges of the table. Arrays are copied and read-only. A new
+    column of the table is also a field of this class.
 
     With over-selection a round asks more clients than it needs. The clients that it did not need are spares. A selector
     that does not name "spare" in its ``needs`` sees them as failed. If a spare answered, its row is ``completed`` and
@@ -34,6 +35,8 @@ class RoundReport:
         spare: Whether the client was asked as a spare and was not needed, shape (n,); None if no client was.
         first: Whether ``latency`` replaces the first time that the server measured for the client, shape (n,); None if
             no row does. The first time contains the start of the client's process.
+        staleness: Steps of the global model between sending it to the client and using the client's update, shape (n,);
+            None if no update was stale. In synchronous rounds none is.
         energy: Joules spent by the client, shape (n,).
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
@@ -59,6 +62,7 @@ class RoundReport:
     latency: FloatArray
     spare: BoolArray | None = None
     first: BoolArray | None = None
+    staleness: FloatArray | None = None
     energy: FloatArray | None = None
     energy_score: FloatArray | None = None
     num_examples: FloatArray | None = None
@@ -86,8 +90,8 @@ class RoundReport:
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("spare", "first") and value is None:
-                value = np.zeros(len(clients), dtype=np.bool_)
+            if field.name in ("spare", "first", "staleness") and value is None:
+                value = np.zeros(len(clients), dtype=np.bool_ if field.name in FLAGS else np.float64)
             if field.name == "clients" or value is None:
                 continue
             if field.name in SCALARS:

@@ -1,4 +1,4 @@
-"""Energy scores, reported or from joules; the wall time of a round's steps."""
+"""Energy scores, reported or from joules; staleness; rounds without clients."""
 
 from __future__ import annotations
 
@@ -69,6 +69,13 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
     assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
     assert all(report.completed.all() for report in spy.reports)
+
+
+@BOTH
+def test_no_update_of_a_synchronous_round_is_stale(api: str) -> None:
+    spy = Spy("staleness")
+    play_scripted(api, spy, lambda k, t, w: w, 2, start=[1.0])
+    assert [report.staleness.tolist() for report in spy.reports] == [[0.0, 0.0]] * 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "rpow-d", "tifl"])
