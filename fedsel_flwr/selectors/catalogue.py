@@ -23,6 +23,7 @@ from fedsel_flwr.selectors.nccb import LSH as LSH
 from fedsel_flwr.selectors.nccb import NCCB as NCCB
 from fedsel_flwr.selectors.oort import Oort as Oort
 from fedsel_flwr.selectors.pczfl import PCZFL as PCZFL
+from fedsel_flwr.selectors.pisces import Pisces as Pisces
 from fedsel_flwr.selectors.power_of_choice import CPowD as CPowD
 from fedsel_flwr.selectors.power_of_choice import PowerOfChoice as PowerOfChoice
 from fedsel_flwr.selectors.power_of_choice import RPowD as RPowD

@@ -21,7 +21,7 @@ MODEL = [np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 BANDITS: dict[str, dict[str, Any]] = {
     "cs-ucb": {"max_latency": 5.0}, "cs-ucb-q": {"max_latency": 5.0}, "bsfl": {"min_latency": 0.1}, "fedcm-ucb": {},
     "fedcm-ts": {}, "gpfl": {"total_rounds": 40}, "lsh": {}, "nccb": {"clusters": 3}, "pczfl": {}, "oort": {},
-    "tifl": {"tiers": 2}, "fedcs": {"deadline": 50.0, "channels": COHORT},
+    "pisces": {}, "tifl": {"tiers": 2}, "fedcs": {"deadline": 50.0, "channels": COHORT},
 }  # fmt: skip
 """Selectors that try whom they do not know, and their parameters."""
 

@@ -78,7 +78,7 @@ def test_no_update_of_a_synchronous_round_is_stale(api: str) -> None:
     assert [report.staleness.tolist() for report in spy.reports] == [[0.0, 0.0]] * 2  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "rpow-d", "tifl"])
+@pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "pisces", "rpow-d", "tifl"])
 def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -> None:
     core = core_of(selector_under_trace(name))
     assert core.choose([], None, Written()) == []

@@ -102,7 +102,7 @@ def test_a_scenario_that_leaves_nothing_is_refused(rounds: int) -> None:
         scenario("random", **{"aggregation.warmup_rounds": rounds})
 
 
-@pytest.mark.parametrize("selector", ["gpfl", "pczfl", "oort", "tifl"])
+@pytest.mark.parametrize("selector", ["gpfl", "pczfl", "oort", "pisces", "tifl"])
 def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
     chosen = scenario(selector)
     together = simulate(chosen, engine="vectorized")

@@ -51,6 +51,10 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("score_range", "largest"), ("trained_examples", 0),
     ],
     "pczfl": [("uncertainty", -0.1), ("uncertainty", NAN), ("warmup_rounds", -1), ("clients_per_round", 0)],
+    "pisces": [
+        ("exploration", 1.5), ("exploration_decay", -0.1), ("exploration_min", NAN), ("staleness_penalty", -0.5),
+        ("clients_per_round", 0),
+    ],
     "power-of-choice": [("candidates", 1), ("accuracy_weight", -0.1)],
     "rpow-d": [("candidates", 1)],
     "tifl": [("credits", (1, 2)), ("credits", 0), ("tiers", 0), ("interval", 0)],

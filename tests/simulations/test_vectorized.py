@@ -58,7 +58,7 @@ def _same(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize(
-    "selector", ["bsfl", "pczfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl"]
+    "selector", ["bsfl", "pczfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "pisces", "fedcs", "tifl"]
 )
 def test_as_clients_that_train_one_by_one(selector: str) -> None:
     """Of a model without rectifiers, which a rounding may turn off: over many rounds that would change the model.

@@ -26,7 +26,7 @@ from tests.strategies.scripted import Spy
 pytestmark = pytest.mark.timeout(30)
 CLIENTS = 4
 PROBES = {"cpow-d": "batch_loss", "divfl": "gradient", "power-of-choice": "loss", "active-fl": "loss"}
-REPLIES = {"oort": "rms_loss", "rpow-d": "train_loss"}
+REPLIES = {"oort": "rms_loss", "pisces": "rms_loss", "rpow-d": "train_loss"}
 PARAMETERS = {name: {"candidates": CLIENTS} for name in ("cpow-d", "power-of-choice", "rpow-d")}
 
 

@@ -121,7 +121,7 @@ def test_the_same_choices_and_the_same_models(name: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "name", ["active-fl", "cs-ucb", "fedcm-ucb", "fedcs", "gpfl", "oort", "pczfl", "rpow-d", "tifl"]
+    "name", ["active-fl", "cs-ucb", "fedcm-ucb", "fedcs", "gpfl", "oort", "pczfl", "pisces", "rpow-d", "tifl"]
 )
 def test_over_selection_under_a_deadline_too(name: str) -> None:
     if world.selector_params(name)["clients_per_round"] is None:  # decides itself how many
