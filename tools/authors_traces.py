@@ -33,12 +33,14 @@ from tests.golden.authors.recipe import (
     FOLDER,
     LOSSES,
     OORT,
+    PISCES,
     POWER_OF_CHOICE_CHOSEN,
     FedCorCase,
     Floats,
     GradientFleet,
     LossCase,
     OortFleet,
+    PiscesFleet,
     inputs,
 )
 
@@ -77,6 +79,7 @@ class Source:
 
 
 FEDCOR_COMMIT = "d941083ce2840e877476182d898c1ffa878d599b"
+PISCES_COMMIT = "4ba4db879a07af1bb8fb3bb27c15944d96d8baf8"
 SOURCES = {
     "oort": Source(
         "SymbioticLab/Oort",
@@ -125,6 +128,22 @@ SOURCES = {
         "4bcd53847b9361024f8e24f985572c72e6cb1fb6",
         "BaseFedarated.lazy_greedy, and greedy for the remark",
         "MIT",
+    ),
+    "pisces": Source(
+        "SamuelGong/Pisces",
+        PISCES_COMMIT,
+        "plato/client_managers/sirius.py",
+        "c279878e7a1630cc17d5943471536025e054b85d",
+        "ClientManager.choose_clients and update_utilities_using_loss, on the records of base.py",
+        "Apache-2.0",
+    ),
+    "pisces-records": Source(
+        "SamuelGong/Pisces",
+        PISCES_COMMIT,
+        "plato/client_managers/base.py",
+        "271f0fc280f8c540807d11b9ca4dbd14b572255f",
+        "ClientManager.record_training_start, record_training_end, record_aggregation and get_async_client_lag",
+        "Apache-2.0",
     ),
 }
 
@@ -305,6 +324,68 @@ def divfl_rounds(fleet: GradientFleet, authors: Any) -> tuple[list[list[Any]], i
     return rows, other
 
 
+class Binomials:
+    """NumPy for the authors' code; it keeps the draws of a binomial number, and their chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = types.SimpleNamespace(binomial=self._binomial, seed=lambda seed: None)
+        self._generator = np.random.default_rng(seed)
+        self.drawn: list[tuple[int, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def _binomial(self, n: int, p: float, size: int) -> Any:
+        found = self._generator.binomial(n, p, size)
+        self.drawn.append((int(found[0]), p))
+        return found
+
+
+def pisces_module(path: Path) -> tuple[Any, Any]:
+    """The module of the file, and that of its configuration; the code of Oort in the same package is not loaded."""
+    for name, folder in (("plato", path.parents[1]), ("plato.client_managers", path.parent)):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    config, oort = types.ModuleType("plato.config"), types.ModuleType("plato.client_managers.oort")
+    config.Config, oort.create_training_selector = None, None  # type: ignore[attr-defined]
+    sys.modules |= {config.__name__: config, oort.__name__: oort}
+    return importlib.import_module("plato.client_managers.sirius"), config
+
+
+def pisces_rounds(fleet: PiscesFleet, module: Any, config: Any) -> list[list[Any]]:
+    """The exploited and the explored clients of each round; the code continues with its own choices."""
+    sirius = types.SimpleNamespace(
+        explore_factor=0.9, exploration_decaying_factor=0.98, min_explore_factor=0.3, seed=fleet.seed,
+        staleness_penalty_factor=fleet.beta, statistical_only=True, version=2,
+    )  # fmt: skip
+    settings = types.SimpleNamespace(
+        clients=types.SimpleNamespace(total_clients=fleet.clients, per_round=fleet.chosen),
+        server=types.SimpleNamespace(asynchronous=types.SimpleNamespace(seconds_per_step=5, sirius=sirius)),
+        data=types.SimpleNamespace(),
+    )
+    config.Config = sys.modules["plato.client_managers.base"].Config = module.Config = lambda: settings  # type: ignore[attr-defined]
+    module.np = watched = Binomials(fleet.seed)
+    manager = module.ClientManager()
+    for k, size in enumerate(fleet.sizes().tolist()):
+        manager.set_trainset_size(k + 1, size)  # its clients begin with 1
+    rows: list[list[Any]] = []
+    for number in range(1, fleet.rounds + 1):
+        present, losses, staleness = fleet.present(number), fleet.losses(number), fleet.staleness(number)
+        before = set(manager.explored_clients)
+        chosen = manager.choose_clients([k + 1 for k in present.tolist()], fleet.chosen, use_cache=False)
+        parts = [sorted(k - 1 for k in chosen if (k in before) is explored) for explored in (True, False)]
+        [(planned, epsilon)] = watched.drawn
+        watched.drawn.clear()
+        rows.append([fleet.beta, fleet.seed, number, planned, joined([epsilon]), *map(joined, parts)])
+        for k in chosen:
+            manager.record_training_start(k, 0.0, number - int(staleness[k - 1]))
+            manager.record_training_end(k, 1.0)
+            manager.update_utilities_using_loss(k, losses[k - 1])
+        manager.record_aggregation(chosen, 1.0, number)
+    return rows
+
+
 def joined(numbers: Iterable[float]) -> str:
     return " ".join(f"{number:.13g}" for number in numbers)
 
@@ -375,6 +456,19 @@ def main() -> None:
         f"greedy of the same file takes another set than lazy_greedy in {sum(other for _, other in runs)} rounds",
     ]
     write("divfl", told, "kind clients count seed round chosen", [row for rows, _ in runs for row in rows])
+
+    module, config = pisces_module(path["pisces"])
+    told = [
+        f"versions: {base}",
+        f"inputs: sha256 {inputs(PISCES)}",
+        "planned: the binomial number of places for unexplored clients, drawn with the chance epsilon",
+    ]
+    write(
+        "pisces",
+        told,
+        "beta seed round planned epsilon exploited explored",
+        [row for fleet in PISCES for row in pisces_rounds(fleet, module, config)],
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, PowerOfChoice, RoundReport, active_fl, oort
+from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, Pisces, PowerOfChoice, RoundReport, active_fl, oort
 from fedsel_flwr.selectors._draws import top
 from tests.golden.authors import recipe
 from tests.golden.authors.recipe import Floats, Ints
@@ -65,6 +65,7 @@ class Draws:
 CASES: dict[str, Any] = {
     "oort": recipe.OORT, "fedscale": recipe.FEDSCALE, "fedcor": recipe.FEDCOR,
     "active-fl": recipe.LOSSES, "power-of-choice": recipe.LOSSES, "divfl": recipe.DIVFL,
+    "pisces": recipe.PISCES,
 }  # fmt: skip
 
 
@@ -175,6 +176,44 @@ def test_power_of_choice() -> None:
         equal += selector.select(everybody).tolist() == ints(row["chosen"]).tolist()
     print(f"power-of-choice: {equal} of 500 sets equal")
     assert equal == len(recipe.LOSSES) == 500
+
+
+class Planned:
+    """Takes the place of a selector's generator: the authors' number of clients to explore, and its chance of ours."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.permutation = generator.permutation
+        self.planned, self.epsilon = 0, 0.0
+
+    def binomial(self, count: int, epsilon: float) -> int:
+        self.epsilon = epsilon
+        return self.planned
+
+
+def test_pisces() -> None:
+    rows = iter(trace("pisces"))
+    equal = exploiting = 0
+    for fleet in recipe.PISCES:
+        selector = Pisces(clients_per_round=fleet.chosen, staleness_penalty=fleet.beta, seed=fleet.seed)
+        selector._generator = generator = Planned(selector._generator)  # type: ignore[assignment]
+        selector.inform(np.arange(fleet.clients), num_examples=fleet.sizes())
+        for number in range(1, fleet.rounds + 1):
+            row = next(rows)
+            assert (row["beta"], row["seed"], row["round"]) == (str(fleet.beta), str(fleet.seed), str(number))
+            explored, generator.planned = selector._rms_loss >= 0, int(row["planned"])
+            ours = selector.select(fleet.present(number))
+            exploited, new = ints(row["exploited"]), ints(row["explored"])
+            assert generator.epsilon == pytest.approx(float(row["epsilon"]), rel=1e-12)
+            # the others are drawn at random on both sides: only their number can be equal
+            equal += ours[explored[ours]].tolist() == exploited.tolist() and (~explored[ours]).sum() == new.size
+            exploiting += exploited.size > 0
+            theirs = np.concatenate([exploited, new])  # both continue with their choice
+            losses, staleness = fleet.losses(number), fleet.staleness(number)
+            selector.observe(report_of(theirs, rms_loss=losses[theirs], staleness=staleness[theirs]))
+    assert next(rows, None) is None
+    print(f"pisces: {equal} of 1200 sets of exploited clients equal")
+    assert equal == 1200
+    assert exploiting > 1100
 
 
 def decided_by_ties(distances: Floats, members: Ints) -> bool:

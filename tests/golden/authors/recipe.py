@@ -198,6 +198,46 @@ DIVFL = [
 ]
 
 
-def inputs(cases: Iterable[OortFleet | FedCorCase | LossCase | GradientFleet]) -> str:
+@dataclass(frozen=True)
+class PiscesFleet:
+    """A fleet that Pisces chooses from: some clients are away in a round, and updates are stale by some steps."""
+
+    beta: float
+    seed: int
+
+    clients: int = 100
+    chosen: int = 10
+    rounds: int = 100
+    presence: float = 0.4
+
+    def sizes(self) -> Ints:
+        return np.random.default_rng([self.seed, 1]).integers(20, 200, self.clients)
+
+    def present(self, number: int) -> Ints:
+        """The available clients of a round, ascending."""
+        return np.flatnonzero(np.random.default_rng([self.seed, 2, number]).random(self.clients) < self.presence)
+
+    def losses(self, number: int) -> Floats:
+        """Root mean square of the losses of every client in this round."""
+        first = np.random.default_rng([self.seed, 3]).uniform(0.2, 3.0, self.clients)
+        noise = np.random.default_rng([self.seed, 4, number]).normal(size=self.clients)
+        return rounded(first * np.exp(0.2 * noise - number / 100.0))
+
+    def staleness(self, number: int) -> Ints:
+        """Steps by which the update of every client would be stale in this round; some clients are slow."""
+        slow = np.random.default_rng([self.seed, 5]).exponential(4.0, self.clients)
+        share = np.random.default_rng([self.seed, 6, number]).uniform(0.0, 2.0, self.clients)
+        return np.floor(slow * share).astype(np.int64)
+
+    def arrays(self) -> Iterator[npt.ArrayLike]:
+        yield from (self.beta, self.sizes())
+        for number in range(1, self.rounds + 1):
+            yield from (self.present(number), self.losses(number), self.staleness(number))
+
+
+PISCES = [PiscesFleet(beta, seed) for beta in (0.2, 0.5, 0.8) for seed in range(4)]
+
+
+def inputs(cases: Iterable[OortFleet | FedCorCase | LossCase | GradientFleet | PiscesFleet]) -> str:
     """The digest of a family of inputs."""
     return digest(array for case in cases for array in case.arrays())
