@@ -299,7 +299,9 @@ def _reading(name: str) -> str:
         parts.append(_columns(reads))
     else:
         parts.append("The selector reads nothing. Nothing leaves the client except what the training sends.")
-    if keys := [f"``{column.key}``" for column in reads.columns if column.source == "reply"]:
+    # The number of examples comes with the update, in every Flower app.
+    own = [column for column in reads.columns if column.source == "reply" and column.name != "num_examples"]
+    if keys := [f"``{column.key}``" for column in own]:
         parts.append(
             f"The client's code returns {', '.join(keys)} among its metrics. If your app has other names, pass "
             ":py:class:`~fedsel_flwr.strategies.MetricKeys` as the strategy's option ``metric_keys``."

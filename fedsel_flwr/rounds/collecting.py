@@ -151,7 +151,7 @@ class Collector:
             parts.reply_structure.decide(structure)
         if not len(usable):
             return outcome
-        draws = parts.selector.draws(round.rows[usable])
+        draws = np.array([*round.draws.values()], dtype=np.int64)[usable]
         if reference is None:
             self._check_unread(round)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from fedsel_flwr.rounds.eligibility import (
     as_availability,
     available,
 )
+from fedsel_flwr.rounds.flights import Flights, stacked
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -55,6 +57,9 @@ class Parts:
         client_values: Selector parameters by client id, bound to ``roster``.
     """
 
+    # The clients at work, in buffered rounds only.
+    flights: Flights | None = None
+
     def __init__(
         self, selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
     ) -> None:
@@ -73,6 +78,8 @@ class Parts:
         self.reply_structure = ReplyStructure(settings)
         self.reporter = Reporter(selector, roster, settings.max_latency)
         self.history = History()
+        if settings.concurrency is not None:
+            self.flights = Flights(settings)
 
     @property
     def by_name(self) -> dict[str, Stateful]:
@@ -124,12 +131,23 @@ class SelectionCore:
     @property
     def round(self) -> int:
         """Return the absolute number of the last round whose clients were selected."""
-        return self.parts.selector.round
+        flights = self.parts.flights
+        return self.parts.selector.round if flights is None else flights.step
+
+    @property
+    def at_work(self) -> int:
+        """Return the number of clients whose replies are still to come; 0 between synchronous rounds."""
+        return 0 if self.parts.flights is None else self.parts.flights.at_work
 
     @property
     def reference(self) -> Arrays | None:
         """Return the global model that the clients got in this round; None if it cannot be decoded."""
         return None if self._round is None else self._round.reference
+
+    @property
+    def in_round(self) -> bool:
+        """Return whether a round has begun whose replies are not collected."""
+        return self._round is not None and self._round.outcome is None
 
     @property
     def asks(self) -> str:
@@ -182,8 +200,8 @@ class SelectionCore:
             server_round: The server's number of this round; None continues the count.
 
         Returns:
-            The selected connections, by ascending row. An empty list means that the run has :attr:`ended`, or that the
-            round is already in the history.
+            The selected connections, by ascending row. An empty list means that the run has :attr:`ended`, that the
+            round is already in the history, or that clients of earlier rounds are :attr:`at_work`.
 
         Raises:
             RunError: The server's round number does not follow the selector's. Or no client answers a column that the
@@ -198,37 +216,63 @@ class SelectionCore:
         self.stopwatch.begin()
         self._call_roll(connected, upcoming, transport)
         present = self._available(connected, upcoming)
-        at_least = int(parts.selector.asked_per_round or 1)
-        eligible = present.only(parts.participation.eligible(present.rows, at_least))
-        faults = ProbeFaults()
-        if (question := parts.probing.question(eligible, reference)) is not None:
-            with self.stopwatch.paused():
-                answers = transport.probe(list(question.asked.values()), question.config)
-            faults = parts.probing.answer(question, answers, reference)
-            # A client that did not reply to the probe is now busy, and could not train either.
-            eligible = eligible.only(parts.busy.eligible(eligible.nodes))
-            present = present.only(parts.busy.eligible(present.nodes))
-        parts.registrar.inform_initial_accuracy(reference)
-        self.stopwatch.switch("select")
-        chosen = eligible.nodes_of(parts.selector.select(eligible.rows))
-        if chosen and logger.isEnabledFor(logging.INFO):
-            named = first_ids([parts.roster.ids[row] for row in chosen], MOST_CHOSEN)
+        # A model without arrays has nothing to compare the replies with.
+        round = Round(number=upcoming, num_available=0, available=present.rows, chosen={}, reference=reference or None)
+        if (flights := parts.flights) is None:
+            self._select(round, present, reference, transport)
+        else:
+            free, sent_s, began = present, dict[int, float](), self._simulated_s
+            for _ in range(flights.calls):
+                free = free.only(flights.free(free.rows, round.rows))
+                spent = parts.probing.seconds
+                self._select(round, free, reference, transport)
+                # A probe delays only the clients that are selected after it.
+                own = began + parts.probing.seconds - spent
+                sent_s |= {row: own for row in round.chosen if row not in sent_s}
+            flights.step = upcoming
+            flights.send(round, sent_s)
+        round.asked, self._round = round.rows, round
+        if round.chosen and logger.isEnabledFor(logging.INFO):
+            named = first_ids([parts.roster.ids[row] for row in round.chosen], MOST_CHOSEN)
             logger.info("round %d: %s chooses clients %s", upcoming, parts.selector.name, named)
-        self._round = Round(
-            number=upcoming,
-            num_available=len(eligible.rows),
-            available=present.rows,
-            chosen=chosen,
-            # A model without arrays has nothing to compare the replies with.
-            reference=reference or None,
-            probe_faults=faults,
-        )
+        chosen = list(round.chosen.values())
         # Without selected clients no adapter receives a reply, so none would end this round.
-        if not chosen:
+        if not chosen and not self.at_work:
             self.collect({})
             self.finish()
         self.stopwatch.switch(None)
-        return list(chosen.values())
+        return chosen
+
+    def _select(self, round: Round, present: ConnectedClients, reference: Arrays | None, transport: Transport) -> None:
+        """Call the selector once, after its probe, and add its clients to those of the round.
+
+        Args:
+            round: The round.
+            present: The available clients that are not at work.
+            reference: The global model.
+            transport: Sends the probe.
+        """
+        parts = self.parts
+        at_least = int(parts.selector.asked_per_round or 1)
+        eligible = present.only(parts.participation.eligible(present.rows, at_least))
+        if (question := parts.probing.question(eligible, reference)) is not None:
+            with self.stopwatch.paused():
+                answers = transport.probe(list(question.asked.values()), question.config)
+            faults, before = parts.probing.answer(question, answers, reference), round.probe_faults
+            round.probe_faults = ProbeFaults(
+                problems={**before.problems, **faults.problems}, lacking=before.lacking | faults.lacking
+            )
+            # A client that did not reply to the probe is now busy, and could not train either.
+            eligible = eligible.only(parts.busy.eligible(eligible.nodes))
+            busy = present.rows[~parts.busy.eligible(present.nodes)]
+            round.available = round.available[~np.isin(round.available, busy)]
+        parts.registrar.inform_initial_accuracy(reference)
+        self.stopwatch.switch("select")
+        chosen = parts.selector.select(eligible.rows)
+        round.num_available = round.num_available or len(eligible.rows)
+        round.draws |= dict(zip(chosen.tolist(), parts.selector.draws(chosen).tolist(), strict=True))
+        round.chosen = dict(sorted((round.chosen | eligible.nodes_of(chosen)).items()))
+        round.draws = {row: round.draws[row] for row in round.chosen}
 
     def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
@@ -268,10 +312,23 @@ class SelectionCore:
         if self._round is None or self._round.outcome is not None:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
         self.stopwatch.switch("collect")
-        self._round.outcome = self.collector.collect(self._round, replies, stack)
+        self._round.outcome = self._outcome(self._round, replies, stack)
         # Until finish the adapter lets the base strategy aggregate.
         self.stopwatch.switch("aggregate")
         return self._round.outcome
+
+    def _outcome(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
+        """Return the outcome of the replies, or in a buffered round of the arrivals."""
+        if (flights := self.parts.flights) is None:
+            return self.collector.collect(round, replies, stack)
+        arrivals = flights.arrive(round, replies, stack)
+        models = stacked(arrivals.models) if arrivals.models else None
+        outcome = self.collector.collect(round, arrivals.replies, models)
+        if arrivals.replies:
+            # The history adds the seconds of probes, which delay only the clients that were selected after them.
+            seconds = arrivals.end_s - self._simulated_s - self.parts.probing.seconds
+            outcome = replace(outcome, round_s=seconds, staleness=arrivals.staleness, arrived_s=arrivals.arrived_s)
+        return flights.damped(outcome, round.reference or [])
 
     def skip(self) -> None:
         """End the round without clients, because the base configures no client; the choice counts as never made.
@@ -279,9 +336,13 @@ class SelectionCore:
         Raises:
             RunError: :meth:`choose` was not called before.
         """
-        if self._round is not None:
-            self._round.chosen = {}
-        self.collect({})
+        if (round := self._round) is None:
+            raise RunError(f"skip was called before choose. {ORDER_OF_CALLS}")
+        if self.parts.flights is not None:
+            self.parts.flights.cancel(round.number)
+        round.chosen, round.draws, round.asked = {}, {}, round.rows[:0]
+        self.stopwatch.switch("collect")
+        round.outcome = self.collector.collect(round, {}, None)
         self.finish(remark="skipped: the base strategy configured no client")
 
     def finish(self, after: Arrays | None = None, remark: str = "") -> Arrays | None:
@@ -314,7 +375,7 @@ class SelectionCore:
         parts.cooldown.note(round.rows, report.completed | spare, round.number)
         # Uses the replies, because an update is usable even if a column is missing, and a spare has not failed.
         parts.newcomer_quota.note(round.rows, completed | spare)
-        parts.participation.note(round.available, round.rows)
+        parts.participation.note(round.available, round.asked)
         parts.cold_starts.note(round.rows, outcome.results)
         parts.history.append(
             round=round.number,
@@ -344,6 +405,12 @@ class SelectionCore:
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
 
+    @property
+    def _simulated_s(self) -> float:
+        """Return the seconds of all finished rounds."""
+        last = self.parts.history.last
+        return 0.0 if last is None else last.simulated_s
+
     def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
         """Find new clients and register them; ask for their properties only if a part reads the answers."""
         parts, identities = self.parts, self._identities
@@ -360,15 +427,15 @@ class SelectionCore:
 
     def _available(self, connected: Collection[str], upcoming: int) -> ConnectedClients:
         """Return the clients available in the next round, including clients above ``max_participation``."""
-        roster, rounds = self.parts.roster, self.parts.history.rounds
+        roster = self.parts.roster
         present = roster.present(connected)
         # Must come before the checks, because a connected client is not absent, even if it is busy or in cool-down.
         roster.seen(present.rows, upcoming)
         here = present.only(self.parts.busy.eligible(present.nodes))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
-            seconds, ids = rounds[-1].simulated_s if rounds else 0.0, [roster.ids[row] for row in here.rows]
+            ids = [roster.ids[row] for row in here.rows]
             known, self._compared = () if self._compared else roster.ids, True
-            here = here.only(available(self._availability, ids, upcoming, seconds, known))
+            here = here.only(available(self._availability, ids, upcoming, self._simulated_s, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))

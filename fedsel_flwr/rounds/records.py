@@ -64,6 +64,10 @@ class ClientRecord:
         num_examples: Number of examples behind the update; 0 if unknown.
         timed_out: Whether no answer came before the timeout or the round's deadline.
         spare: Whether the round ended without this client because enough others were earlier (over-selection).
+        staleness: Steps of the server since the client got its model, 0 in synchronous rounds. The client got the model
+            after round - 1 - staleness.
+        arrived_s: Simulated seconds since the start at which the client's update or failure arrived; NaN in synchronous
+            rounds.
     """
 
     round: int
@@ -84,6 +88,8 @@ class ClientRecord:
     timed_out: bool = False
     first_s: float = math.nan
     spare: bool = False
+    staleness: int = 0
+    arrived_s: float = math.nan
 
     @property
     def problem_kinds(self) -> list[str]:

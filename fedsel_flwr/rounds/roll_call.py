@@ -230,6 +230,11 @@ class Probing(state_dicts.SavedFields):
         self._seconds = self._joules = 0.0
         self._asked = 0
 
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the probes since the last finished round."""
+        return self._seconds
+
     def question(self, here: ConnectedClients, model: Arrays | None = None) -> Question | None:
         """Return the selector's question to the eligible clients in ``here``; None if it asks nothing.
 

@@ -6,6 +6,7 @@ A round itself is never saved: checkpoints are written between rounds.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,10 @@ class Round:
         available: Rows of the available clients, including those above ``max_participation``, shape (n,).
         chosen: Row -> connection, by ascending row.
         reference: The global model that the clients receive; None if it cannot be decoded.
-        probe_faults: The faults of the answers to the round's probe.
+        probe_faults: The faults of the answers to the round's probes.
+        draws: Row -> how often the selector drew the client.
+        asked: Rows of the clients that were sent the model in this round, shape (n,). In a buffered round other clients
+            may arrive, which :attr:`chosen` then has.
         outcome: The outcome of the replies; None before they are collected.
     """
 
@@ -58,6 +62,8 @@ class Round:
     chosen: dict[int, str]
     reference: Arrays | None
     probe_faults: ProbeFaults = field(default_factory=ProbeFaults)
+    draws: dict[int, int] = field(default_factory=dict)
+    asked: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     outcome: Outcome | None = None
 
     @property
@@ -81,6 +87,8 @@ class Outcome:
         lacking: The reported columns that all usable replies lacked.
         left_out: Keys of metrics that the base does not get in this round, because a client has NaN or infinity there.
         as_sent: Whether each usable update has the structure of the arrays that its client received.
+        staleness: Connection -> steps of the server since the client got its model; empty in synchronous rounds.
+        arrived_s: Connection -> simulated seconds of its arrival; empty in synchronous rounds.
     """
 
     results: Mapping[str, ClientResult]
@@ -93,6 +101,8 @@ class Outcome:
     lacking: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
     as_sent: bool = True
+    staleness: Mapping[str, int] = field(default_factory=dict)
+    arrived_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def positions(self) -> IntArray:
@@ -234,7 +244,7 @@ class Reporter(state_dicts.SavedFields):
             One row for each chosen client. A client that lacks a required column counts as failed, and the log names
             it. Other columns are NaN for clients that did not report them. A selector that reads "spare" gets the
             values of spares. For any other selector spares have failed. If the selector reads "first", this column
-            marks the clients whose latency replaces a cold start. Rounds are synchronous, so every staleness is 0.
+            marks the clients whose latency replaces a cold start.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
@@ -264,6 +274,8 @@ class Reporter(state_dicts.SavedFields):
             columns["spare"] = spare
         if "first" in self._selector.needs:
             columns["first"] = np.array([result.first for result in results], dtype=np.bool_)
+        if outcome.staleness and "staleness" in self._selector.needs:
+            columns["staleness"] = np.array([outcome.staleness[node] for node in outcome.results], dtype=np.float64)
         columns |= scalars
         return RoundReport(clients=round.rows, completed=completed, latency=latency, **columns)
 
@@ -277,6 +289,8 @@ class Reporter(state_dicts.SavedFields):
                 client_id=self._roster.ids[row],
                 client=row,
                 kept=node in kept,
+                staleness=outcome.staleness.get(node, 0),
+                arrived_s=outcome.arrived_s.get(node, math.nan),
                 # Semicolons separate problems, so a client's own text must not add one.
                 problem="; ".join(
                     [one.replace(";", ",") for one in (*round.probe_faults.problems.get(row, ()), *result.problems)]

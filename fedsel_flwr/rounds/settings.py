@@ -40,6 +40,8 @@ CooldownSetting = bool | Literal["auto"]
 """Whether clients are excluded after failures; "auto" follows the selector's class."""
 CompareModels = bool | Literal["auto"]
 """Whether replies are held against the global model; "auto" follows the base strategy."""
+Weighting = Literal["examples", "uniform"]
+"""Weights of the updates in a buffered round."""
 Payload = Literal["model", "private", "own", "trees"]
 """Content of the replies that a base aggregates: models, models under differential privacy, arrays that the base itself
 defines, or boosted trees, which grow."""
@@ -129,6 +131,13 @@ class Options:
         max_latency: Latency, in seconds, of a client that failed or took longer. If None: the selector's
             ``max_latency`` if that is a number, else 60.
         min_completed: Smallest number of usable updates. With fewer, the global model does not change.
+        concurrency: Number of clients at work at the same time (C), a multiple of ``buffer``, for buffered rounds: a
+            round ends after ``buffer`` arrivals (B), and the other clients go on. Each arrival frees a place, and the
+            selector is called for B free clients. An update that the model has left tau rounds behind counts (1 +
+            tau)^(-1/2) times (FedBuff). If None: each round waits for all of its clients. On the virtual clock only.
+        buffer: Number of arrivals that end a buffered round, which must be ``clients_per_round``. If None: that.
+        max_staleness: Largest tau of an update that is used. If None: no limit.
+        weighting: Weights of the updates in a buffered round: "examples", or "uniform" as in FedBuff.
         min_available: Number of clients that must be connected before a round. If None: the larger of
             ``clients_per_round`` and the base's own minimum.
         wait_timeout: Seconds after which waiting for clients ends in an error.
@@ -226,6 +235,14 @@ class Options:
 
     max_latency: float | None = field(default=None, metadata=_rule(ABOVE_0))
     min_completed: int = field(default=1, metadata=_rule(_count, key="min_completed"))
+    concurrency: int | None = field(default=None, metadata=_rule(_count, key="concurrency", unset=0))
+    buffer: int | None = field(default=None, metadata=_rule(_count, key="buffer", unset=0))
+    max_staleness: int | None = field(
+        default=None, metadata=_rule(partial(_count, minimum=0), key="max_staleness", unset=-1)
+    )
+    weighting: Weighting = field(
+        default="examples", metadata=_rule(partial(one_of, allowed=get_args(Weighting)), key="weighting")
+    )
     min_available: int | None = field(default=None, metadata=_rule(_count))
     wait_timeout: float = field(default=600.0, metadata=_rule(AT_LEAST_0, key="wait_timeout_s"))
     channels: int | None = field(default=None, metadata=_rule(_count))
@@ -335,11 +352,13 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
             "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
+    buffered = _buffered(selector, given)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
-        "channels": given.channels or (None if m is None else over_selected(m, given.over_selection)),
+        "channels": given.channels or given.concurrency or (m and over_selected(m, given.over_selection)),
         "cooldown": selector.asks_failed_for_ever if given.cooldown == "auto" else given.cooldown,
-        "averaging": given.averaging or paper.get("averaging"),
+        **buffered,
+        "averaging": given.averaging or buffered.get("averaging") or paper.get("averaging"),
         "averaging_is_papers": not given.averaging and "averaging" in paper,
         "filter": given.filter or (Filter(score=paper["filter"]) if "filter" in paper else None),
         "payload": payload,
@@ -359,6 +378,44 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             high,
         )
     return settings
+
+
+def _buffered(selector: Selector, given: Options) -> dict[str, Any]:
+    """Return the options of buffered rounds, and refuse those that assume that a round waits for all of its clients."""
+    if given.concurrency is None:
+        if alone := [name for name in ("buffer", "max_staleness") if getattr(given, name) is not None]:
+            raise ParameterError(f"{alone[0]} is for buffered rounds. Set concurrency too, or leave it out")
+        if given.weighting != "examples":
+            raise ParameterError("weighting is for buffered rounds. Set concurrency too, or use averaging = 'mean'")
+        return {}
+    m, number = selector.clients_per_round, given.concurrency
+    if not selector.buffers or m is None:
+        raise ParameterError(
+            f"{selector.name} needs rounds that wait for all of their clients, so that concurrency cannot be used. "
+            "Leave concurrency out, or use another selector"
+        )
+    if given.buffer not in (None, m):
+        raise ParameterError(f"buffer = {given.buffer} must be clients_per_round = {m}. Leave buffer out")
+    if number % m:
+        raise ParameterError(f"concurrency = {number} must be a multiple of the {m} clients_per_round")
+    if given.channels is not None and given.channels < number:
+        raise ParameterError(
+            f"channels = {given.channels} must be at least concurrency = {number}, because clients at work do not wait "
+            "for a channel. Leave channels out"
+        )
+    for name in ("warmup_rounds", "over_selection", "round_deadline_s"):
+        if getattr(given, name):
+            raise ParameterError(
+                f"{name} belongs to rounds that wait for their clients, and cannot be combined with concurrency. "
+                "Leave one of them out"
+            )
+    if given.compare_models is False:
+        raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
+    if given.clock == "server":
+        raise ParameterError('concurrency needs clock = "virtual", which orders the arrivals. Leave concurrency out')
+    if given.weighting == "uniform" and given.averaging not in (None, "mean"):
+        raise ParameterError(f"weighting = 'uniform' contradicts averaging = {given.averaging!r}. Set one of them")
+    return {"buffer": m} | ({"averaging": "mean"} if given.weighting == "uniform" else {})
 
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:

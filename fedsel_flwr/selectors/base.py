@@ -53,6 +53,8 @@ class Selector(SavedState, ABC):
         may_exceed_clients_per_round: Whether a cohort may have more clients than ``clients_per_round``, and whether
             ``clients_per_round`` may be None. If False, a larger cohort is an error, because a larger cohort alone
             could win a comparison.
+        buffers: Whether the selector can be used in buffered rounds, in which a report has clients of earlier
+            selections (``concurrency`` of the strategies). False for an opening of its own.
         paper_options: Strategy options whose default comes from the paper, such as ``{"averaging": "mean"}``.
         over_selection: Extra clients asked, as a share of ``clients_per_round`` (:meth:`plan_rounds`).
         max_clients: Largest number of clients, for a method whose cost grows faster than their number. None sets no
@@ -76,6 +78,7 @@ class Selector(SavedState, ABC):
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
+    buffers: ClassVar[bool] = True
     paper_options: ClassVar[Mapping[str, str]] = {}
     citations: ClassVar[tuple[str, ...]] = ()
     """BibTeX entries of the selector's papers, which ``fedsel cite`` prints."""

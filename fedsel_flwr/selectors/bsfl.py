@@ -1,4 +1,4 @@
-"""BSFL: selects fast clients, but each client as often as its share of the data requires (Ben Ami et al.)."""
+"""BSFL: selects fast clients, and clients whose share of the rounds is below that of the data (Ben Ami et al.)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAST = 0.1
 
 
 class BSFL(Selector):
-    """Prefers fast clients, and still selects each client as often as its share of the data requires.
+    """Prefers fast clients, and clients whose share of the rounds is below their share of the data.
 
     The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization value
     (13). The generalization value of a client is positive while its share is below its target, and otherwise negative.

@@ -142,6 +142,7 @@ class FedCor(Selector):
     citations: ClassVar[tuple[str, ...]] = ("tang2022fedcor",)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
+    buffers: ClassVar[bool] = False
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0, "_size": -1.0,

@@ -82,6 +82,7 @@ class FedCS(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
     # The deadline alone decides the number of clients.
     may_exceed_clients_per_round: ClassVar[bool] = True
+    buffers: ClassVar[bool] = False
     client_state: ClassVar[dict[str, float | int]] = {
         "_latency": 0.0, "_measurements": 0, "_measured_in": 0, "_failures": 0,
     }  # fmt: skip

@@ -99,6 +99,7 @@ class GPFL(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
     # Round 1 asks all clients.
     may_exceed_clients_per_round: ClassVar[bool] = True
+    buffers: ClassVar[bool] = False
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # section II: the unweighted mean
     client_state: ClassVar[dict[str, float | int | bool]] = {
         "_plays": 0, "_projection": 0.0, "_observed": False, "_reward_sum": 0.0,

@@ -97,6 +97,7 @@ class PCZFL(Selector):
     asks_failed_for_ever: ClassVar[bool] = True
     # All clients in the warm-up, then as many as the front holds.
     may_exceed_clients_per_round: ClassVar[bool] = True
+    buffers: ClassVar[bool] = False
     client_state: ClassVar[dict[str, float]] = {"_accuracy": 0.0, "_energy_score": 0.0}
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {
         "_centre": (float, (2,)), "_radius": (float, ()), "_ball_plays": (int, ()), "_ball_mean": (float, (2,)),

@@ -341,5 +341,9 @@ class Aggregation(Table):
         """Return the strategy's options that this table sets, by their Python names."""
         named = {option.name: option for option in fields(Options) if option.metadata.get("key")}
         values = {name: getattr(self, option.metadata["key"]) for name, option in named.items()}
-        unset = {name for name, option in named.items() if option.default is None and not values[name]}
+        unset = {
+            name
+            for name, option in named.items()
+            if option.default is None and values[name] == option.metadata["unset"]
+        }
         return {"filter": Filter(score=self.filter) if self.filter else None, **values, **dict.fromkeys(unset)}

@@ -92,6 +92,12 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
     strategy.begin_metrics()
     core.collector.simulated = True
     core.begin_run()
+    if (flights := core.parts.flights) is not None:
+        flights.names = list(world.model.state_dict())
+        # A checkpoint has the clients at work and the models that they got, so they train once more.
+        for batch in flights.lost():
+            clients.model = batch.model
+            flights.receive(batch, *clients.train([*batch.chosen.values()], batch.step, core.asks))
     if done:
         # The run may have been interrupted between this round's checkpoint and its evaluation.
         ended(done)
@@ -100,7 +106,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
             break
         clients.model = model
         chosen = core.choose(clients.nodes, model, clients, number)
-        if chosen:
+        if chosen or core.at_work:
             replies, stack = clients.train(chosen, core.round, core.asks)
             outcome = core.collect(replies, stack)
             mean = aggregate(strategy.base, core.round, outcome) if outcome.enough else None

@@ -106,6 +106,11 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected at the end of the wait, the base chooses the clients itself, or
                 Flower's round does not follow the selector's.
         """
+        if self.core.parts.flights is not None:
+            raise RunError(
+                "concurrency cannot be used in the legacy API, whose server waits for every client. Use the strategies "
+                "of fedsel_flwr.strategies.message, or api = 'message' in a scenario"
+            )
         if not self._begin_round(parameters):
             return []
         clients = self._wait_for_free(wait_for_clients, client_manager)

@@ -69,7 +69,7 @@ class SelectorMachine(RuleBasedStateMachine):
         self.selector, self.twin = make(seed=3), make(seed=3)
         self.size, self.most, self.round = fleet_size(self.selector, FEWEST), fleet_size(self.selector, MOST), 0
         self.registered: frozenset[int] = frozenset()
-        # The choice that is not reported yet.
+        # The chosen clients that are not reported yet: those of the last choice, or in buffered rounds of several.
         self.chosen: IntArray | None = None
         self.saved: tuple[Any, ...] | None = None
 
@@ -103,15 +103,18 @@ class SelectorMachine(RuleBasedStateMachine):
         if answered:
             self._inform(request.clients, list(request.columns), seed)
 
-    @rule(clients=MASKS, seed=NUMBERS)
-    def select(self, clients: int, seed: int) -> None:
-        """Begin a round."""
-        available = self._clients_of(clients, seed)
+    @rule(clients=MASKS, seed=NUMBERS, buffered=st.booleans())
+    def select(self, clients: int, seed: int, buffered: bool = False) -> None:
+        """Begin a round; in a buffered one, clients of earlier choices may be at work."""
+        available, at_work = self._clients_of(clients, seed), np.zeros(0, dtype=np.int64)
+        if buffered and self.selector.buffers and self.chosen is not None:
+            at_work = self.chosen
+        available = available[~np.isin(available, at_work)]
         chosen = choose(self.selector, available)
         same = np.array_equal(chosen, self.twin.select(available))
         promise(same, "a loaded selector chooses as one that never stopped")
         self.registered |= set(available.tolist())
-        self.round, self.chosen = self.round + 1, chosen
+        self.round, self.chosen = self.round + 1, np.concatenate([at_work, chosen])
 
     @rule(clients=MASKS, completed=MASKS, seed=NUMBERS)
     def play(self, clients: int, completed: int, seed: int) -> None:
@@ -120,15 +123,19 @@ class SelectorMachine(RuleBasedStateMachine):
         self.observe(completed, seed)
 
     @precondition(lambda self: self.chosen is not None)
-    @rule(completed=MASKS, seed=NUMBERS)
-    def observe(self, completed: int, seed: int) -> None:
-        """Report the round without clients forgotten since. Some clients lack optional columns."""
-        rng = np.random.default_rng(seed)
-        clients = rng.permutation(np.asarray(self.chosen, dtype=np.int64))
+    @rule(completed=MASKS, seed=NUMBERS, arrived=MASKS)
+    def observe(self, completed: int, seed: int, arrived: int = -1) -> None:
+        """Report the round without clients forgotten since. Some clients lack optional columns.
+
+        In buffered rounds, only the clients in ``arrived`` are reported, and the others stay at work.
+        """
+        rng, chosen = np.random.default_rng(seed), np.asarray(self.chosen, dtype=np.int64)
+        here = np.array([not self.selector.buffers or bool(arrived >> int(k) % MOST & 1) for k in chosen], np.bool_)
+        clients = rng.permutation(chosen[here])
         done = np.array([completed >> int(k) % MOST & 1 for k in clients], dtype=np.bool_)
         report = report_for(self.selector, clients, done, rng, missing=0.3, spares=0.2)
         self._both(lambda selector: selector.observe(report))
-        self.chosen = None
+        self.chosen = None if here.all() else chosen[~here]
 
     @rule(clients=MASKS)
     def forget(self, clients: int) -> None:

@@ -76,10 +76,12 @@ class Run:
     selector: str = "bsfl"
     rounds: int = 30
     every: int = 1
+    concurrency: int = 0
 
     def play(self, folder: Path | None = None, progress: Path | None = None) -> tuple[Any, ...]:
         """What comes out: history, model, and the rounds that were told; a byte a round is added to ``progress``."""
-        scenario = smoke(self.rounds, aggregation__base=self.base, selector=self.selector)
+        scenario = smoke(self.rounds, aggregation__base=self.base, selector=self.selector,
+                         aggregation__concurrency=self.concurrency)  # fmt: skip
         told: list[str] = []
         file = None if progress is None else os.open(progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

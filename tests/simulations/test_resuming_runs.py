@@ -36,6 +36,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     ("run", "moments"),
     [
         (Run("fedadam", "fedcm-ts", rounds=10, every=4), 3),
+        (Run("fedadam", "bsfl", rounds=10, every=3, concurrency=9), 3),
+        pytest.param(Run("fedavg", "oort", every=4, concurrency=9), 20, marks=pytest.mark.slow),
         pytest.param(Run("fedavg", "bsfl"), 20, marks=pytest.mark.slow),
         pytest.param(Run("fedadam", "gpfl"), 20, marks=pytest.mark.slow),
         pytest.param(Run("fedadam", "fedcm-ts", every=4), 20, marks=pytest.mark.slow),

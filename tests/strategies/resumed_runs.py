@@ -41,7 +41,8 @@ class Run:
     base_options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.api}-{self.base}-{self.selector}"
+        buffered = "-buffered" if "concurrency" in self.options else ""
+        return f"{self.api}-{self.base}-{self.selector}{buffered}"
 
     def strategy(self, folder: Path | None, seen: Seen, resume: Any = True) -> Any:
         """A new strategy."""
@@ -156,6 +157,8 @@ def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested state as one level, arrays as bytes, so that it can be compared and sent to another process."""
     found: dict[str, Any] = {}
     for key, value in state.items():
+        if isinstance(value, list) and any(isinstance(one, dict | np.ndarray) for one in value):
+            value = {str(i): one for i, one in enumerate(value)}
         if isinstance(value, dict):
             found |= {f"{prefix}{key}": sorted(value), **flat(value, f"{prefix}{key}.")}
         else:

@@ -26,6 +26,7 @@ RUNS = [
     for api in APIS
     for base, selector in (("FedAvg", "bsfl"), ("FedAdam", "bsfl"), ("FedAdam", "fedcm-ts"))
 ]
+BUFFERED = Run("message", "FedAvg", "bsfl", options={"concurrency": 6})
 
 
 @pytest.fixture
@@ -65,7 +66,10 @@ def journal(run: Seen) -> str:
 
 @pytest.mark.parametrize(
     ("run", "moments"),
-    [*[(replace(run, rounds=12), 2) for run in RUNS[2:5:2]], *[pytest.param(run, 20, marks=SLOW) for run in RUNS]],
+    [
+        *[(replace(run, rounds=12), 2) for run in (*RUNS[2:5:2], BUFFERED)],
+        *[pytest.param(run, 20, marks=SLOW) for run in (*RUNS, BUFFERED)],
+    ],
     ids=str,
 )
 def test_killed_at_random_moments(zygote: Zygote, run: Run, moments: int, folder: Path) -> None:

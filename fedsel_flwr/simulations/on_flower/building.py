@@ -239,7 +239,9 @@ def make_strategy(
         # The same limit as for a round. On a busy machine a shorter wait would miss clients, and the run would not be
         # reproducible.
         "roll_call_timeout": scenario.aggregation.round_timeout_s,
-        "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, chosen["over_selection"]),
+        "channels": scenario.wireless.channels
+        or chosen["concurrency"]
+        or over_selected(scenario.clients_per_round, chosen["over_selection"]),
         "validation": world.validation(),
         "learning_rate": scenario.training.learning_rate,
         "availability": make_availability(scenario),

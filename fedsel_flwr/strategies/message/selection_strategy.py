@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
@@ -105,20 +106,35 @@ class SelectionStrategy(MessageRun):
         names, reference = self._named(arrays)
         self._names = tuple(names)
         transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
+        flights = self.core.parts.flights
+        if flights is not None:
+            flights.names = names
         chosen = self.core.choose(nodes, reference, transport, server_round)
-        if not chosen:
-            return []
-        shown = SnapshotGrid(grid, chosen, self.wait_timeout)
-        messages = configured(self.base, self.core.round - self._shown_from, arrays, config, shown, chosen)
-        self._skipped = not messages
-        if not messages:
-            self.core.skip()
-        self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
+        sent = {} if flights is None else self._sent_again(flights, config, grid)
+        if chosen:
+            shown = SnapshotGrid(grid, chosen, self.wait_timeout)
+            messages = configured(self.base, self.core.round - self._shown_from, arrays, config, shown, chosen)
+            self._skipped = not messages
+            if not messages:
+                self.core.skip()
+            sent |= messages
+        self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in sent.items()}
         if self._timed is not None and self.core.settings.ends_early:
             self._timed.early_end = EarlyEnd(
                 self.core.collector.waits_for(len(chosen)), self.core.settings.round_deadline_s
             )
         return list(self._dispatched.values())
+
+    def _sent_again(self, flights: Flights, config: ConfigRecord, grid: Grid) -> dict[str, Message]:
+        """Return the messages to clients that were at work at the time of a checkpoint, with the models of then."""
+        sent: dict[str, Message] = {}
+        for batch in flights.lost(before=self.core.round):
+            nodes = [node for node, busy in zip(batch.chosen.values(), batch.at_work, strict=True) if busy]
+            shown = SnapshotGrid(grid, nodes, self.wait_timeout)
+            number, model = batch.step - self._shown_from, self._encode(batch.model)
+            # A copy, because the base writes the number of the round into the config.
+            sent |= configured(self.base, number, model, ConfigRecord({**config}), shown, nodes)
+        return sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -129,7 +145,7 @@ class SelectionStrategy(MessageRun):
             RunError: The base needs more models, or Flower's simulation has lost its actors.
         """
         arrived = by_node(self._dispatched, replies)
-        if not self._dispatched:
+        if not self._dispatched and not self.core.in_round:
             # The round is in the history already. Flower calls a base that has configured nobody too.
             return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
         self._note_unanswered(self._dispatched, arrived)
@@ -215,6 +231,14 @@ class SelectionStrategy(MessageRun):
         reply = reply_of(self.base, message, self._model, observed, self.core.settings.keys, sent)
         fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
+
+    def _landed(self, arrived: Mapping[str, Message], outcome: Outcome) -> Mapping[str, Message]:
+        if self.core.parts.flights is None:
+            return arrived
+        self._at_work |= {node: (sent, arrived.get(node)) for node, sent in self._dispatched.items()}
+        landed = {node: self._at_work.pop(node) for node in outcome.results}
+        self._dispatched = {node: sent for node, (sent, _) in landed.items()}
+        return {node: reply for node, (_, reply) in landed.items() if reply is not None}
 
     def _base_result(
         self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]

@@ -118,6 +118,10 @@ class Translation(Protocol):
     def _read(self, arrived: Any) -> dict[str, Reply]:
         """Read the replies into plain types: connection -> reply, for each chosen client."""
 
+    def _landed(self, arrived: Any, outcome: Outcome) -> Any:
+        """Return the replies of the clients in the outcome, which in buffered rounds may be those of earlier rounds."""
+        return arrived
+
     def _base_result(self, arrived: Any, outcome: Outcome, faults: Mapping[str, str]) -> tuple[Any, Any]:
         """Let the base aggregate the kept replies; return its model and metrics.
 
@@ -207,6 +211,8 @@ class Adapter(RoundEnd, Translation):
             )
         if settings.filter is not None:
             bases.check_filter(self.base)
+        if settings.concurrency is not None:
+            bases.check_buffered(self.base)
         if settings.averaging not in (None, "fedpdp", "mean"):
             bases.check_is_average(self.base, str(settings.averaging))
         self.wait_timeout = settings.wait_timeout
@@ -228,6 +234,8 @@ class Adapter(RoundEnd, Translation):
         self._startup = Startup(self.wait_timeout)
         # Connection -> what it got in this round: a proxy (legacy API) or a message. The last attribute.
         self._dispatched: dict[str, Any] = {}
+        # In buffered rounds: connection -> what was sent to it, and its reply, which arrives later on the clock.
+        self._at_work: dict[str, tuple[Any, Any]] = {}
 
     @property
     def selector(self) -> Selector:
@@ -337,6 +345,7 @@ class Adapter(RoundEnd, Translation):
             bases.check_not_aggregated(self._models(arrived), reader)
         # The models are measured here, before the base, because a base may aggregate in place.
         outcome = core.collect(self._read(arrived))
+        arrived = self._landed(arrived, outcome)
         model, metrics = None, None
         if outcome.enough:
             if bases.clips(self.base) and core.reference is not None:

@@ -22,6 +22,8 @@ TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
 """Bases whose models grow from round to round."""
 TREE_LISTS = ("iteration_indptr", "tree_info", "trees")
 """Lists of an XGBoost model in JSON that bagging extends."""
+BUFFERED = ("FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
+"""Bases that may be used in buffered rounds."""
 NORM_BITS = {"DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit"}
 """Class of a base -> the one-bit metric that it counts over the replies."""
 
@@ -241,6 +243,16 @@ def check_filter(base: object) -> None:
     needed, why = min_models(base)
     if needed > 1:
         raise ParameterError(f"{why}: {needed}, but filter may keep a single one. Use f = 0, or no filter")
+
+
+def check_buffered(base: object) -> None:
+    """Refuse a base that may do other things with a result than add up the clients' updates."""
+    own = [type(one).__module__.split(".")[0] != "flwr" for one in layers(base)]
+    if own != [False] or type(base).__name__ not in BUFFERED:
+        raise ParameterError(
+            f"concurrency gives the base models that are moved to the current one, which {type(base).__name__} may "
+            f"not expect. Use Flower's {', '.join(BUFFERED)}, or leave concurrency out"
+        )
 
 
 def check_survivors(base: object, survivors: int, round: int) -> None:

@@ -1,0 +1,117 @@
+"""Buffered rounds in simulations: C = B is a synchronous run, both engines agree, and a resumed run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import names
+from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.simulations.cut_off_runs import cut_off, parts
+from tests.simulations.inprocess import in_process
+
+pytestmark = pytest.mark.timeout(120)
+BUFFERED = sorted(name for name in names() if selector_class(name).buffers)
+MANY = {"num_clients": 24, "clients_per_round": 3, "aggregation.concurrency": 12, "rounds": 20}
+
+
+def run(way: str = "vectorized", **keys: Any) -> RunResult:
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    api = {} if way == "vectorized" else {"api": way}
+    return simulate(load_scenario("smoke", given | api), engine="vectorized" if way == "vectorized" else "ray")
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+
+
+def test_the_selectors_that_need_whole_rounds() -> None:
+    assert sorted({*names()} - {*BUFFERED}) == ["fedcor", "fedcs", "gpfl", "pczfl"]
+
+
+@pytest.mark.parametrize("selector", BUFFERED)
+def test_as_many_at_work_as_arrive_is_a_synchronous_run(selector: str) -> None:
+    """The same choices and models bit for bit, with failures, absences and probes; the times may differ by rounding."""
+    keys = {
+        "selector": selector, "rounds": 6, "clients.failure_probability": 0.1, "availability.kind": "bernoulli",
+        "availability.probability": 0.8,
+    }  # fmt: skip
+    plain, buffered = run(**keys), run(**keys, aggregation__concurrency=3)
+    assert [array.tobytes() for array in plain.arrays] == [array.tobytes() for array in buffered.arrays]
+    for one, other in zip(plain.history.clients, buffered.history.clients, strict=True):
+        assert (one.round, one.client, one.latency_s, one.problem) == (
+            other.round, other.client, other.latency_s, other.problem,
+        )  # fmt: skip
+        assert other.staleness == 0
+    for one_round, other_round in zip(plain.history.rounds, buffered.history.rounds, strict=True):
+        assert one_round.simulated_s == pytest.approx(other_round.simulated_s, abs=1e-9)
+        assert (one_round.num_available, one_round.probe_s) == (other_round.num_available, other_round.probe_s)
+
+
+@pytest.mark.parametrize("selector", ["bsfl", "pisces", "power-of-choice"])
+def test_both_engines_take_the_same_steps(selector: str, without_ray: None) -> None:
+    """20 steps, of whose updates more than 30 % are stale, and some fail."""
+    keys = MANY | {"selector": selector, "clients.failure_probability": 0.2}
+    one, other = run(**keys), run("message", **keys)
+    exact = ("round", "client_id", "completed", "staleness", "latency_s", "arrived_s", "energy_j")
+    for mine, theirs in zip(one.history.clients, other.history.clients, strict=True):
+        assert [getattr(mine, key) for key in exact] == [getattr(theirs, key) for key in exact]
+    assert np.mean([row.staleness > 0 for row in one.history.clients]) > 0.3
+    assert not all(row.completed for row in one.history.clients)
+    assert [row.simulated_s for row in one.history.rounds] == [row.simulated_s for row in other.history.rounds]
+    assert max(np.abs(a - b).max() for a, b in zip(one.arrays, other.arrays, strict=True)) <= 1e-4
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedadam"])
+def test_a_resumed_run_is_the_uninterrupted_one(base: str, tmp_path: Path) -> None:
+    scenario = load_scenario("smoke", MANY | {"engine": "vectorized", "aggregation.base": base, "selector": "oort"})
+    cut_off(scenario, 7, checkpoint_dir=tmp_path)
+    rest = simulate(scenario, checkpoint_dir=tmp_path, resume="must")
+    assert parts(rest) == parts(simulate(scenario))
+
+
+def test_fewer_clients_than_places() -> None:
+    history = run(**MANY | {"num_clients": 5}).history
+    assert [record.num_selected for record in history.rounds] == [3] * 20
+    assert max(row.staleness for row in history.clients) >= 1
+
+
+def test_when_everybody_fails_every_step_ends() -> None:
+    history = run(**MANY | {"clients.failure_probability": 1.0, "rounds": 5}).history
+    assert [(record.num_completed, record.num_failed) for record in history.rounds] == [(0, 3)] * 5
+    assert [record.simulated_s for record in history.rounds] == sorted(record.simulated_s for record in history.rounds)
+
+
+def test_stale_updates_count_for_less_with_adam_too() -> None:
+    """Slowly: without the damping, or with more clients at work, another model results."""
+    found = [run(**MANY | {"aggregation.base": "fedadam"} | own) for own in ({}, {"aggregation.concurrency": 6})]
+    assert any((a != b).any() for a, b in zip(found[0].arrays, found[1].arrays, strict=True))
+    assert all(np.isfinite(array).all() for array in found[0].arrays)
+
+
+def test_the_legacy_api_refuses_buffered_rounds(without_ray: None) -> None:
+    with pytest.raises(RunError, match=r"legacy API.*api = 'message'"):
+        run("legacy", **MANY)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"wireless.channels": 4}, "channels = 4"),
+        ({"selector": "fedcs"}, "fedcs needs rounds that wait"),
+        ({"aggregation.warmup_rounds": 2}, "warmup_rounds"),
+        ({"aggregation.concurrency": 13}, "multiple of the 3"),
+    ],
+)
+def test_scenarios_that_cannot_be_buffered(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        run(**MANY | keys)
