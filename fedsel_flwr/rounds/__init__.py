@@ -12,6 +12,7 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``roster``        connections, client ids and the selector's rows; selector parameters by client id
 ``eligibility``   busy connections, cool-down, availability, quota for new clients, cap on participation
 ``round``         one round: its cohort, outcome and wall times, the selector's report and the history's records
+``flights``       buffered rounds: the clients at work, and the arrivals of a round
 ``collecting``    reads all replies, replaces first times, finds stragglers, measures models, decides the averaging
 ``replies``       reads one reply: the update, the metrics and the latency
 ``reply_checks``  the columns and the structure that the replies of a round must have

@@ -326,7 +326,8 @@ class SelectionCore:
         outcome = self.collector.collect(round, arrivals.replies, models)
         if arrivals.replies:
             # The history adds the seconds of probes, which delay only the clients that were selected after them.
-            seconds = arrivals.end_s - self._simulated_s - self.parts.probing.seconds
+            # On the server's clock, a reply may have arrived while the server was evaluating.
+            seconds = max(arrivals.end_s, self._simulated_s) - self._simulated_s - self.parts.probing.seconds
             outcome = replace(outcome, round_s=seconds, staleness=arrivals.staleness, arrived_s=arrivals.arrived_s)
         return flights.damped(outcome, round.reference or [])
 

@@ -102,6 +102,16 @@ class Flights:
         return sum(int(batch.at_work.sum()) for batch in self._batches)
 
     @property
+    def nodes(self) -> frozenset[str]:
+        """Return the connections of the clients at work."""
+        return frozenset(
+            node
+            for batch in self._batches
+            for node, busy in zip(batch.chosen.values(), batch.at_work, strict=True)
+            if busy
+        )
+
+    @property
     def calls(self) -> int:
         """Return how often the selector is called in the next step, for one buffer each."""
         return (self._concurrency - self.at_work) // self._buffer
@@ -143,6 +153,16 @@ class Flights:
         unknown = [batch for batch in self._batches if len(batch.arrival_s) < len(batch.at_work)]
         return [batch for batch in unknown if before is None or batch.step < before]
 
+    def receive_arrived(self, replies: Mapping[str, Reply]) -> None:
+        """Note the replies that have arrived on the server's clock; all other clients are still at work."""
+        for batch in self._batches:
+            if not len(batch.arrival_s):
+                batch.arrival_s = np.full(len(batch.at_work), np.inf)
+            for i, (row, node) in enumerate(batch.chosen.items()):
+                if batch.at_work[i] and node in replies:
+                    batch.replies[row] = replies[node]
+                    batch.arrival_s[i] = batch.sent_s[i] + (replies[node].observed_s or 0.0)
+
     def receive(self, batch: Batch, replies: Mapping[str, Reply], stack: ModelStack | None) -> None:
         """Note the replies to the model of a batch, and when each arrives: a failure at ``max_latency``.
 
@@ -173,12 +193,16 @@ class Flights:
             replies: Connection -> reply, for every client that was just sent a model.
             stack: The models of these clients, by ascending row; None if the replies have them.
         """
-        for batch in self.lost():
-            self.receive(batch, replies, stack)
+        if self._settings.clock == "server":
+            self.receive_arrived(replies)
+        else:
+            for batch in self.lost():
+                self.receive(batch, replies, stack)
         waiting = [
             (float(batch.arrival_s[i]), row, batch, int(i))
             for batch in self._batches
             for row, i in zip(batch.rows[batch.at_work].tolist(), np.flatnonzero(batch.at_work), strict=True)
+            if row in batch.replies
         ]
         # Of arrivals at the same time, the lower rows count as earlier.
         first = sorted(waiting, key=lambda one: one[:2])[: self._buffer]
@@ -251,7 +275,9 @@ class Flights:
         step = state_dicts.whole_number("step", state["step"])
         if not isinstance(state["batches"], list):
             raise StateError(f"batches must be a list, got {state['batches']!r:.80}")
-        self._batches, self.step = [_batch(one) for one in state["batches"]], step
+        batches = [_batch(one) for one in state["batches"]]
+        # A deployment never gets the replies to an earlier run. Its clients are free, and may be asked again.
+        self._batches, self.step = ([] if self._settings.clock == "server" else batches), step
 
 
 @dataclass

@@ -134,7 +134,7 @@ class Options:
         concurrency: Number of clients at work at the same time (C), a multiple of ``buffer``, for buffered rounds: a
             round ends after ``buffer`` arrivals (B), and the other clients go on. Each arrival frees a place, and the
             selector is called for B free clients. An update that the model has left tau rounds behind counts (1 +
-            tau)^(-1/2) times (FedBuff). If None: each round waits for all of its clients. On the virtual clock only.
+            tau)^(-1/2) times (FedBuff). If None: each round waits for all of its clients.
         buffer: Number of arrivals that end a buffered round, which must be ``clients_per_round``. If None: that.
         max_staleness: Largest tau of an update that is used. If None: no limit.
         weighting: Weights of the updates in a buffered round: "examples", or "uniform" as in FedBuff.
@@ -287,7 +287,7 @@ class Options:
         """Check every value."""
         for one in fields(Options):
             value, check = getattr(self, one.name), one.metadata.get("check")
-            if check is not None and (value is not None or one.default is not None):
+            if check is not None and not (value is None and "None" in str(one.type)):
                 object.__setattr__(self, one.name, check(one.name, value))
         if self.checkpoint_dir is None and self.resume:
             raise ParameterError(
@@ -411,8 +411,6 @@ def _buffered(selector: Selector, given: Options) -> dict[str, Any]:
             )
     if given.compare_models is False:
         raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
-    if given.clock == "server":
-        raise ParameterError('concurrency needs clock = "virtual", which orders the arrivals. Leave concurrency out')
     if given.weighting == "uniform" and given.averaging not in (None, "mean"):
         raise ParameterError(f"weighting = 'uniform' contradicts averaging = {given.averaging!r}. Set one of them")
     return {"buffer": m} | ({"averaging": "mean"} if given.weighting == "uniform" else {})

@@ -242,7 +242,6 @@ def test_a_saved_core_knows_who_is_at_work() -> None:
         ("random", {"concurrency": 4, "warmup_rounds": 1}, "warmup_rounds"),
         ("random", {"concurrency": 4, "over_selection": 0.5}, "over_selection"),
         ("random", {"concurrency": 4, "round_deadline_s": 5.0}, "round_deadline_s"),
-        ("random", {"concurrency": 4, "clock": "server"}, "clock"),
         ("random", {"concurrency": 4, "compare_models": False}, "compare_models"),
         ("fedcs", {"concurrency": 4}, "fedcs needs rounds that wait"),
         ("pczfl", {"concurrency": 4}, "pczfl needs rounds that wait"),

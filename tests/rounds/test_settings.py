@@ -84,3 +84,9 @@ def test_the_selector_is_told_of_the_strategys_rounds_in_a_call() -> None:
     assert told == [{"over_selection": 0.5, "warmup_rounds": 3}]
     # the core writes nothing onto the selector itself
     assert (strategy.selector.over_selection, strategy.selector.common_warmup) == (0.0, 0)
+
+
+def test_none_is_no_limit_where_the_help_says_so() -> None:
+    assert resolve_settings(Random(clients_per_round=1), busy_timeout=None).busy_timeout is None
+    with pytest.raises(ParameterError, match="wait_timeout must be a finite number"):
+        resolve_settings(Random(clients_per_round=1), wait_timeout=None)

@@ -119,6 +119,8 @@ class SelectionStrategy(MessageRun):
                 self.core.skip()
             sent |= messages
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in sent.items()}
+        if self._timed is not None and flights is not None:
+            self._timed.buffer, self._timed.patience_s = self.core.settings.buffer, self.core.settings.max_latency
         if self._timed is not None and self.core.settings.ends_early:
             self._timed.early_end = EarlyEnd(
                 self.core.collector.waits_for(len(chosen)), self.core.settings.round_deadline_s
@@ -144,11 +146,12 @@ class SelectionStrategy(MessageRun):
         Raises:
             RunError: The base needs more models, or Flower's simulation has lost its actors.
         """
-        arrived = by_node(self._dispatched, replies)
+        arrived = by_node({node: sent for node, (sent, _) in self._at_work.items()} | self._dispatched, replies)
         if not self._dispatched and not self.core.in_round:
             # The round is in the history already. Flower calls a base that has configured nobody too.
             return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
-        self._note_unanswered(self._dispatched, arrived)
+        if self.core.parts.flights is None or self._timed is None:
+            self._note_unanswered(self._dispatched, arrived)
         arrays, metrics = self._aggregate(arrived)
         self._dispatched = {}
         self._record_metrics("train_metrics_clientapp", self.core.round, metrics)
@@ -169,6 +172,8 @@ class SelectionStrategy(MessageRun):
         needed = max(self.min_available, bases.min_available(self.base, "min_available_nodes", "min_evaluate_nodes"))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
+        if (flights := self.core.parts.flights) is not None:
+            free = [node for node in free if node not in flights.nodes]
         shown = SnapshotGrid(grid, free, self.wait_timeout)
         with taking_all(self.base, dict.fromkeys(("min_evaluate_nodes", "min_available_nodes"), len(free))):
             number = self.core.numbering.absolute(server_round) - self._shown_from
@@ -215,19 +220,22 @@ class SelectionStrategy(MessageRun):
         return [message.content.array_records for message in arrived.values() if message.has_content()]
 
     def _read(self, arrived: Mapping[str, Message]) -> dict[str, Reply]:
-        sent = self._sent
-        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in self._dispatched}
+        sent, nodes = self._sent, list(self._dispatched)
+        if self._timed is not None and self.core.parts.flights is not None:
+            # Those of earlier rounds too; the others of this round are at work.
+            nodes = [arrival.node for arrival in self._timed.arrivals]
+        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in nodes}
 
     def _reply(self, node: str, message: Message | None, sent: RecordDict | None) -> Reply:
         """Return a node's reply, or the reason why it is missing, in plain types."""
         timed = self._timed
         observed = timed.elapsed_s.get(node) if timed is not None else None
         if message is None and node in self._rejected:
-            return Reply(error=NOT_REACHED)
+            return Reply(error=NOT_REACHED, observed_s=observed)
         if message is None and timed is not None and timed.straggler_reply is not None:
             return timed.straggler_reply
         if message is None:
-            return Reply(error=no_answer(self._timeout), timed_out=True)
+            return Reply(error=no_answer(self._timeout), timed_out=True, observed_s=observed)
         reply = reply_of(self.base, message, self._model, observed, self.core.settings.keys, sent)
         fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply
@@ -235,7 +243,8 @@ class SelectionStrategy(MessageRun):
     def _landed(self, arrived: Mapping[str, Message], outcome: Outcome) -> Mapping[str, Message]:
         if self.core.parts.flights is None:
             return arrived
-        self._at_work |= {node: (sent, arrived.get(node)) for node, sent in self._dispatched.items()}
+        self._at_work |= {node: (sent, None) for node, sent in self._dispatched.items()}
+        self._at_work |= {node: (self._at_work[node][0], reply) for node, reply in arrived.items()}
         landed = {node: self._at_work.pop(node) for node in outcome.results}
         self._dispatched = {node: sent for node, (sent, _) in landed.items()}
         return {node: reply for node, (_, reply) in landed.items() if reply is not None}

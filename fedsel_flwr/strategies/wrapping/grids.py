@@ -217,6 +217,21 @@ class EarlyEnd:
         return None
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A reply that has arrived in a buffered round, or the end of the wait for it.
+
+    Attributes:
+        node: The node.
+        seconds: Seconds since the message was sent.
+        reply: The reply; None if none came in time, or the SuperLink did not accept the message.
+    """
+
+    node: str
+    seconds: float
+    reply: Message | None
+
+
 class TimedGrid(_GridWrapper):
     """Grid that times each node's round trip; polls four times a second, a slow SuperLink less often.
 
@@ -226,6 +241,10 @@ class TimedGrid(_GridWrapper):
     Attributes:
         late: Fetches replies that are too late for earlier rounds, with a request every few seconds; None fetches none.
         poll_s: Shortest pause between two requests for replies, seconds.
+        buffer: Number of arrivals that end the next :meth:`send_and_receive`, which then resets it; other replies stay
+            for later calls. None waits for all replies to the messages of the call.
+        patience_s: In a call with ``buffer``, seconds after which a message has no reply.
+        arrivals: The arrivals of the last call with ``buffer``.
         early_end: Condition that ends the next :meth:`send_and_receive` early, which then resets it; None waits for
             all.
         straggler_reply: The reply that stands for missing ones of the last call; None if the call waited for all.
@@ -238,6 +257,13 @@ class TimedGrid(_GridWrapper):
         super().__init__(grid)
         self.late: LateReplies | None = None
         self.poll_s = POLL_S
+        self.buffer: int | None = None
+        self.patience_s = 0.0
+        self.arrivals: list[Arrival] = []
+        # Message id -> the message and the time when it was sent; and the arrivals that no call has returned yet.
+        self._at_work: dict[str, tuple[Message, float]] = {}
+        self._further: list[Arrival] = []
+        self._requests = ReplyRequests(grid.pull_messages)
         self.early_end: EarlyEnd | None = None
         self.straggler_reply: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
@@ -246,6 +272,10 @@ class TimedGrid(_GridWrapper):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send all messages at once, and collect the replies until all have arrived or the timeout is over."""
         sent = list(messages)
+        if (number := self.buffer) is not None:
+            # For one round only, because the evaluation that follows waits for all nodes.
+            self.buffer = None
+            return self._take(sent, number)
         start = time.monotonic()
         pushed = list(self._grid.push_messages(sent))
         pending = accepted(pushed)
@@ -288,6 +318,34 @@ class TimedGrid(_GridWrapper):
             self.late.owe(message for message in sent if message.metadata.message_id in pending)
             self.late.take_over(requests)
         return replies
+
+    def _take(self, sent: Sequence[Message], number: int) -> list[Message]:
+        """Send messages, and return the replies of the next ``number`` arrivals, to earlier messages too."""
+        now = time.monotonic()
+        refused = rejected(sent, list(self._grid.push_messages(sent)))
+        self.rejected = frozenset(str(message.metadata.dst_node_id) for message in refused)
+        self._further += [Arrival(node, 0.0, None) for node in sorted(self.rejected)]
+        self._at_work |= {one.metadata.message_id: (one, now) for one in sent if one not in refused}
+        while len(self._further) < number and self._at_work:
+            arrived = self._requests.fetch(self._at_work, LONGEST_POLL_S)
+            now = time.monotonic()
+            for reply in arrived or ():
+                # Another request may have brought it already.
+                if (own := self._at_work.pop(reply.metadata.reply_to_message_id, None)) is not None:
+                    self._further.append(Arrival(str(own[0].metadata.dst_node_id), now - own[1], reply))
+            for key, (message, since) in list(self._at_work.items()):
+                if now - since >= self.patience_s:
+                    del self._at_work[key]
+                    self._further.append(Arrival(str(message.metadata.dst_node_id), now - since, None))
+                    if self.late is not None:
+                        self.late.owe([message])
+            if self.late is not None:
+                self.late.fetch_if_due()
+            if arrived is not None and len(self._further) < number:
+                time.sleep(self.poll_s)
+        self.arrivals, self._further = self._further[:number], self._further[number:]
+        self.elapsed_s = {one.node: one.seconds for one in self.arrivals}
+        return [one.reply for one in self.arrivals if one.reply is not None]
 
 
 class SnapshotGrid(_GridWrapper):
