@@ -231,6 +231,8 @@ class StrategyHarness:
         if self.build() is first:
             raise ParameterError("make_strategy returned the same strategy twice. Build a new one at each call")
         self.legacy = hasattr(first, "configure_fit")
+        # Whether clients of earlier rounds may be at work.
+        self.buffered = first.core.parts.flights is not None
         settings = first.core.settings
         if settings.payload == "trees":
             raise ParameterError(

@@ -396,6 +396,31 @@ def _left_out(check: str) -> None:
     )
 
 
+def check_buffered_rounds(harness: StrategyHarness) -> None:
+    """Check that buffered rounds ask only clients that are not at work, and use each answer once.
+
+    The history has the answers of the earlier rounds too, with the number of rounds since each was asked.
+    """
+    run, core = harness.full_run, harness.full_run.strategy.core
+    sent: dict[str, int] = {}
+    for number, choice in enumerate(run.choices(), 1):
+        again = sorted({*choice} & sent.keys())
+        promise(not again, f"clients at work are not asked; in round {number} clients {again} were")
+        sent |= dict.fromkeys(choice, number)
+        promise(
+            len(sent) <= core.settings.concurrency,
+            f"at most {core.settings.concurrency} clients are at work; in round {number} {len(sent)} were",
+        )
+        for row in (row for row in run.strategy.history.clients if row.round == number):
+            asked = sent.pop(row.client_id, None)
+            promise(
+                asked is not None and row.staleness == number - asked,
+                f"an answer counts once, with its staleness; in round {number} client {row.client_id} was asked in "
+                f"round {asked}, and has the staleness {row.staleness}",
+            )
+    promise(len(sent) == core.at_work, f"{len(sent)} clients are still at work, not {core.at_work}")
+
+
 STRATEGY_CHECKS: tuple[Callable[[StrategyHarness], None], ...] = (
     check_columns_are_reported,
     check_no_client_breaks_a_round,
@@ -419,6 +444,12 @@ STRATEGY_CHECKS: tuple[Callable[[StrategyHarness], None], ...] = (
     check_save_and_load,
 )
 """All checks in the order of running. Later checks rely on earlier ones."""
+WHOLE_ROUNDS = (
+    check_cohort_size, check_history, check_identity, check_failures_are_named, check_base_gets_kept_updates,
+    check_base_gets_failures, check_save_and_load,
+)  # fmt: skip
+"""Checks of rounds that wait for all of their clients. In buffered rounds, :func:`check_buffered_rounds` replaces them.
+"""
 
 
 def check_strategy(
@@ -433,7 +464,8 @@ def check_strategy(
 
     It needs Flower, but neither Ray nor torch. It takes a second or two, and five with fifty clients a round. So set a
     small ``clients_per_round``. Clients have the ids 0, 1, 2, ... and train by adding random numbers to the received
-    model. On the server's clock the two checks that compare choices are left out with a warning.
+    model. On the server's clock the two checks that compare choices are left out with a warning. With ``concurrency``,
+    one check of buffered rounds replaces those of rounds that wait for all of their clients.
 
     Args:
         make_strategy: Returns a new strategy at each call, with a seed, in either of Flower's APIs. This is a
@@ -455,5 +487,6 @@ def check_strategy(
     >>> check_strategy(lambda: CSUCB(clients_per_round=3, max_latency=5.0, seed=1), arrays=[np.zeros((3, 2))])
     """
     harness = StrategyHarness(make_strategy, arrays, num_clients, metrics, reported)
-    for check in STRATEGY_CHECKS:
+    own = [check for check in STRATEGY_CHECKS if not harness.buffered or check not in WHOLE_ROUNDS]
+    for check in own + [check_buffered_rounds] * harness.buffered:
         check(harness)

@@ -14,11 +14,13 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import MetricKeys, message
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.harness import StrategyHarness
+from fedsel_flwr.testing.strategy_conformance import check_buffered_rounds
 from tests.testing.broken_strategies import BROKEN, Break
 from tests.testing.strategies_under_test import (
     APIS,
@@ -97,10 +99,27 @@ def test_every_other_promise_is_kept() -> None:
         ("legacy", {"availability": offline}),
         ("legacy", {"max_clients": 9, "evict_after": 1}),
         ("message", {"warmup_rounds": 4}),
+        ("message", {"concurrency": 2 * FEW}),
     ],
 )
 def test_options_break_no_promise(api: str, options: dict[str, Any]) -> None:
     check_strategy(partial(wrapped, api, "random", "FedAvg", **options), ARRAYS)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "promise"),
+    [
+        ("free", lambda self, rows, chosen: np.ones(len(rows), dtype=np.bool_), "clients at work are not asked"),
+        ("calls", property(lambda self: 9), "at most 8 clients are at work"),
+    ],
+)
+def test_broken_buffered_rounds_are_noticed(
+    name: str, broken: Any, promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flights, name, broken)
+    harness = StrategyHarness(partial(wrapped, "message", "random", "FedAvg", concurrency=2 * FEW), ARRAYS)
+    with pytest.raises(AssertionError, match=promise):
+        check_buffered_rounds(harness)
 
 
 @pytest.mark.parametrize("api", APIS)
