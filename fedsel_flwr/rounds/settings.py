@@ -131,12 +131,12 @@ class Options:
         max_latency: Latency, in seconds, of a client that failed or took longer. If None: the selector's
             ``max_latency`` if that is a number, else 60.
         min_completed: Smallest number of usable updates. With fewer, the global model does not change.
-        concurrency: Number of clients at work at the same time (C), a multiple of ``buffer``, for buffered rounds: a
-            round ends after ``buffer`` arrivals (B), and the other clients go on. Each arrival frees a place, and the
-            selector is called for B free clients. An update that the model has left tau rounds behind counts (1 +
-            tau)^(-1/2) times (FedBuff). If None: each round waits for all of its clients.
+        concurrency: Number of clients at work at the same time, in buffered rounds. It is a multiple of ``buffer``. A
+            round ends after ``buffer`` arrivals, and the other clients continue. The selector is then called for as
+            many free clients. An update that misses tau rounds counts (1 + tau)^(-1/2) times (FedBuff). If None: each
+            round waits for all of its clients.
         buffer: Number of arrivals that end a buffered round, which must be ``clients_per_round``. If None: that.
-        max_staleness: Largest tau of an update that is used. If None: no limit.
+        max_staleness: Largest number of rounds that an update may miss. If None: no limit.
         weighting: Weights of the updates in a buffered round: "examples", or "uniform" as in FedBuff.
         min_available: Number of clients that must be connected before a round. If None: the larger of
             ``clients_per_round`` and the base's own minimum.

@@ -54,6 +54,7 @@ def another(key: str, kind: Any, value: Any) -> Any:
         known = {
             "selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist",
             "aggregation.averaging": "mean", "aggregation.cooldown": True, "aggregation.missing_columns": "random",
+            "aggregation.weighting": "uniform",
         }  # fmt: skip
         return known.get(key, "elsewhere")
     if isinstance(value, bool):

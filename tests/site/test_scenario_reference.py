@@ -106,7 +106,7 @@ def refusal(name: str, value: Any) -> str:
 
 @pytest.mark.parametrize("key", BOUNDED, ids=lambda key: key.name)
 def test_the_code_enforces_the_range_of_a_key(key: Key) -> None:
-    limits, none = re.split("[,;] or ", key.range)[0], re.search(r"`([\d.]+)` for none", key.range)
+    limits, none = re.split("[,;] or ", key.range)[0], re.search(r"`(-?[\d.]+)` for none", key.range)
     credits, several = key.name == "selectors.tifl.credits", key.range.startswith("list")
     whole = "whole" in limits or credits
     tried = [(value, ok) for value, ok in probes(limits, whole) if not none or value != float(none[1])]

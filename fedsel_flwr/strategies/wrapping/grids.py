@@ -263,7 +263,7 @@ class TimedGrid(_GridWrapper):
         # Message id -> the message and the time when it was sent; and the arrivals that no call has returned yet.
         self._at_work: dict[str, tuple[Message, float]] = {}
         self._further: list[Arrival] = []
-        self._requests = ReplyRequests(grid.pull_messages)
+        self._requests = ReplyRequests(lambda message_ids: self._grid.pull_messages(message_ids))
         self.early_end: EarlyEnd | None = None
         self.straggler_reply: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
