@@ -42,8 +42,8 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
 
-RUNNING_STATISTICS = ("running_mean", "running_var")
-"""Ends of the names of arrays that a batch normalization measures."""
+RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Ends of the names of arrays that a batch normalization measures. An average turns its integers into floats."""
 
 
 @dataclass(kw_only=True)
@@ -333,7 +333,7 @@ def moved(model: Arrays, *, old: Arrays, new: Arrays, own: Sequence[bool], share
     [array([6.])]
     """
     return [
-        array if stays else np.asarray(here + share * (array - there), dtype=array.dtype)
+        array if stays or array.dtype.kind != "f" else np.asarray(here + share * (array - there), dtype=array.dtype)
         for array, there, here, stays in zip(model, old, new, own, strict=True)
     ]
 

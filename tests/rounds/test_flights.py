@@ -100,6 +100,18 @@ def test_uniform_weights_are_those_of_the_paper() -> None:
     assert new[0] == pytest.approx([2.0, -2.0])
 
 
+def test_integers_that_an_average_made_floats_stay_the_clients_own() -> None:
+    """After step 1 the global counter of batches is a float; b, one step late, reports 9 as an integer."""
+    core, start = core_of(InTurn(1), concurrency=2, max_latency=9.0), model(0.0)
+    step(core, start, {"a": of(model(1.0, 1.0, 4), 1), "b": of(model(1.0, 1.0, 9), 1.5)}, ["a", "b"])
+    averaged = [*model(1.0)[:2], np.array(4.0)]
+    chosen = core.choose(["a", "b"], averaged, Written(facts("a", "b")))
+    outcome = core.collect({node: of(model(1.0), 5.0) for node in chosen})
+    ((weight, _, batches),) = outcome.models.as_list()
+    assert float(batches) == 9.0
+    assert weight == pytest.approx([1 + 1 / math.sqrt(2), -1 - 1 / math.sqrt(2)])
+
+
 CODES = json.loads(Path(__file__).with_name("fedbuff_public_codes.json").read_text())
 
 
