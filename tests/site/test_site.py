@@ -128,7 +128,11 @@ def test_names_in_tables_of_selectors_lead_to_the_gallery(site: Path, name: str)
     text = (site / f"{name}.html").read_text("utf-8").partition('<article role="main"')[2].partition("</article>")[0]
     link = r'<a class="reference internal" href="{}gallery/([a-z-]+)\.html"><span class="doc">\1</span></a>'
     linked = set(re.findall(link.format("../" * name.count("/")), text))
-    assert {one.stem for one in (site / "gallery").glob("*.html")} - linked <= {"index"}
+    selectors = {one.stem for one in (site / "gallery").glob("*.html")} - {"index"}
+    if name == "results/selectors":  # the rows of a date: a new selector has none yet
+        selectors = {one for one in selectors if f">{one}<" in text}
+    assert len(selectors) > 15
+    assert selectors <= linked
 
 
 def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
