@@ -61,23 +61,3 @@ def test_an_exception_an_impostor_and_killed_server_apps(fleet: Fleet) -> None:
         assert [one["num_completed"] for one in rounds] == [3, 4, 4]
         assert all(set(one["ids"]) == set(NODES) for one in rounds)
         check_statistics(rounds)
-
-
-def test_buffered_rounds_go_on_while_a_node_works_and_after_a_killed_server(fleet: Fleet) -> None:
-    """Three nodes are quick, n3 takes 20 s: the rounds do not wait, and its update counts with its staleness."""
-    fleet.order("n3", sleep=20.0)
-    run = fleet.run("message", rounds=30, clients_per_round=1, concurrency=4, **ALL_HERE)
-    wait_until(lambda: len(run.rounds) >= 6, 300, "six rounds")
-    assert all(row["client_id"] != "n3" for one in run.rounds[:4] for row in one["clients"])
-    fleet.kill_servers(1)
-    before = run.rounds
-    rounds = run.resumed().wait(600)
-    check_kept(rounds, before)
-    assert [one["num_selected"] for one in rounds] == [1] * 30
-    rows = [row for one in rounds for row in one["clients"]]
-    assert all(row["completed"] for row in rows)
-    slow = [row["staleness"] for row in rows if row["client_id"] == "n3"]
-    assert slow
-    assert max(slow) >= 3
-    # No update counts twice: a client has trained at least as often as the history has it.
-    assert all(sum(row["client_id"] == name for row in rows) <= len(fleet.trainings(name)) for name in NODES)
