@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any
@@ -46,7 +47,7 @@ class ConnectedClients:
         """Return the clients for which ``mask``, shape (n,), is True."""
         if mask.all():
             return self
-        return ConnectedClients(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+        return ConnectedClients(self.rows[mask], tuple(compress(self.nodes, mask.tolist())))
 
     def nodes_of(self, rows: IntArray) -> dict[int, str]:
         """Return row -> connection for some of the rows, in the same order."""
