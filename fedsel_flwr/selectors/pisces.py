@@ -10,8 +10,7 @@ import numpy.typing as npt
 from fedsel_flwr.checks import FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._draws import imputed_sizes, top
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.power_of_choice import MOST_DOUBLINGS
-from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
+from fedsel_flwr.selectors.round_report import RoundReport, put_last
 
 WINDOW = 5
 """Number of a client's latest updates whose mean staleness is its expected staleness."""
@@ -142,9 +141,7 @@ class Pisces(Selector):
         used = k[report.used]
         self._staleness[used, 1:] = self._staleness[used, :-1]
         self._staleness[used, 0] = np.asarray(report.staleness)[report.used]
-        self._last_until[k[report.completed]] = 0
-        again = k[repeated_failures(self._failures, report)]
-        self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)
+        put_last(self._last_until, self._failures, report, self.round)
 
     def _exploration_share(self) -> float:
         """Return epsilon of the current round."""

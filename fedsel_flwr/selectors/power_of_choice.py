@@ -13,7 +13,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.pczfl import UtilityOption
-from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
+from fedsel_flwr.selectors.round_report import RoundReport, put_last
 
 
 class Candidates(Selector):
@@ -229,10 +229,6 @@ class CPowD(PowerOfChoice):
         super().__init__(clients_per_round=clients_per_round, candidates=candidates, seed=seed)
 
 
-MOST_DOUBLINGS = 30
-"""Failures in a row from which on the 2^n rounds grow no further. A billion rounds are enough."""
-
-
 class RPowD(Candidates):
     """Chooses as Power-of-Choice without a probe, by the loss of each candidate's last training.
 
@@ -311,6 +307,4 @@ class RPowD(Candidates):
         k, loss = report.clients, np.asarray(report.train_loss)
         reported = report.completed & np.isfinite(loss)
         self._loss[k[reported]] = loss[reported]  # proxy for F_k(w), step 2
-        self._last_until[k[report.completed]] = 0
-        again = k[repeated_failures(self._failures, report)]
-        self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)
+        put_last(self._last_until, self._failures, report, self.round)

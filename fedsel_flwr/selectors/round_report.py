@@ -162,6 +162,26 @@ def repeated_failures(in_a_row: IntArray, report: RoundReport) -> BoolArray:
     return report.failed & (in_a_row[k] >= FAILURES_THAT_COUNT)
 
 
+MOST_DOUBLINGS = 30
+"""Number of failures in a row from which the rounds of :func:`put_last` grow no more. A billion are enough."""
+
+
+def put_last(until: IntArray, in_a_row: IntArray, report: RoundReport, round: int) -> None:
+    """Let clients that failed repeatedly come last for 2^n rounds, n being their failures in a row.
+
+    Args:
+        until: Last round in which a client comes last, by client index, shape (K,); updated in place. A completed round
+            sets it to 0.
+        in_a_row: As in :func:`repeated_failures`; updated in place.
+        report: The report of a round.
+        round: The round.
+    """
+    k = report.clients
+    until[k[report.completed]] = 0
+    again = k[repeated_failures(in_a_row, report)]
+    until[again] = round + 2 ** np.minimum(in_a_row[again], MOST_DOUBLINGS)
+
+
 def _flags(name: str, value: object, num_rows: int) -> BoolArray:
     array = np.array(value)
     # An empty list becomes an array of floats.
