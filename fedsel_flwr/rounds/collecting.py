@@ -151,7 +151,7 @@ class Collector:
             parts.reply_structure.decide(structure)
         if not len(usable):
             return outcome
-        draws = np.array([*round.draws.values()], dtype=np.int64)[usable]
+        draws = round.draws[usable]
         if reference is None:
             self._check_unread(round)
         else:

@@ -221,6 +221,8 @@ class SelectionCore:
         if (flights := parts.flights) is None:
             self._select(round, present, reference, transport)
         else:
+            if flights.lost():
+                flights.reconnect(parts.roster.present(connected))
             free, sent_s, began = present, dict[int, float](), self._simulated_s
             for _ in range(flights.calls):
                 free = free.only(flights.free(free.rows, round.rows))
@@ -270,9 +272,7 @@ class SelectionCore:
         self.stopwatch.switch("select")
         chosen = parts.selector.select(eligible.rows)
         round.num_available = round.num_available or len(eligible.rows)
-        round.draws |= dict(zip(chosen.tolist(), parts.selector.draws(chosen).tolist(), strict=True))
-        round.chosen = dict(sorted((round.chosen | eligible.nodes_of(chosen)).items()))
-        round.draws = {row: round.draws[row] for row in round.chosen}
+        round.add(eligible.nodes_of(chosen), parts.selector.draws(chosen))
 
     def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
@@ -309,7 +309,7 @@ class SelectionCore:
             RunError: :meth:`choose` was not called before. Or models must be measured or mixed, but the global model
                 does not consist of NumPy arrays. Or no client reports a column that the selector reads.
         """
-        if self._round is None or self._round.outcome is not None:
+        if self._round is None or not self.in_round:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
         self.stopwatch.switch("collect")
         self._round.outcome = self._outcome(self._round, replies, stack)
@@ -335,13 +335,13 @@ class SelectionCore:
         """End the round without clients, because the base configures no client; the choice counts as never made.
 
         Raises:
-            RunError: :meth:`choose` was not called before.
+            RunError: :meth:`choose` was not called before, or the replies are collected.
         """
-        if (round := self._round) is None:
-            raise RunError(f"skip was called before choose. {ORDER_OF_CALLS}")
+        if (round := self._round) is None or not self.in_round:
+            raise RunError(f"skip was called before choose, or after collect. {ORDER_OF_CALLS}")
         if self.parts.flights is not None:
             self.parts.flights.cancel(round.number)
-        round.chosen, round.draws, round.asked = {}, {}, round.rows[:0]
+        round.chosen, round.asked = {}, round.rows[:0]
         self.stopwatch.switch("collect")
         round.outcome = self.collector.collect(round, {}, None)
         self.finish(remark="skipped: the base strategy configured no client")

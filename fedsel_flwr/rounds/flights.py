@@ -39,6 +39,7 @@ from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack, fault_in_arrays
 from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.roster import ConnectedClients
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
 
@@ -134,8 +135,7 @@ class Flights:
         self._batches.append(
             Batch(
                 step=round.number, model=round.reference or [], chosen=dict(round.chosen),
-                sent_s=np.array([sent_s[row] for row in round.chosen]),
-                draws=np.array([round.draws[row] for row in round.chosen], dtype=np.int64),
+                sent_s=np.array([sent_s[row] for row in round.chosen]), draws=round.draws,
                 at_work=np.ones(number, dtype=np.bool_),
             )
         )  # fmt: skip
@@ -152,6 +152,17 @@ class Flights:
         """
         unknown = [batch for batch in self._batches if len(batch.arrival_s) < len(batch.at_work)]
         return [batch for batch in unknown if before is None or batch.step < before]
+
+    def begin_run(self) -> None:
+        """Begin a run of Flower. A deployment never gets the replies to an earlier run, so its clients are free."""
+        if self._settings.clock == "server":
+            self._batches = []
+
+    def reconnect(self, present: ConnectedClients) -> None:
+        """Let clients that must train again be reached by their connections of now, which a new run has changed."""
+        nodes = present.nodes_of(present.rows)
+        for batch in self.lost():
+            batch.chosen = {row: nodes.get(row, node) for row, node in batch.chosen.items()}
 
     def receive_arrived(self, replies: Mapping[str, Reply]) -> None:
         """Note the replies that have arrived on the server's clock; all other clients are still at work."""
@@ -207,8 +218,10 @@ class Flights:
         # Of arrivals at the same time, the lower rows count as earlier.
         first = sorted(waiting, key=lambda one: one[:2])[: self._buffer]
         end = first[-1][0] if first else 0.0
-        round.chosen, round.draws, found = {}, {}, Arrivals(end_s=end)
-        for arrival_s, row, batch, i in sorted(first, key=lambda one: one[1]):
+        first.sort(key=lambda one: one[1])
+        round.draws = np.array([batch.draws[i] for _, _, batch, i in first], dtype=np.int64)
+        round.chosen, found = {}, Arrivals(end_s=end)
+        for arrival_s, row, batch, i in first:
             node, batch.at_work[i] = batch.chosen[row], False
             staleness, reply = round.number - batch.step, batch.replies.pop(row)
             if self._settings.max_staleness is not None and staleness > self._settings.max_staleness:
@@ -221,7 +234,7 @@ class Flights:
                 # An unusable model stays as it is, and is refused when the reply is read.
                 if reply.arrays is not None and not fault_in_arrays(reply.arrays, batch.model):
                     reply = replace(reply, arrays=change(reply.arrays))
-            round.chosen[row], round.draws[row] = node, int(batch.draws[i])
+            round.chosen[row] = node
             found.replies[node] = reply
             found.staleness[node], found.arrived_s[node] = staleness, arrival_s
             if model is not None:
@@ -275,9 +288,7 @@ class Flights:
         step = state_dicts.whole_number("step", state["step"])
         if not isinstance(state["batches"], list):
             raise StateError(f"batches must be a list, got {state['batches']!r:.80}")
-        batches = [_batch(one) for one in state["batches"]]
-        # A deployment never gets the replies to an earlier run. Its clients are free, and may be asked again.
-        self._batches, self.step = ([] if self._settings.clock == "server" else batches), step
+        self._batches, self.step = [_batch(one) for one in state["batches"]], step
 
 
 @dataclass

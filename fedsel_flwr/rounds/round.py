@@ -50,7 +50,7 @@ class Round:
         chosen: Row -> connection, by ascending row.
         reference: The global model that the clients receive; None if it cannot be decoded.
         probe_faults: The faults of the answers to the round's probes.
-        draws: Row -> how often the selector drew the client.
+        draws: How often the selector drew each chosen client, shape (n,).
         asked: Rows of the clients that were sent the model in this round, shape (n,). In a buffered round other clients
             may arrive, which :attr:`chosen` then has.
         outcome: The outcome of the replies; None before they are collected.
@@ -62,7 +62,7 @@ class Round:
     chosen: dict[int, str]
     reference: Arrays | None
     probe_faults: ProbeFaults = field(default_factory=ProbeFaults)
-    draws: dict[int, int] = field(default_factory=dict)
+    draws: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     asked: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     outcome: Outcome | None = None
 
@@ -70,6 +70,20 @@ class Round:
     def rows(self) -> IntArray:
         """Return the chosen rows, ascending, shape (n,)."""
         return np.fromiter(self.chosen, dtype=np.int64, count=len(self.chosen))
+
+    def add(self, chosen: Mapping[int, str], draws: IntArray) -> None:
+        """Add clients of a selection; in buffered rounds there may be several.
+
+        Args:
+            chosen: Row -> connection, by ascending row.
+            draws: How often the selector drew each of them, shape (n,).
+        """
+        if not self.chosen:
+            self.chosen, self.draws = dict(chosen), draws
+            return
+        order, both = np.argsort([*self.chosen, *chosen]), self.chosen | dict(chosen)
+        self.chosen = {row: both[row] for row in sorted(both)}
+        self.draws = np.concatenate([self.draws, draws])[order]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -352,14 +352,15 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
             "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
-    buffered = _buffered(selector, given)
+    _check_buffered(selector, given)
+    averaging = given.averaging or ("mean" if given.weighting == "uniform" else None)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
         "channels": given.channels or given.concurrency or (m and over_selected(m, given.over_selection)),
         "cooldown": selector.asks_failed_for_ever if given.cooldown == "auto" else given.cooldown,
-        **buffered,
-        "averaging": given.averaging or buffered.get("averaging") or paper.get("averaging"),
-        "averaging_is_papers": not given.averaging and "averaging" in paper,
+        "buffer": None if given.concurrency is None else m,
+        "averaging": averaging or paper.get("averaging"),
+        "averaging_is_papers": averaging is None and "averaging" in paper,
         "filter": given.filter or (Filter(score=paper["filter"]) if "filter" in paper else None),
         "payload": payload,
         "update_reader": (reader := _update_reader(selector, given, payload)),
@@ -380,14 +381,14 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
     return settings
 
 
-def _buffered(selector: Selector, given: Options) -> dict[str, Any]:
-    """Return the options of buffered rounds, and refuse those that assume that a round waits for all of its clients."""
+def _check_buffered(selector: Selector, given: Options) -> None:
+    """Refuse options of buffered rounds without these rounds, and with them what assumes rounds that wait."""
     if given.concurrency is None:
         if alone := [name for name in ("buffer", "max_staleness") if getattr(given, name) is not None]:
             raise ParameterError(f"{alone[0]} is for buffered rounds. Set concurrency too, or leave it out")
         if given.weighting != "examples":
             raise ParameterError("weighting is for buffered rounds. Set concurrency too, or use averaging = 'mean'")
-        return {}
+        return
     m, number = selector.clients_per_round, given.concurrency
     if not selector.buffers or m is None:
         raise ParameterError(
@@ -413,7 +414,6 @@ def _buffered(selector: Selector, given: Options) -> dict[str, Any]:
         raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
     if given.weighting == "uniform" and given.averaging not in (None, "mean"):
         raise ParameterError(f"weighting = 'uniform' contradicts averaging = {given.averaging!r}. Set one of them")
-    return {"buffer": m} | ({"averaging": "mean"} if given.weighting == "uniform" else {})
 
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:

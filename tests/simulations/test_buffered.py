@@ -15,6 +15,7 @@ from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.simulations import inprocess
 from tests.simulations.cut_off_runs import cut_off, parts
 from tests.simulations.inprocess import in_process
 
@@ -77,6 +78,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(base: str, tmp_path: Path) -> No
     cut_off(scenario, 7, checkpoint_dir=tmp_path)
     rest = simulate(scenario, checkpoint_dir=tmp_path, resume="must")
     assert parts(rest) == parts(simulate(scenario))
+
+
+def test_a_resumed_run_of_flower_reaches_the_clients_at_work_by_their_new_nodes(
+    tmp_path: Path, without_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of Flower gives its clients other node ids."""
+    scenario = load_scenario("smoke", MANY | {"engine": "ray", "api": "message", "rounds": 12})
+    straight = simulate(scenario)
+    cut_off(scenario, 5, checkpoint_dir=tmp_path)
+    monkeypatch.setattr(inprocess, "node_id", lambda number: 5000 + 3 * number)
+    rest = simulate(scenario, checkpoint_dir=tmp_path, resume="must")
+    assert parts(rest) == parts(straight)
 
 
 def test_fewer_clients_than_places() -> None:

@@ -220,22 +220,25 @@ class SelectionStrategy(MessageRun):
         return [message.content.array_records for message in arrived.values() if message.has_content()]
 
     def _read(self, arrived: Mapping[str, Message]) -> dict[str, Reply]:
-        sent, nodes = self._sent, list(self._dispatched)
+        sent = self._sent
         if self._timed is not None and self.core.parts.flights is not None:
             # Those of earlier rounds too; the others of this round are at work.
-            nodes = [arrival.node for arrival in self._timed.arrivals]
-        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in nodes}
+            return {
+                one.node: one.reply if isinstance(one.reply, Reply) else self._reply(one.node, one.reply, None)
+                for one in self._timed.arrivals
+            }
+        return {node: self._reply(node, arrived.get(node), sent.get(node)) for node in self._dispatched}
 
     def _reply(self, node: str, message: Message | None, sent: RecordDict | None) -> Reply:
         """Return a node's reply, or the reason why it is missing, in plain types."""
         timed = self._timed
         observed = timed.elapsed_s.get(node) if timed is not None else None
         if message is None and node in self._rejected:
-            return Reply(error=NOT_REACHED, observed_s=observed)
+            return Reply(error=NOT_REACHED)
         if message is None and timed is not None and timed.straggler_reply is not None:
             return timed.straggler_reply
         if message is None:
-            return Reply(error=no_answer(self._timeout), timed_out=True, observed_s=observed)
+            return Reply(error=no_answer(self._timeout), timed_out=True)
         reply = reply_of(self.base, message, self._model, observed, self.core.settings.keys, sent)
         fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
         return replace(reply, error=fault) if fault and not reply.error else reply

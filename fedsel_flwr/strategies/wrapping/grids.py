@@ -224,12 +224,12 @@ class Arrival:
     Attributes:
         node: The node.
         seconds: Seconds since the message was sent.
-        reply: The reply; None if none came in time, or the SuperLink did not accept the message.
+        reply: The reply, or the reason why there is none.
     """
 
     node: str
     seconds: float
-    reply: Message | None
+    reply: Message | Reply
 
 
 class TimedGrid(_GridWrapper):
@@ -324,7 +324,9 @@ class TimedGrid(_GridWrapper):
         now = time.monotonic()
         refused = rejected(sent, list(self._grid.push_messages(sent)))
         self.rejected = frozenset(str(message.metadata.dst_node_id) for message in refused)
-        self._further += [Arrival(node, 0.0, None) for node in sorted(self.rejected)]
+        self._further += [
+            Arrival(node, 0.0, Reply(error=NOT_REACHED, observed_s=0.0)) for node in sorted(self.rejected)
+        ]
         self._at_work |= {one.metadata.message_id: (one, now) for one in sent if one not in refused}
         while len(self._further) < number and self._at_work:
             arrived = self._requests.fetch(self._at_work, LONGEST_POLL_S)
@@ -336,7 +338,8 @@ class TimedGrid(_GridWrapper):
             for key, (message, since) in list(self._at_work.items()):
                 if now - since >= self.patience_s:
                     del self._at_work[key]
-                    self._further.append(Arrival(str(message.metadata.dst_node_id), now - since, None))
+                    none = Reply(error=no_answer(self.patience_s), timed_out=True, observed_s=now - since)
+                    self._further.append(Arrival(str(message.metadata.dst_node_id), now - since, none))
                     if self.late is not None:
                         self.late.owe([message])
             if self.late is not None:
@@ -345,7 +348,7 @@ class TimedGrid(_GridWrapper):
                 time.sleep(self.poll_s)
         self.arrivals, self._further = self._further[:number], self._further[number:]
         self.elapsed_s = {one.node: one.seconds for one in self.arrivals}
-        return [one.reply for one in self.arrivals if one.reply is not None]
+        return [one.reply for one in self.arrivals if isinstance(one.reply, Message)]
 
 
 class SnapshotGrid(_GridWrapper):

@@ -246,6 +246,8 @@ class RoundEnd:
         """
         checkpoint = None if self._started else self._resuming.begin(initial)
         self._started = True
+        if (flights := self.core.parts.flights) is not None:
+            flights.begin_run()
         self.core.begin_run(0 if checkpoint is None else checkpoint.round, should_stop)
         self.begin_metrics()
         return checkpoint

@@ -74,3 +74,20 @@ def test_only_free_nodes_evaluate() -> None:
     assert first > 3
     assert played.grid.nodes[5].asked("evaluate") == 0
     assert all(played.grid.nodes[node].asked("evaluate") for node in (2, 3, 4))
+
+
+def test_in_a_second_run_the_clients_of_the_first_are_free() -> None:
+    """The replies to the first run never come. Two clients were at work at its end, and are asked again."""
+    played = deployment([[0.02]] * 4).play(6).play(6)
+    history = played.strategy.history
+    assert [record.round for record in history.rounds] == [*range(1, 13)]
+    assert {record.num_selected for record in history.rounds} == {2}
+    assert {row.client_id for row in history.clients if row.round > 6} == {f"site-{k}" for k in range(4)}
+    assert max(row.staleness for row in history.clients if row.round == 7) == 0
+
+
+def test_why_a_node_has_no_reply_is_said_in_the_seconds_of_the_wait() -> None:
+    nodes = [[0.01], [0.01], [0.01], [float("inf")]]
+    played = deployment(nodes, m=1, concurrency=4, max_latency=0.3).play(60)
+    (row,) = [row for row in played.strategy.history.clients if row.client_id == "site-3"]
+    assert row.problem == "no answer within 0.3 s"
