@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.eligibility import (
     as_availability,
     available,
 )
-from fedsel_flwr.rounds.flights import Flights, stacked
+from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -265,8 +265,8 @@ class SelectionCore:
                 problems={**before.problems, **faults.problems}, lacking=before.lacking | faults.lacking
             )
             # A client that did not reply to the probe is now busy, and could not train either.
-            eligible = eligible.only(parts.busy.eligible(eligible.nodes))
-            busy = present.rows[~parts.busy.eligible(present.nodes)]
+            eligible = eligible.only(parts.busy.eligible(eligible))
+            busy = present.rows[~parts.busy.eligible(present)]
             round.available = round.available[~np.isin(round.available, busy)]
         parts.registrar.inform_initial_accuracy(reference)
         self.stopwatch.switch("select")
@@ -322,8 +322,7 @@ class SelectionCore:
         if (flights := self.parts.flights) is None:
             return self.collector.collect(round, replies, stack)
         arrivals = flights.arrive(round, replies, stack)
-        models = stacked(arrivals.models) if arrivals.models else None
-        outcome = self.collector.collect(round, arrivals.replies, models)
+        outcome = self.collector.collect(round, arrivals.replies, arrivals.models)
         if arrivals.replies:
             # The history adds the seconds of probes, which delay only the clients that were selected after them.
             # On the server's clock, a reply may have arrived while the server was evaluating.
@@ -432,7 +431,7 @@ class SelectionCore:
         present = roster.present(connected)
         # Must come before the checks, because a connected client is not absent, even if it is busy or in cool-down.
         roster.seen(present.rows, upcoming)
-        here = present.only(self.parts.busy.eligible(present.nodes))
+        here = present.only(self.parts.busy.eligible(present))
         here = here.only(self.parts.cooldown.eligible(here.rows, upcoming))
         if self._availability is not None:
             ids = [roster.ids[row] for row in here.rows]

@@ -19,7 +19,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.roster import ConnectedClients, Roster, canonical_id
 from fedsel_flwr.rounds.untrusted import shown
 
 logger = logging.getLogger("fedsel_flwr")
@@ -164,12 +164,12 @@ class Busy(state_dicts.NotByClient):
         """Return the connections in ``nodes`` that are not busy."""
         return [node for node in nodes if node not in self] if self._until else list(nodes)
 
-    def eligible(self, nodes: Sequence[str]) -> BoolArray:
-        """Return whether each connection in ``nodes`` is not busy, shape (n,)."""
+    def eligible(self, clients: ConnectedClients) -> BoolArray:
+        """Return whether each client's connection is not busy, shape (n,)."""
         # The usual case returns early, without a loop over a large fleet.
         if not self._until:
-            return np.ones(len(nodes), dtype=np.bool_)
-        return np.array([node not in self for node in nodes], dtype=np.bool_)
+            return np.ones(len(clients.rows), dtype=np.bool_)
+        return np.array([node not in self for node in clients.nodes], dtype=np.bool_)
 
     def release(self, connected: Collection[str]) -> None:
         """Free connections that have ended, because a client that reconnects has restarted."""

@@ -33,12 +33,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack, fault_in_arrays
-from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.replies import Reply, latency_until_known
 from fedsel_flwr.rounds.roster import ConnectedClients
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
@@ -54,29 +55,44 @@ class Batch:
     Attributes:
         step: The step in which the model was sent, an absolute round.
         model: The model.
-        chosen: Row -> connection, by ascending row.
+        rows: The clients, ascending, shape (n,).
+        nodes: Their connections.
         sent_s: Simulated seconds at which each client got the model, shape (n,).
         draws: Number of draws of each client, shape (n,).
         at_work: Whether each client's arrival is still to come, shape (n,).
-        arrival_s: Simulated seconds of each arrival, shape (n,); empty until the replies are known.
-        replies: The reply of each client that is at work.
-        models: The model of each client that is at work, if the replies have none.
+        arrival_s: Simulated seconds of each arrival, infinity if it is unknown, shape (n,); empty before any reply.
+        replies: Place of a client that is at work -> its reply.
+        models: The trained models, if the replies have none.
+        held: The place of each client's model in ``models``, shape (n,).
     """
 
     step: int
     model: Arrays
-    chosen: dict[int, str]
+    rows: IntArray
+    nodes: list[str]
     sent_s: FloatArray
     draws: IntArray
     at_work: BoolArray
     arrival_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     replies: dict[int, Reply] = field(default_factory=dict)
-    models: dict[int, Arrays] = field(default_factory=dict)
+    models: ModelStack | None = None
+    held: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
-    def rows(self) -> IntArray:
-        """Return the clients' rows, ascending, shape (n,)."""
-        return np.fromiter(self.chosen, dtype=np.int64, count=len(self.chosen))
+    def busy_nodes(self) -> list[str]:
+        """Return the connections of the clients that are at work."""
+        return [self.nodes[i] for i in np.flatnonzero(self.at_work)]
+
+    def take(self, places: IntArray) -> ModelStack | None:
+        """Take clients from work, and return their models; the memory of a batch follows the clients at work."""
+        self.at_work[places] = False
+        if self.models is None:
+            return None
+        taken, busy = self.models.take(self.held[places]), np.flatnonzero(self.at_work)
+        if 2 * len(busy) <= len(self.models):
+            self.models = self.models.take(self.held[busy])
+            self.held[busy] = np.arange(len(busy))
+        return taken
 
 
 class Flights:
@@ -105,12 +121,7 @@ class Flights:
     @property
     def nodes(self) -> frozenset[str]:
         """Return the connections of the clients at work."""
-        return frozenset(
-            node
-            for batch in self._batches
-            for node, busy in zip(batch.chosen.values(), batch.at_work, strict=True)
-            if busy
-        )
+        return frozenset(node for batch in self._batches for node in batch.busy_nodes)
 
     @property
     def calls(self) -> int:
@@ -131,12 +142,11 @@ class Flights:
             round: The round, with the chosen clients.
             sent_s: Row -> simulated seconds at which the client got the model.
         """
-        number = len(round.chosen)
         self._batches.append(
             Batch(
-                step=round.number, model=round.reference or [], chosen=dict(round.chosen),
+                step=round.number, model=round.reference or [], rows=round.rows, nodes=[*round.chosen.values()],
                 sent_s=np.array([sent_s[row] for row in round.chosen]), draws=round.draws,
-                at_work=np.ones(number, dtype=np.bool_),
+                at_work=np.ones(len(round.chosen), dtype=np.bool_),
             )
         )  # fmt: skip
 
@@ -162,17 +172,17 @@ class Flights:
         """Let clients that must train again be reached by their connections of now, which a new run has changed."""
         nodes = present.nodes_of(present.rows)
         for batch in self.lost():
-            batch.chosen = {row: nodes.get(row, node) for row, node in batch.chosen.items()}
+            batch.nodes = [nodes.get(row, node) for row, node in zip(batch.rows.tolist(), batch.nodes, strict=True)]
 
     def receive_arrived(self, replies: Mapping[str, Reply]) -> None:
         """Note the replies that have arrived on the server's clock; all other clients are still at work."""
         for batch in self._batches:
             if not len(batch.arrival_s):
                 batch.arrival_s = np.full(len(batch.at_work), np.inf)
-            for i, (row, node) in enumerate(batch.chosen.items()):
-                if batch.at_work[i] and node in replies:
-                    batch.replies[row] = replies[node]
-                    batch.arrival_s[i] = batch.sent_s[i] + (replies[node].observed_s or 0.0)
+            for i in np.flatnonzero(batch.at_work).tolist():
+                if (reply := replies.get(batch.nodes[i])) is not None:
+                    batch.replies[i] = reply
+                    batch.arrival_s[i] = batch.sent_s[i] + (reply.observed_s or 0.0)
 
     def receive(self, batch: Batch, replies: Mapping[str, Reply], stack: ModelStack | None) -> None:
         """Note the replies to the model of a batch, and when each arrives: a failure at ``max_latency``.
@@ -182,19 +192,15 @@ class Flights:
             replies: Connection -> reply, for every client of the batch.
             stack: The clients' models, by ascending row; None if the replies have them.
         """
-        faults: Sequence[str | None] = [None] * len(batch.at_work) if stack is None else stack.faults(batch.model)
-        models = None if stack is None else stack.as_list()
-        seconds = []
-        for i, (row, node) in enumerate(batch.chosen.items()):
-            reply = replies.get(node, Reply(error="no answer", timed_out=True))
-            read = read_reply(reply, self._settings, client_id=None, reference=batch.model, fault=faults[i])
-            seconds.append(read.latency_s)
-            if batch.at_work[i]:
-                batch.replies[row] = reply
-                if models is not None:
-                    # A copy, because a view would keep the whole stack until the last of its clients arrives.
-                    batch.models[row] = [array.copy() for array in models[i]]
-        batch.arrival_s = batch.sent_s + np.array(seconds)
+        faults: Sequence[str | None] = [None] * len(batch.nodes) if stack is None else stack.faults(batch.model)
+        silent = Reply(error="no answer", timed_out=True)
+        answers = [replies.get(node, silent) for node in batch.nodes]
+        seconds = [
+            latency_until_known(reply, self._settings, reference=batch.model, fault=fault)
+            for reply, fault in zip(answers, faults, strict=True)
+        ]
+        batch.arrival_s, batch.replies = batch.sent_s + np.array(seconds), dict(enumerate(answers))
+        batch.models, batch.held = stack, np.arange(len(batch.nodes))
 
     def arrive(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Arrivals:
         """Note the replies of the clients that were just sent a model, and return the arrivals of the step.
@@ -209,51 +215,65 @@ class Flights:
         else:
             for batch in self.lost():
                 self.receive(batch, replies, stack)
-        waiting = [
-            (float(batch.arrival_s[i]), row, batch, int(i))
-            for batch in self._batches
-            for row, i in zip(batch.rows[batch.at_work].tolist(), np.flatnonzero(batch.at_work), strict=True)
-            if row in batch.replies
-        ]
+        known = [np.flatnonzero(batch.at_work & np.isfinite(batch.arrival_s)) for batch in self._batches]
+        place = np.concatenate([np.zeros(0, dtype=np.int64), *known])
+        whose = np.repeat(np.arange(len(known)), [len(places) for places in known])
+        rows, arrival_s = np.zeros(len(place), dtype=np.int64), np.zeros(len(place))
+        for i, (batch, places) in enumerate(zip(self._batches, known, strict=True)):
+            rows[whose == i], arrival_s[whose == i] = batch.rows[places], batch.arrival_s[places]
         # Of arrivals at the same time, the lower rows count as earlier.
-        first = sorted(waiting, key=lambda one: one[:2])[: self._buffer]
-        end = first[-1][0] if first else 0.0
-        first.sort(key=lambda one: one[1])
-        round.draws = np.array([batch.draws[i] for _, _, batch, i in first], dtype=np.int64)
-        round.chosen, found = {}, Arrivals(end_s=end)
-        for arrival_s, row, batch, i in first:
-            node, batch.at_work[i] = batch.chosen[row], False
-            staleness, reply = round.number - batch.step, batch.replies.pop(row)
-            if self._settings.max_staleness is not None and staleness > self._settings.max_staleness:
-                limit = self._settings.max_staleness
+        first = np.lexsort((rows, arrival_s))[: self._buffer]
+        found = Arrivals(end_s=float(arrival_s[first[-1]]) if len(first) else 0.0)
+        first = first[np.argsort(rows[first])]
+        round.chosen, draws, limit = {}, [], self._settings.max_staleness
+        for one in first.tolist():
+            batch, i = self._batches[whose[one]], int(place[one])
+            node, staleness, reply = batch.nodes[i], round.number - batch.step, batch.replies.pop(i)
+            if limit is not None and staleness > limit:
                 reply = replace(reply, error=f"stale: {staleness} steps, more than max_staleness = {limit}")
-            model = batch.models.pop(row, None)
-            if staleness and round.reference is not None:
-                change = partial(moved, old=batch.model, new=round.reference, own=self._own(batch.model))
-                model = None if model is None else change(model)
-                # An unusable model stays as it is, and is refused when the reply is read.
-                if reply.arrays is not None and not fault_in_arrays(reply.arrays, batch.model):
-                    reply = replace(reply, arrays=change(reply.arrays))
-            round.chosen[row] = node
+            # An unusable model stays as it is, and is refused when the reply is read.
+            if staleness and reply.arrays is not None and not fault_in_arrays(reply.arrays, batch.model):
+                reply = replace(reply, arrays=self._moved(reply.arrays, batch, round))
+            round.chosen[int(rows[one])] = node
+            draws.append(batch.draws[i])
             found.replies[node] = reply
-            found.staleness[node], found.arrived_s[node] = staleness, arrival_s
-            if model is not None:
-                found.models.append(model)
+            found.staleness[node], found.arrived_s[node] = staleness, float(arrival_s[one])
+        round.draws = np.array(draws, dtype=np.int64)
+        parts = []
+        for i in np.unique(whose[first]):
+            batch = self._batches[i]
+            if (models := batch.take(place[first[whose[first] == i]])) is not None:
+                stale = round.number > batch.step
+                parts.append(self._moved(models.layers, batch, round) if stale else models.layers)
+        if parts:
+            # The parts are in the order of the batches, the replies in that of the rows.
+            order = np.argsort(np.argsort(whose[first], kind="stable"))
+            found.models = ModelStack([np.concatenate(layers) for layers in zip(*parts, strict=True)]).take(order)
         self._batches = [batch for batch in self._batches if batch.at_work.any()]
         return found
 
     def damped(self, outcome: Outcome, reference: Arrays) -> Outcome:
         """Return the outcome with models of which only the share s(tau) of each update is left."""
-        staleness = outcome.staleness
-        if not len(outcome.models) or not any(staleness[node] for node in outcome.usable):
+        tau = np.array([outcome.staleness[node] for node in outcome.usable], dtype=np.int64)
+        stale = np.flatnonzero(tau)
+        if not len(outcome.models) or not len(stale):
             return outcome
-        own, models, results = self._own(reference), list(outcome.models.as_list()), dict(outcome.results)
-        for i, node in enumerate(outcome.usable):
-            if tau := staleness[node]:
-                models[i] = moved(models[i], old=reference, new=reference, own=own, share=damping(tau))
-                results[node] = replace(results[node], converted=models[i])
-        as_stack = isinstance(outcome.models, ModelStack)
-        return replace(outcome, models=stacked(models) if as_stack else ModelList(models), results=results)
+        change = partial(moved, old=reference, new=reference, own=self._own(reference))
+        if isinstance(stack := outcome.models, ModelStack):
+            layers = [layer.copy() for layer in stack.layers]
+            for layer, less in zip(layers, change(stack.take(stale).layers, share=damping(tau[stale])), strict=True):
+                layer[stale] = less
+            return replace(outcome, models=ModelStack(layers))
+        models, results = list(stack.as_list()), dict(outcome.results)
+        for i in stale:
+            models[i], node = change(models[i], share=damping(tau[i])), outcome.usable[i]
+            results[node] = replace(results[node], converted=models[i])
+        return replace(outcome, models=ModelList(models), results=results)
+
+    def _moved(self, model: Arrays, batch: Batch, round: Round) -> Arrays:
+        """Return the update of a model, or of a stack of models, on the model of a round."""
+        new = round.reference
+        return model if new is None else moved(model, old=batch.model, new=new, own=self._own(batch.model))
 
     def _own(self, model: Arrays) -> list[bool]:
         """Return whether each array of a model is the client's own value, and no part of the update."""
@@ -275,7 +295,7 @@ class Flights:
             "batches": [
                 {
                     "step": batch.step, "model": [np.array(array) for array in batch.model],
-                    "rows": batch.rows, "nodes": [*batch.chosen.values()], "sent_s": batch.sent_s.copy(),
+                    "rows": batch.rows, "nodes": list(batch.nodes), "sent_s": batch.sent_s.copy(),
                     "draws": batch.draws.copy(), "at_work": batch.at_work.copy(),
                 }
                 for batch in self._batches
@@ -307,7 +327,7 @@ class Arrivals:
     replies: dict[str, Reply] = field(default_factory=dict)
     staleness: dict[str, int] = field(default_factory=dict)
     arrived_s: dict[str, float] = field(default_factory=dict)
-    models: list[Arrays] = field(default_factory=list)
+    models: ModelStack | None = None
 
 
 def _batch(state: object) -> Batch:
@@ -320,35 +340,41 @@ def _batch(state: object) -> Batch:
     model = state["model"]
     if not isinstance(model, list) or not all(isinstance(array, np.ndarray) for array in model):
         raise StateError(f"model must be a list of arrays, got {model!r:.80}")
-    rows = read("rows", state["rows"], np.int64).tolist()
     return Batch(
         step=state_dicts.whole_number("step", state["step"]), model=[array.copy() for array in model],
-        chosen=dict(zip(rows, nodes, strict=True)), sent_s=read("sent_s", state["sent_s"], np.float64),
+        rows=read("rows", state["rows"], np.int64), nodes=nodes, sent_s=read("sent_s", state["sent_s"], np.float64),
         draws=read("draws", state["draws"], np.int64), at_work=read("at_work", state["at_work"], np.bool_),
     )  # fmt: skip
 
 
-def damping(staleness: int) -> float:
-    """Return s(tau) = (1 + tau)^(-1/2).
+def damping(staleness: npt.ArrayLike) -> FloatArray:
+    """Return s(tau) = (1 + tau)^(-1/2), in the shape of ``staleness``.
 
-    >>> damping(0), damping(3)
-    (1.0, 0.5)
+    >>> damping([0, 3])
+    array([1. , 0.5])
     """
-    return float((1.0 + staleness) ** -0.5)
+    return np.asarray((1.0 + np.asarray(staleness)) ** -0.5)
 
 
-def moved(model: Arrays, *, old: Arrays, new: Arrays, own: Sequence[bool], share: float = 1.0) -> Arrays:
+def moved(model: Arrays, *, old: Arrays, new: Arrays, own: Sequence[bool], share: npt.ArrayLike = 1.0) -> Arrays:
     """Return new + share (model - old), in the types of the model; arrays of the client's own are left as they are.
+
+    Args:
+        model: The model, or the layers of a stack of n models.
+        old: The model that was received.
+        new: The model to which the update moves.
+        own: Whether each array is the client's own.
+        share: The share that is left, a number, or shape (n,) for a stack.
 
     >>> moved([np.array([3.0])], old=[np.array([1.0])], new=[np.array([5.0])], own=[False], share=0.5)
     [array([6.])]
     """
+
+    def change(array: Any, there: Any, here: Any) -> Any:
+        left = np.asarray(share, dtype=array.dtype)
+        return here + left.reshape(left.shape + (1,) * (array.ndim - left.ndim) * left.ndim) * (array - there)
+
     return [
-        array if stays or array.dtype.kind != "f" else np.asarray(here + share * (array - there), dtype=array.dtype)
+        array if stays or array.dtype.kind != "f" else np.asarray(change(array, there, here), dtype=array.dtype)
         for array, there, here, stays in zip(model, old, new, own, strict=True)
     ]
-
-
-def stacked(models: Sequence[Arrays]) -> ModelStack:
-    """Return models as a stack."""
-    return ModelStack([np.stack(layers) for layers in zip(*models, strict=True)])

@@ -185,11 +185,11 @@ def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int
     # A float64 beyond float32 overflows in the cast. That is a fault of the model, not a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
-        for row, numbers in enumerate(held):
-            # One dot product bounds all numbers. The comparison is False for NaN, and then the numbers themselves are
-            # checked.
-            if float(np.dot(numbers, numbers)) <= limit * limit:
-                continue
+        # One dot product bounds all numbers of a model. The comparison is False for NaN, and then the numbers
+        # themselves are checked.
+        squares = np.matmul(held[:, np.newaxis], held[:, :, np.newaxis])[:, 0, 0].astype(np.float64)
+        for row in np.flatnonzero(~(squares <= limit * limit)).tolist():
+            numbers = held[row]
             if not np.isfinite(numbers).all():
                 faults[row] = f"arrays: not finite at {position}"
             elif (largest := np.abs(numbers).max()) > limit:

@@ -160,11 +160,10 @@ def read_reply(
         The result. No content of a reply raises an error.
     """
     keys, metrics = settings.keys, reply.metrics
-    problems: list[str] = []
     faulty: set[str] = set()
-    lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
-    if failed := reply.error or lost or _fault_in(reply, reference, fault, weighted, settings, measured):
-        problems.append(failed)
+    lost = _lost(reply)
+    failed = reply.error or lost or _fault_in(reply, reference, fault, weighted, settings, measured)
+    problems = [failed] if failed else []
     values = dict.fromkeys(NUMBERS, math.nan)
     for name in NUMBERS:
         if (said := metrics.get(key := keys.of(name))) is None and key not in metrics:
@@ -197,17 +196,13 @@ def read_reply(
     if client_id is not None and claim is not None and canonical_id(claim) != client_id:
         problems.append(f"identity: claims to be {shown(claim)}")
         faulty.add(keys.client_id)
-    latency = Latency(settings.max_latency, "max_latency")
-    if not reply.error and not lost:
-        latency = read_latency(metrics.get(keys.latency), reply.observed_s, settings)
+    latency = _latency(reply, lost, settings)
     if latency.problem:
         problems.append(latency.problem)
         # A late client's number is valid, and the base strategy may see it.
         if not latency.late:
             faulty.add(keys.latency)
     completed = not failed and not latency.late
-    seconds = latency.seconds if completed else math.inf
-    latency_s = min(seconds, settings.max_latency)  # Xia (4), Ben Ami (2)
     count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
     weight = float(count) if failed or claimed is None else claimed
     if max_examples is not None and max(count, weight) > max_examples:
@@ -218,7 +213,7 @@ def read_reply(
         # Clients write parts of these texts, so each is put on one line, and is never empty.
         problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),
         faulty_keys=frozenset(faulty & metrics.keys()) if faulty else frozenset(),
-        latency_s=latency_s,
+        latency_s=_counted(latency, failed, settings),
         latency_source=latency.source if completed else "max_latency",
         values=values,
         columns=columns,
@@ -231,6 +226,32 @@ def read_reply(
         lost=bool(lost),
         timed=waited is not None,
     )
+
+
+def latency_until_known(
+    reply: Reply, settings: Settings, *, reference: Arrays | None, fault: str | None = None
+) -> float:
+    """Return the latency of :func:`read_reply` in seconds: until the update, or the failure, is known."""
+    lost = _lost(reply)
+    failed = reply.error or lost or _fault_in(reply, reference, fault, True, settings, None)
+    return _counted(_latency(reply, lost, settings), failed, settings)
+
+
+def _lost(reply: Reply) -> str:
+    """Return how a simulated client was lost; empty if it was not."""
+    return "" if reply.error else _LOST.get(finite_number(reply.metrics.get(SIMULATED_FAILURE)) or 0, "")
+
+
+def _latency(reply: Reply, lost: str, settings: Settings) -> Latency:
+    """Return the latency of a client that may have failed."""
+    if reply.error or lost:
+        return Latency(settings.max_latency, "max_latency")
+    return read_latency(reply.metrics.get(settings.keys.latency), reply.observed_s, settings)
+
+
+def _counted(latency: Latency, failed: str, settings: Settings) -> float:
+    """Return the seconds that count: at most ``max_latency``, and exactly that for a failure (Xia (4), Ben Ami (2))."""
+    return settings.max_latency if failed or latency.late else min(latency.seconds, settings.max_latency)
 
 
 def _fault_in(

@@ -10,9 +10,8 @@ parameters from client ids to rows (:class:`ClientValues`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any
@@ -37,22 +36,28 @@ class ConnectedClients:
 
     Args:
         rows: Rows of the selector, ascending, shape (n,).
-        nodes: The connection of each row.
+        whole: The connections of a fleet.
+        places: The place of each row's connection in ``whole``, shape (n,).
     """
 
     rows: IntArray
-    nodes: tuple[str, ...]
+    whole: Sequence[str]
+    places: IntArray
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The connection of each row. A large fleet takes milliseconds, so it is made only if it is read."""
+        return tuple([self.whole[i] for i in self.places.tolist()])
 
     def only(self, mask: BoolArray) -> ConnectedClients:
         """Return the clients for which ``mask``, shape (n,), is True."""
-        if mask.all():
-            return self
-        return ConnectedClients(self.rows[mask], tuple(compress(self.nodes, mask.tolist())))
+        return self if mask.all() else ConnectedClients(self.rows[mask], self.whole, self.places[mask])
 
     def nodes_of(self, rows: IntArray) -> dict[int, str]:
         """Return row -> connection for some of the rows, in the same order."""
         # ``rows`` ascends, so a binary search finds each position.
-        return {int(row): self.nodes[i] for row, i in zip(rows, np.searchsorted(self.rows, rows), strict=True)}
+        places = self.places[np.searchsorted(self.rows, rows)]
+        return {row: self.whole[i] for row, i in zip(rows.tolist(), places.tolist(), strict=True)}
 
 
 @dataclass
@@ -94,7 +99,7 @@ class Roster:
     def unregistered(self, connected: Collection[str]) -> list[str]:
         """Return the connections that are neither bound nor refused, in id order."""
         # All connections are bound, as in most rounds.
-        if self._cached is not None and len(self._cached[1].nodes) == len(connected) and self._is_unchanged(connected):
+        if self._cached is not None and len(self._cached[1].rows) == len(connected) and self._is_unchanged(connected):
             return []
         return in_id_order([node for node in connected if node not in self._row_of_node and node not in self.refused])
 
@@ -206,7 +211,7 @@ class Roster:
             nodes = [node for node in self._row_of_node if node in here]
             rows = np.array([self._row_of_node[node] for node in nodes], dtype=np.int64)
             order = np.argsort(rows)
-            self._cached = here, ConnectedClients(rows[order], tuple([nodes[i] for i in order.tolist()]))
+            self._cached = here, ConnectedClients(rows[order], nodes, order)
         return self._cached[1]
 
     def seen(self, rows: IntArray, round: int) -> None:

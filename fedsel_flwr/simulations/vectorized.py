@@ -97,7 +97,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         # A checkpoint has the clients at work and the models that they got, so they train once more.
         for batch in flights.lost():
             clients.model = batch.model
-            flights.receive(batch, *clients.train([*batch.chosen.values()], batch.step, core.asks))
+            flights.receive(batch, *clients.train(batch.nodes, batch.step, core.asks))
     if done:
         # The run may have been interrupted between this round's checkpoint and its evaluation.
         ended(done)

@@ -228,7 +228,7 @@ def test_a_saved_core_knows_who_is_at_work() -> None:
     flights = other.parts.flights
     assert flights is not None
     (batch,) = flights.lost()
-    assert list(batch.chosen.values()) == nodes
+    assert batch.nodes == nodes
     assert batch.model[0].tolist() == [0.0, 0.0]
     flights.receive(batch, first, None)
     again = {"a": of(model(5.0), 9.0), "b": of(model(6.0), 9.0)}

@@ -15,6 +15,7 @@ import pytest
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
+from fedsel_flwr.rounds.roster import ConnectedClients
 from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import load_scenario
@@ -162,7 +163,8 @@ def test_who_is_late_in_simulated_time_has_answered() -> None:
     strategy = SelectionStrategy(everybody, max_latency=0.5, round_deadline_s=0.25)
     owed = strategy.core.parts.busy
     owed.owe(["a"])
-    assert (owed.free(["a", "b"]), owed.eligible(["a", "b"]).tolist()) == (["b"], [False, True])
+    here = ConnectedClients(np.arange(2), ["a", "b"], np.arange(2))
+    assert (owed.free(["a", "b"]), owed.eligible(here).tolist()) == (["b"], [False, True])
     other = SelectionStrategy(everybody, max_latency=0.5)
     other.load_state_dict(strategy.state_dict())
     assert other.core.parts.busy.free(["a", "b"]) == ["b"]

@@ -131,7 +131,7 @@ class SelectionStrategy(MessageRun):
         """Return the messages to clients that were at work at the time of a checkpoint, with the models of then."""
         sent: dict[str, Message] = {}
         for batch in flights.lost(before=self.core.round):
-            nodes = [node for node, busy in zip(batch.chosen.values(), batch.at_work, strict=True) if busy]
+            nodes = batch.busy_nodes
             shown = SnapshotGrid(grid, nodes, self.wait_timeout)
             number, model = batch.step - self._shown_from, self._encode(batch.model)
             # A copy, because the base writes the number of the round into the config.
