@@ -228,6 +228,11 @@ def _read_folders(folder: Path, clients_per_round: int | None, max_latency: floa
             f"instead of {str(runs[0][2])!r} together with {other!r}."
         )
     scenario, histories = runs[0][0], [history for _, history, _ in runs]
+    if any(row.buffered for one in histories for row in one.clients):
+        raise ParameterError(
+            f"{str(folder)!r} holds buffered rounds, which wait for no client, but the advice is for rounds that wait. "
+            "Give runs without concurrency, or a CSV file of latencies."
+        )
     settings = [_settings(folder, tables) for tables, _, _ in runs]
     limit = settings[0].max_latency_s or max(
         (row.latency_s for one in histories for row in one.clients if row.latency_source == "max_latency"),

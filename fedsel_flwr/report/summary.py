@@ -61,6 +61,8 @@ class RunSummary:
         worst_tenth: Mean accuracy of the final model for the tenth of the clients with the lowest accuracy; NaN if it
             was not measured. A client is measured on its test examples, or on the test set weighted by its classes
             (:func:`~fedsel_flwr.simulations.results.client_accuracies`).
+        staleness: Mean number of steps of the server from sending the model to using the update, over the usable
+            updates of buffered rounds; NaN in synchronous rounds.
         target_window: Number of measured rounds whose mean counted for the target, smaller than ``target_rounds`` if
             the run was too short.
     """
@@ -88,6 +90,7 @@ class RunSummary:
     megabytes_down: float = math.nan
     megabytes_up: float = math.nan
     worst_tenth: float = math.nan
+    staleness: float = math.nan
     target_window: int = TARGET_ROUNDS
 
 
@@ -277,8 +280,15 @@ def summarize(
         megabytes_down=asked * model_bytes[0] / 1e6 if reached else math.inf,
         megabytes_up=arrived * model_bytes[1] / 1e6 if reached else math.inf,
         worst_tenth=_worst_tenth(client_accuracies),
+        staleness=mean_staleness(history),
         target_window=min(target_rounds, len(measured)),
     )
+
+
+def mean_staleness(history: History) -> float:
+    """Return the mean staleness of the usable updates of buffered rounds; NaN if there are none."""
+    found = [row.staleness for row in history.clients if row.completed and row.buffered]
+    return float(np.mean(found)) if found else math.nan
 
 
 def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:

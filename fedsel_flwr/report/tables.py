@@ -246,6 +246,7 @@ def figure_cells(
         ("Jain\nindex", lambda row: format_spread(row.jain, decimals=3)),
         ("failed\nclients", lambda row: format_spread(row.failed_clients, decimals=0 if row.seeds == 1 else 1)),
         ("asked\na round", lambda row: _format_asked(row.asked_per_round)),
+        ("mean\nstaleness", lambda row: format_spread(row.staleness, decimals=2)),
     ]
     written = [(header, [cell(row) for row in rows]) for header, cell in columns[part]]
     # A figure that no run has, such as joules in a deployment without meters, gets no column.

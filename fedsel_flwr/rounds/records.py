@@ -92,6 +92,11 @@ class ClientRecord:
     arrived_s: float = math.nan
 
     @property
+    def buffered(self) -> bool:
+        """Whether the client arrived in a buffered round, which waits for no client."""
+        return math.isfinite(self.arrived_s)
+
+    @property
     def problem_kinds(self) -> list[str]:
         """The kind of each problem, in order; one empty text if there is no problem."""
         return [problem.split(":")[0] for problem in self.problem.split("; ")]

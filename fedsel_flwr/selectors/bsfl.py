@@ -68,6 +68,8 @@ class BSFL(Selector):
           paper's two solvers.
         * A failure counts as a play at the speed tau_min / tau_max. A failed client has no latency, and the report then
           contains tau_max.
+        * In buffered rounds (``concurrency``), the slowest member of a set does not set the length of a round, as (13)
+          assumes. The shares count arrivals.
         * Speeds above 1 are replaced by 1, because measured latencies may be below ``min_latency``.
         * ``min_latency="auto"`` sets tau_min to the tenth percentile of the clients' mean latencies, over the
           completed plays. This tau_min includes the training of fast clients and the server's polling. The selector

@@ -122,6 +122,8 @@ class CSUCB(LatencyRewards):
         * If clients are absent or new ("modified CS-UCB" of section V-C), available clients without a play come first,
           then (18). The last opening round is filled up at random only if every registered client has been available
           in every round.
+        * In buffered rounds (``concurrency``), a round does not wait for its slowest client, and the rewards of other
+          selections arrive in it. The paper's regret assumes neither.
         * A common warm-up replaces the opening rounds. Its observations are plays, and clients that were offline come
           first.
 

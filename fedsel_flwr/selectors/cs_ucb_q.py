@@ -58,6 +58,8 @@ class CSUCBQ(LatencyRewards):
           limit, and V-C).
         * If new data sizes change c_k, (27) uses the value at the beginning of the round.
         * c_k = 1 and phi = 1 are allowed; the paper has [0, 1).
+        * In buffered rounds (``concurrency``), b_k is 1 in the round in which client k arrives, so the queues of the
+          clients at work grow meanwhile. The paper's bounds assume that a selection is observed in its own round.
         * In a common warm-up, every round is a play of all selected clients, and they count as selected (b_k = 1).
 
     Args:

@@ -63,6 +63,7 @@ class DivFL(VectorSelector, UtilityOption):
           that sends no gradient is asked three times, and is selected only if there are too few other clients.
         * In a common warm-up of all selectors clients send the gradient with the update, and no probe asks for it.
         * The sum G(S) is over all registered clients with a known gradient, available or not.
+        * In buffered rounds (``concurrency``), G(S) is over the clients of one selection, without those at work.
         * Ties among sums, to one in a million, are broken at random.
         * The gradient of a failed client does not change. The selector alone would then repeat the same selection, and
           select a dead client forever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The

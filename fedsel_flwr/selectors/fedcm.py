@@ -42,6 +42,8 @@ class FedCMUCB(Selector):
           distribution".
         * If a selected client fails, its reward is 0, because its model is not in S_opt.
         * The rounds of a common warm-up are plays, because the filter scores every model of these rounds.
+        * In buffered rounds (``concurrency``), the filter compares models that were trained on different global models.
+          The paper's reward assumes the same one.
         * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:

@@ -65,6 +65,7 @@ class Oort(Selector):
           times the earlier utility. The paper raises T if the utility has fallen.
         * The pacer makes its first update after 2 W complete rounds. The authors' code makes its first update one round
           earlier, and uses 0 as the utility of the missing round.
+        * In buffered rounds (``concurrency``), the pacer's round is a step of the server, and no round waits for T.
         * Round 1 uses ``exploration`` as epsilon. The authors' code multiplies epsilon by the decay before the first
           round.
         * Each client computes its losses with the received model, on all its training examples. The authors' code

@@ -52,6 +52,7 @@ class TiFL(Selector):
           used as a profile, and the client is profiled in one more round.
         * A spare that has replied is profiled like any other client. If a spare has not replied, its profile is at
           least the time that the server waited.
+        * In buffered rounds (``concurrency``), a round does not wait, so equally fast clients in a round save no time.
         * The tiers have equal numbers of clients, sorted by latency. The paper splits a histogram of the latencies.
         * A_i is the mean accuracy of the tier's clients on their test data. Every I rounds, a probe asks all clients
           for this accuracy, and its time and energy are charged. The change of A_i is computed over the clients that

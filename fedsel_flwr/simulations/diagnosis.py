@@ -165,10 +165,13 @@ def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:
         result: Result of the run.
 
     Returns:
-        ``regret`` if the system model defines the latencies, and ``classes`` if the scenario asks for it.
+        ``regret`` if the system model defines the latencies and the rounds wait for them, and ``classes`` if the
+        scenario asks for it.
     """
     tables: dict[str, Columns] = {}
-    if world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
+    # A buffered round does not wait for its clients, so it loses no seconds to the slowest one.
+    waits = not any(row.buffered for row in result.history.clients)
+    if waits and world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
         tables["regret"] = regret(world, result.history.clients, len(result.history.rounds))
     if world.scenario.per_class_accuracy:
         tables["classes"] = per_class_accuracy(world, result.arrays)

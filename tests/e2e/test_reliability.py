@@ -171,18 +171,23 @@ def test_a_run_that_all_supernodes_leave_ends_with_the_reason_and_goes_on_when_t
 # ---- rounds that do not wait -----------------------------------------------------------------------------------------
 
 
-def test_buffered_rounds_go_on_while_a_node_works_and_after_a_killed_server(fleet: Fleet) -> None:
+def test_buffered_rounds_go_on_while_a_node_works_and_after_each_killed_server(fleet: Fleet) -> None:
     """Three nodes are quick, n3 takes 20 s: the rounds do not wait, and its update counts with its staleness."""
     fleet.restore(*NODES, "n3")
     fleet.order("n3", sleep=20.0)
-    run = fleet.run("message", rounds=30, clients_per_round=1, concurrency=4, min_available=4)
-    wait_until(lambda: len(run.rounds) >= 6, 300, "six rounds")
-    assert all(row["client_id"] != "n3" for one in run.rounds[:4] for row in one["clients"])
-    fleet.kill_servers(1)
-    before = run.rounds
-    rounds = run.resumed().wait(600)
-    check_kept(rounds, before)
-    assert [one["num_selected"] for one in rounds] == [1] * 30
+    run, finished = fleet.run("message", rounds=40, clients_per_round=1, concurrency=4, min_available=4), 0
+    for kill in range(5):
+        finished += 6
+        wait_until(lambda: len(run.rounds) >= finished, 300, f"{finished} rounds")  # noqa: B023
+        if not kill:
+            assert all(row["client_id"] != "n3" for one in run.rounds[:4] for row in one["clients"])
+        fleet.kill_servers(1)
+        before = run.rounds
+        run = run.resumed()
+        run.wait_for_round(len(before) + 1, 300)
+        check_kept(run.rounds, before)
+    rounds = run.wait(600)
+    assert [one["num_selected"] for one in rounds] == [1] * 40
     rows = [row for one in rounds for row in one["clients"]]
     assert all(row["completed"] for row in rows)
     slow = [row["staleness"] for row in rows if row["client_id"] == "n3"]

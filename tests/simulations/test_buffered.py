@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.advice import advise
+from fedsel_flwr.report.page.deployment_tables import read_deployment
+from fedsel_flwr.report.summary import mean_staleness
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.diagnosis import derived_tables
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.worlds.world import world_of
 from tests.simulations import inprocess
 from tests.simulations.cut_off_runs import cut_off, parts
 from tests.simulations.inprocess import in_process
@@ -128,3 +134,23 @@ def test_the_legacy_api_refuses_buffered_rounds(without_ray: None) -> None:
 def test_scenarios_that_cannot_be_buffered(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         run(**MANY | keys)
+
+
+def test_reports_count_no_waiting_for_the_slowest(tmp_path: Path) -> None:
+    """A buffered round waits for arrivals. The seconds of its clients began earlier, and are no parts of it."""
+    keys = MANY | {"clients.failure_probability": 0.2}
+    buffered = simulate(load_scenario("smoke", keys), engine="vectorized", checkpoint_dir=tmp_path / "kept")
+    found = read_deployment(tmp_path / "kept")
+    used = [row.staleness for row in buffered.history.clients if row.completed]
+    assert found.staleness == pytest.approx(np.mean(used))
+    assert found.staleness > 0.3
+    assert found.waiting.rounds == 0
+    assert not found.slowest["round"]
+    assert min(found.parts["seconds"]) >= 0.0
+    assert np.sum(found.parts["seconds"]) == pytest.approx(found.seconds)
+    with pytest.raises(ParameterError, match="holds buffered rounds, which wait for no client"):
+        advise(tmp_path / "kept")
+    world, waits = world_of(load_scenario("smoke", keys)), run(num_clients=24)
+    assert (math.isnan(mean_staleness(waits.history)), mean_staleness(buffered.history)) == (True, found.staleness)
+    assert "regret" not in derived_tables(world, buffered)
+    assert "regret" in derived_tables(world, waits)

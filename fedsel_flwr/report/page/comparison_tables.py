@@ -113,7 +113,12 @@ FIGURES = {"time": "time_to_target_s", "rounds": "rounds_to_target", "energy": "
 
 
 def took_s(row: ClientRecord) -> float:
-    """Return the seconds from the round's start until the client was done, cold starts included."""
+    """Return the seconds from the round's start until the client was done, cold starts included.
+
+    NaN in buffered rounds, which wait for no client: the client may have started in an earlier round.
+    """
+    if row.buffered:
+        return math.nan
     return row.first_s if row.latency_source == "first" and math.isfinite(row.first_s) else row.latency_s
 
 
@@ -401,7 +406,7 @@ def part_table(runs: Sequence[PageRun]) -> Columns:
 
     Download, compute and upload are means over the completed clients. Failures are the seconds of
     :func:`failure_seconds`. Waiting is the rest of the round: the seconds for which a client waits for the slowest one.
-    It is NaN if no client reports its parts.
+    It is NaN if no client reports its parts, and in buffered rounds.
     """
     table = Rows("seed", "selector", "part", "seconds")
     for own in by_selector(runs).values():
@@ -412,7 +417,7 @@ def part_table(runs: Sequence[PageRun]) -> Columns:
 def round_parts(run: PageRun) -> dict[str, float]:
     """Return the parts of a run's mean round, in seconds; their sum is the mean duration of a round."""
     c = run.clients
-    done = (c["completed"] > 0) & np.isfinite(c["download_s"] + c["compute_s"] + c["upload_s"])
+    done = (c["completed"] > 0) & np.isfinite(c["download_s"] + c["compute_s"] + c["upload_s"] + c["took_s"])
     total = float(np.mean([one.round_s for one in run.rounds])) if run.rounds else math.nan
     probes = float(np.mean([one.probe_s for one in run.rounds])) if run.rounds else math.nan
     means = [float(c[f"{part}_s"][done].mean()) if done.any() else math.nan for part in PARTS[:3]]

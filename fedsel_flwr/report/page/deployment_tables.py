@@ -39,6 +39,7 @@ from fedsel_flwr.report.page.waiting_costs import (
     slowest_table,
 )  # fmt: skip
 from fedsel_flwr.report.run_folder import JOURNAL, SCENARIO, read_journal
+from fedsel_flwr.report.summary import mean_staleness
 from fedsel_flwr.rounds.checkpoints import NAME
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import DECODE_ERRORS, MOST_COUNT, ClientRecord, RoundRecord
@@ -142,6 +143,8 @@ class Deployment:
         p95_s: 95th percentile of the duration of a round, seconds.
         selections: Number of selected clients, summed over the rounds.
         updates: Number of usable updates.
+        staleness: Their mean staleness, in steps of the server.
+        buffered: Whether there are buffered rounds.
         spares: Number of spares.
         reasons: Reason of failure, as in the metrics for Prometheus -> number of failures, the most frequent first.
         remarks: Remark of a round, such as a column that no client reported -> number of rounds.
@@ -175,6 +178,8 @@ class Deployment:
     p95_s: float
     selections: int
     updates: int
+    staleness: float
+    buffered: bool
     spares: int
     reasons: Mapping[str, int]
     remarks: Mapping[str, int]
@@ -276,7 +281,8 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         median_s=median, counted_s=float(counted.mean()), quarters_s=_quarters(durations),
         quarters_measured_s=_quarters(durations - counted),
         p95_s=float(np.percentile(durations, PERCENTILE)), selections=sum(one.num_selected for one in rounds),
-        updates=sum(one.num_completed for one in rounds), spares=sum(one.num_spares for one in rounds),
+        updates=sum(one.num_completed for one in rounds), staleness=mean_staleness(history),
+        buffered=any(row.buffered for row in history.clients), spares=sum(one.num_spares for one in rounds),
         reasons=dict(failed.most_common()), remarks=dict(history.remarks()), waiting=waiting, clients=clients,
         checkpoint=checkpoint, settings=settings, accuracy=_accuracy_table(rounds),
         status=run_status((now - as_of).total_seconds(), rounds[-1].round, median, checkpoint),
@@ -371,7 +377,11 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
     for own in _groups(rounds):
-        usable = [row for one in own for row in cohorts.get(one.round, ()) if row.completed and read.is_usable(row)]
+        # A buffered round waits for arrivals. The times of its clients began in earlier rounds, and are no part of it.
+        usable = [
+            row for one in own for row in cohorts.get(one.round, ())
+            if row.completed and not row.buffered and read.is_usable(row)
+        ]  # fmt: skip
         everyone = [row for one in own for row in cohorts.get(one.round, ())]
         parts = {name: mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
         probes = mean([one.probe_s for one in own])
