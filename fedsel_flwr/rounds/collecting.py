@@ -67,9 +67,10 @@ class Collector:
         """
         selector = self.parts.selector
         opening = selector.keeps_model or selector.warming_up
-        if not selector.over_selection or opening or chosen > selector.asked_per_round:
+        usual = selector.asked_per_round
+        if not self.settings.has_spares or opening or (usual is not None and chosen > usual):
             return None
-        return int(selector.clients_per_round)
+        return self.settings.wait_for or selector.clients_per_round
 
     def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
         """Read the replies and log faults with the clients' ids.

@@ -164,6 +164,8 @@ class Options:
             the base strategy sees neither their results nor their failures. A selector that reads "spare" gets the
             values of spares. For any other selector, the latency of a spare is ``max_latency``. The selector must have
             ``clients_per_round``, and its constants still use m.
+        wait_for: Number of usable replies after which a round ends, as with ``over_selection``: the other clients are
+            spares. A round that asks no more clients waits for all of them. If None: no such number.
         round_deadline_s: Seconds after which a round ends. A client that has not replied by then is a straggler, and
             has failed. If None: no deadline.
         compare_models: Whether a reply must have the shapes and types of the global model's arrays. With False, it must
@@ -252,6 +254,7 @@ class Options:
     busy_timeout: float | None = field(default=3600.0, metadata=_rule(AT_LEAST_0))
     cooldown: CooldownSetting = field(default="auto", metadata=_rule(_switch, key="cooldown"))
     over_selection: float = field(default=0.0, metadata=_rule(AT_LEAST_0, key="over_selection"))
+    wait_for: int | None = field(default=None, metadata=_rule(_count, key="wait_for", unset=0))
     round_deadline_s: float | None = field(default=None, metadata=_rule(ABOVE_0, key="round_deadline_s", unset=0.0))
     compare_models: CompareModels = field(default="auto", metadata=_rule(_switch))
     max_update_norm: float | None = field(default=None, metadata=_rule(ABOVE_0, key="max_update_norm", unset=0.0))
@@ -330,9 +333,14 @@ class Settings(Options):
         return self.metric_keys or MetricKeys()
 
     @property
+    def has_spares(self) -> bool:
+        """Whether a round may ask more clients than it waits for."""
+        return bool(self.over_selection) or self.wait_for is not None
+
+    @property
     def ends_early(self) -> bool:
         """Whether a round may end before all selected clients have replied."""
-        return bool(self.over_selection) or self.round_deadline_s is not None
+        return self.has_spares or self.round_deadline_s is not None
 
 
 def resolve_settings(selector: Selector, *, payload: Payload = "model", **options: Any) -> Settings:
@@ -353,6 +361,7 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
     _check_buffered(selector, given)
+    _check_wait_for(given, m)
     averaging = given.averaging or ("mean" if given.weighting == "uniform" else None)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
@@ -404,7 +413,7 @@ def _check_buffered(selector: Selector, given: Options) -> None:
             f"channels = {given.channels} must be at least concurrency = {number}, because clients at work do not wait "
             "for a channel. Leave channels out"
         )
-    for name in ("warmup_rounds", "over_selection", "round_deadline_s"):
+    for name in ("warmup_rounds", "over_selection", "wait_for", "round_deadline_s"):
         if getattr(given, name):
             raise ParameterError(
                 f"{name} belongs to rounds that wait for their clients, and cannot be combined with concurrency. "
@@ -414,6 +423,26 @@ def _check_buffered(selector: Selector, given: Options) -> None:
         raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
     if given.weighting == "uniform" and given.averaging not in (None, "mean"):
         raise ParameterError(f"weighting = 'uniform' contradicts averaging = {given.averaging!r}. Set one of them")
+
+
+def _check_wait_for(given: Options, clients_per_round: int | None) -> None:
+    """Refuse a number of replies that no round can have, or that contradicts another option."""
+    if (wanted := given.wait_for) is None:
+        return
+    if given.over_selection:
+        raise ParameterError(
+            f"wait_for = {wanted} and over_selection = {given.over_selection:g} both say when a round ends. Leave one "
+            "out"
+        )
+    if clients_per_round is not None and wanted > clients_per_round:
+        raise ParameterError(
+            f"wait_for = {wanted} is more than the clients_per_round = {clients_per_round} that a round asks. Lower it"
+        )
+    if given.min_completed > wanted:
+        raise ParameterError(
+            f"min_completed = {given.min_completed} is more than the wait_for = {wanted} replies after which a round "
+            "ends. Lower it, or raise wait_for"
+        )
 
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:

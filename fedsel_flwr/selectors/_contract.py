@@ -23,7 +23,7 @@ from fedsel_flwr.selectors.selector_state import KINDS, RESERVED, state_key
 
 DECLARED = (
     "needs", "requires", "remembers", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
-    "asks_failed_for_ever", "may_exceed_clients_per_round", "buffers",
+    "asks_failed_for_ever", "may_exceed_clients_per_round", "buffers", "waves",
 )  # fmt: skip
 """Attributes that a selector's class may declare."""
 

@@ -56,6 +56,7 @@ class Selector(SavedState, ABC):
         buffers: Whether the selector can be used in buffered rounds, in which a report has clients of earlier
             selections (``concurrency`` of the strategies). False for an opening of its own.
         paper_options: Strategy options whose default comes from the paper, such as ``{"averaging": "mean"}``.
+        waves: Whether clients share ``clients_per_round`` channels in a scenario that sets no number of channels.
         over_selection: Extra clients asked, as a share of ``clients_per_round`` (:meth:`plan_rounds`).
         max_clients: Largest number of clients, for a method whose cost grows faster than their number. None sets no
             limit.
@@ -79,6 +80,7 @@ class Selector(SavedState, ABC):
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
     buffers: ClassVar[bool] = True
+    waves: ClassVar[bool] = True
     paper_options: ClassVar[Mapping[str, str]] = {}
     citations: ClassVar[tuple[str, ...]] = ()
     """BibTeX entries of the selector's papers, which ``fedsel cite`` prints."""

@@ -50,6 +50,41 @@ class Random(Selector):
         return self._generator.permutation(available)[: self.asked_per_round]
 
 
+class Everyone(Selector):
+    """Selects all available clients, for federations of a few sites that all train in every round.
+
+    A strategy can end such a round early (``wait_for``, ``round_deadline_s``), and it excludes a client for some rounds
+    after failures (``cooldown="auto"``), because this selector asks a dead client for ever.
+
+    When not to use:
+        * There are many clients. Each round then costs the energy and the network of all of them.
+
+    Deviations: none.
+
+    Args:
+        clients_per_round: Optional largest number of clients, drawn uniformly at random. None sets no limit. In a
+            scenario it is None, unless the selector's table sets it.
+        seed: Seed of the selector's generator.
+
+    >>> import numpy as np
+    >>> Everyone().select(np.arange(3))
+    array([0, 1, 2])
+    """
+
+    name: ClassVar[str] = "everyone"
+    may_exceed_clients_per_round: ClassVar[bool] = True
+    asks_failed_for_ever: ClassVar[bool] = True
+    buffers: ClassVar[bool] = False
+    waves: ClassVar[bool] = False
+
+    def __init__(self, *, clients_per_round: int | None = None, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+
+    def _select(self, available: IntArray) -> IntArray:
+        most = available.size if self.clients_per_round is None else self.asked_per_round
+        return self._generator.permutation(available)[:most]
+
+
 class RandomBySize(Selector):
     """Draws clients one after the other, each in proportion to its number of examples, p_k.
 

@@ -6,6 +6,7 @@ the documentation site follow from this file. If a parameter has no default, add
 
 # With "as", type checkers see the class as exported.
 from fedsel_flwr.selectors.active_fl import ActiveFL as ActiveFL
+from fedsel_flwr.selectors.baselines import Everyone as Everyone
 from fedsel_flwr.selectors.baselines import LocalAccuracy as LocalAccuracy
 from fedsel_flwr.selectors.baselines import Random as Random
 from fedsel_flwr.selectors.baselines import RandomBySize as RandomBySize

@@ -69,11 +69,13 @@ def late_share(scenario: Scenario, history: History) -> float:
         history: History of the run.
 
     Returns:
-        The share. 0 if over-selection or a deadline ends rounds earlier, because clients are then late by design.
+        The share. 0 if over-selection, ``wait_for`` or a deadline ends rounds earlier, because clients are then late by
+        design.
     """
     options = scenario.aggregation.options()
     asked = sum(record.num_selected for record in history.rounds)
-    if not asked or options["over_selection"] or options["round_deadline_s"] is not None:
+    ends_early = options["over_selection"] or options["wait_for"] or options["round_deadline_s"] is not None
+    if not asked or ends_early:
         return 0.0
     return history.problem_counts()[LATE] / asked
 

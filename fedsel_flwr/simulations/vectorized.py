@@ -119,7 +119,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
     strategy.end_metrics()
-    log_simulated_faults(strategy.history, bool(core.settings.over_selection))
+    log_simulated_faults(strategy.history, core.settings.has_spares)
     return RunResult(
         history=strategy.history,
         arrays=model,

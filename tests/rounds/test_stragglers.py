@@ -15,7 +15,7 @@ from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.collecting import end_round
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.selectors import CSUCB, PCZFL, Random, create, names
+from fedsel_flwr.selectors import CSUCB, PCZFL, Everyone, Random, create, names
 from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -267,13 +267,68 @@ def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None
     assert 0.4 <= one.latency[1] < 2.0
 
 
+def test_on_the_servers_clock_k_of_n_end_the_round() -> None:
+    record, rows = _on_the_servers_clock(Everyone(), [0.0, 30.0, 0.3, 30.0], wait_for=2)
+    assert [rows[k].completed for k in "0123"] == [True, False, True, False]
+    assert 0.3 <= record.round_s < 2.0
+
+
 def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
     record, rows = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
     assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
     assert record.round_s == 0.6
 
 
-@pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"round_deadline_s": 5.0}])
+@pytest.mark.parametrize(
+    ("wanted", "completed", "round_s"),
+    [(1, [False, True, False, False], 1.0), (3, [True, True, True, False], 3.0), (9, [True, True, True, True], 7.0)],
+)
+def test_a_round_ends_with_the_replies_that_it_waits_for(wanted: int, completed: list[bool], round_s: float) -> None:
+    """Four sites take 2, 1, 3 and 7 s; all are asked in every round, and all send at once."""
+    core = core_of(Everyone(), wait_for=wanted, max_latency=9.0)
+    nodes, seconds = ["a", "b", "c", "d"], dict(zip("abcd", (2.0, 1.0, 3.0, 7.0), strict=True))
+    for _ in range(2):
+        assert core.choose(nodes, MODEL, Written(facts(*nodes))) == nodes
+        replies = {k: Reply(num_examples=1, metrics={"latency_s": seconds[k]}, arrays=MODEL) for k in nodes}
+        core.collect(replies)
+        core.finish(MODEL)
+    assert [row.completed for row in core.parts.history.clients] == completed * 2
+    assert [row.spare for row in core.parts.history.clients] == [not one for one in completed] * 2
+    assert [record.round_s for record in core.parts.history.rounds] == [round_s] * 2
+
+
+def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
+    core = core_of(Everyone(), wait_for=2, max_latency=9.0)
+    nodes, asked = ["a", "b", "c"], []
+    for _ in range(3):
+        asked.append(core.choose(nodes, MODEL, Written(facts(*nodes))))
+        replies = {
+            node: Reply(num_examples=1, metrics={"latency_s": 1.0 + (node == "c")}, arrays=MODEL) for node in asked[-1]
+        }
+        core.collect(replies | ({"a": Reply(error="gone")} if "a" in asked[-1] else {}))
+        core.finish(MODEL)
+    assert asked == [nodes, ["b", "c"], ["b", "c"]]
+    assert [record.round_s for record in core.parts.history.rounds] == [2.0] * 3
+    assert [row.completed for row in core.parts.history.clients] == [False, True, True, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("selector", "options", "message"),
+    [
+        ("everyone", {"wait_for": 0}, "wait_for must be a whole number of at least 1"),
+        ("everyone", {"wait_for": 2, "min_completed": 3}, "min_completed = 3 is more than the wait_for = 2"),
+        ("random", {"wait_for": 3}, "more than the clients_per_round = 2"),
+        ("random", {"wait_for": 1, "over_selection": 0.5}, "both say when a round ends"),
+        ("random", {"wait_for": 1, "concurrency": 4}, "wait_for belongs to rounds that wait"),
+    ],
+)
+def test_a_number_of_replies_that_no_round_can_have(selector: str, options: dict[str, Any], message: str) -> None:
+    own = {} if selector == "everyone" else {"clients_per_round": 2}
+    with pytest.raises(ParameterError, match=message):
+        SelectionStrategy(create(selector, **own, seed=0), **options)
+
+
+@pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"wait_for": 1}, {"round_deadline_s": 5.0}])
 def test_the_legacy_api_refuses_on_the_servers_clock_and_says_why(options: dict[str, float]) -> None:
     with pytest.raises(ParameterError, match="the legacy API's server waits for every client"):
         SelectionStrategy(Random(clients_per_round=1), clock="server", **options)  # type: ignore[arg-type]

@@ -42,17 +42,20 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_selectors_that_need_whole_rounds() -> None:
-    assert sorted({*names()} - {*BUFFERED}) == ["fedcor", "fedcs", "gpfl", "pczfl"]
+    assert sorted({*names()} - {*BUFFERED}) == ["everyone", "fedcor", "fedcs", "gpfl", "pczfl"]
 
 
-@pytest.mark.parametrize("selector", BUFFERED)
-def test_as_many_at_work_as_arrive_is_a_synchronous_run(selector: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "selector"),
+    [*(("vectorized", name) for name in BUFFERED), *(("message", name) for name in ("bsfl", "oort", "fedcm-ts"))],
+)
+def test_as_many_at_work_as_arrive_is_a_synchronous_run(way: str, selector: str, without_ray: None) -> None:
     """The same choices and models bit for bit, with failures, absences and probes; the times may differ by rounding."""
     keys = {
         "selector": selector, "rounds": 6, "clients.failure_probability": 0.1, "availability.kind": "bernoulli",
         "availability.probability": 0.8,
     }  # fmt: skip
-    plain, buffered = run(**keys), run(**keys, aggregation__concurrency=3)
+    plain, buffered = run(way, **keys), run(way, **keys, aggregation__concurrency=3)
     assert [array.tobytes() for array in plain.arrays] == [array.tobytes() for array in buffered.arrays]
     for one, other in zip(plain.history.clients, buffered.history.clients, strict=True):
         assert (one.round, one.client, one.latency_s, one.problem) == (

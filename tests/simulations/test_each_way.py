@@ -73,6 +73,21 @@ def test_clients_that_fail_are_left_in_peace(way: str, cooldown: bool, asked: li
 
 
 @WAYS
+def test_everyone_is_asked_and_the_first_replies_end_the_round(way: str) -> None:
+    """The scenario's clients_per_round limits nothing, and without channels all eight send at once."""
+    keys = {"num_clients": 8, "clients_per_round": 2, "selector": "everyone"}
+    whole = run(way, 4, keys).history
+    early = run(way, 4, keys | {"aggregation.wait_for": 5}).history
+    waves = run(way, 4, keys | {"wireless.channels": 2}).history
+    assert [one.num_selected for history in (whole, early) for one in history.rounds] == [8] * 8
+    assert [(one.num_completed, one.num_spares) for one in early.rounds] == [(5, 3)] * 4
+    for all_there, five, wave in zip(whole.rounds, early.rounds, waves.rounds, strict=True):
+        latencies = sorted(row.latency_s for row in whole.clients if row.round == all_there.round)
+        assert (all_there.round_s, five.round_s) == (latencies[-1], latencies[4])
+        assert wave.round_s > all_there.round_s
+
+
+@WAYS
 def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
     """With one example each the mean is that of equal weights."""
     free, held = (run(way, 1, {"partition.kind": "dirichlet", "aggregation.max_examples": n}) for n in (0, 1))

@@ -218,7 +218,7 @@ PARAMETERS = [f"selectors.{name}.{key}" for name in names() for key in own_param
 def test_selectors_take_all_but_what_the_scenario_sets() -> None:
     assert {f"selectors.bsfl.{key}" for key in ("min_latency", "alpha", "beta", "data_weights")} <= set(PARAMETERS)
     set_by_the_scenario = ("clients_per_round", "seed", "max_latency")
-    own_caps = {"selectors.fedcs.clients_per_round", "selectors.pczfl.clients_per_round"}
+    own_caps = {f"selectors.{name}.clients_per_round" for name in ("everyone", "fedcs", "pczfl")}
     assert {key for key in PARAMETERS if key.split(".")[2] in set_by_the_scenario} == own_caps
 
 

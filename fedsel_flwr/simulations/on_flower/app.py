@@ -249,7 +249,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     # Flower does not tell a strategy of the legacy API that the run has ended.
     strategy.end_metrics()
-    log_simulated_faults(strategy.history, bool(strategy.core.settings.over_selection))
+    log_simulated_faults(strategy.history, strategy.core.settings.has_spares)
     return RunResult(
         history=strategy.history,
         arrays=arrays,

@@ -227,10 +227,8 @@ def make_strategy(
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
     scenario = world.scenario
-    if selector is None:
-        world.check_validation_set(selector_class(scenario.selector).needs, label_of(scenario.selector))
-    else:
-        world.check_validation_set(selector.needs, selector.name)
+    asks = selector_class(scenario.selector) if selector is None else selector
+    world.check_validation_set(asks.needs, label_of(scenario.selector) if selector is None else selector.name)
     api, chosen = APIS[scenario.api], scenario.aggregation.options()
     options: dict[str, Any] = chosen | {
         "base": api.make_base(world),
@@ -241,7 +239,7 @@ def make_strategy(
         "roll_call_timeout": scenario.aggregation.round_timeout_s,
         "channels": scenario.wireless.channels
         or chosen["concurrency"]
-        or over_selected(scenario.clients_per_round, chosen["over_selection"]),
+        or (over_selected(scenario.clients_per_round, chosen["over_selection"]) if asks.waves else None),
         "validation": world.validation(),
         "learning_rate": scenario.training.learning_rate,
         "availability": make_availability(scenario),

@@ -198,14 +198,15 @@ class Adapter(RoundEnd, Translation):
         self.base: Any = base if base is not None else type(self).default_base()
         # All checks that are possible now run here, before a server starts.
         bases.check_accepts_selector(self.base)
-        cohort = selector.clients_per_round
+        cohort = arguments.wait_for or selector.clients_per_round
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
         options = {one.name: getattr(arguments, one.name) for one in fields(Options)}
         settings = resolve_settings(selector, payload=bases.payload(self.base), **options)
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(
-                "over_selection and round_deadline_s on the server's clock need a server that ends rounds early, "
+                "over_selection, wait_for and round_deadline_s on the server's clock need a server that ends rounds "
+                "early, "
                 "but the legacy API's server waits for every client. Use the strategies of "
                 'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
             )

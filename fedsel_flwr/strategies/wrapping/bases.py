@@ -231,11 +231,11 @@ def check_trains(base: object) -> None:
             )
 
 
-def check_cohort(base: object, clients_per_round: int) -> None:
-    """Refuse a cohort that ``base`` can never work with."""
+def check_cohort(base: object, models: int) -> None:
+    """Refuse a number of models, ``wait_for`` or ``clients_per_round``, that ``base`` can never work with."""
     needed, why = min_models(base)
-    if clients_per_round < needed:
-        raise ParameterError(f"{why}: {needed}, but clients_per_round is {clients_per_round}. Raise it, or lower f")
+    if models < needed:
+        raise ParameterError(f"{why}: {needed}, but a round has {models}. Raise clients_per_round, or lower f")
 
 
 def check_filter(base: object) -> None:
