@@ -409,10 +409,7 @@ def _check_buffered(selector: Selector, given: Options) -> None:
     if number % m:
         raise ParameterError(f"concurrency = {number} must be a multiple of the {m} clients_per_round")
     if given.channels is not None and given.channels < number:
-        raise ParameterError(
-            f"channels = {given.channels} must be at least concurrency = {number}, because clients at work do not wait "
-            "for a channel. Leave channels out"
-        )
+        raise ParameterError(f"channels = {given.channels} is below concurrency = {number}. Leave channels out")
     for name in ("warmup_rounds", "over_selection", "wait_for", "round_deadline_s"):
         if getattr(given, name):
             raise ParameterError(
@@ -430,19 +427,12 @@ def _check_wait_for(given: Options, clients_per_round: int | None) -> None:
     if (wanted := given.wait_for) is None:
         return
     if given.over_selection:
-        raise ParameterError(
-            f"wait_for = {wanted} and over_selection = {given.over_selection:g} both say when a round ends. Leave one "
-            "out"
-        )
-    if clients_per_round is not None and wanted > clients_per_round:
-        raise ParameterError(
-            f"wait_for = {wanted} is more than the clients_per_round = {clients_per_round} that a round asks. Lower it"
-        )
-    if given.min_completed > wanted:
-        raise ParameterError(
-            f"min_completed = {given.min_completed} is more than the wait_for = {wanted} replies after which a round "
-            "ends. Lower it, or raise wait_for"
-        )
+        raise ParameterError("wait_for and over_selection both say when a round ends. Leave one of them out")
+    for name, low, high in (
+        ("clients_per_round", wanted, clients_per_round or wanted), ("min_completed", given.min_completed, wanted),
+    ):  # fmt: skip
+        if low > high:
+            raise ParameterError(f"wait_for = {wanted} does not fit {name} = {getattr(given, name, high)}. Change one")
 
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:

@@ -316,8 +316,8 @@ def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
     ("selector", "options", "message"),
     [
         ("everyone", {"wait_for": 0}, "wait_for must be a whole number of at least 1"),
-        ("everyone", {"wait_for": 2, "min_completed": 3}, "min_completed = 3 is more than the wait_for = 2"),
-        ("random", {"wait_for": 3}, "more than the clients_per_round = 2"),
+        ("everyone", {"wait_for": 2, "min_completed": 3}, "wait_for = 2 does not fit min_completed = 3"),
+        ("random", {"wait_for": 3}, "wait_for = 3 does not fit clients_per_round = 2"),
         ("random", {"wait_for": 1, "over_selection": 0.5}, "both say when a round ends"),
         ("random", {"wait_for": 1, "concurrency": 4}, "wait_for belongs to rounds that wait"),
     ],
