@@ -199,7 +199,8 @@ class Flights:
             latency_until_known(reply, self._settings, reference=batch.model, fault=fault)
             for reply, fault in zip(answers, faults, strict=True)
         ]
-        batch.arrival_s, batch.replies = batch.sent_s + np.array(seconds), dict(enumerate(answers))
+        batch.arrival_s = batch.sent_s + np.array(seconds)
+        batch.replies = {i: answers[i] for i in np.flatnonzero(batch.at_work).tolist()}
         batch.models, batch.held = stack, np.arange(len(batch.nodes))
 
     def arrive(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Arrivals:
