@@ -129,7 +129,8 @@ def test_names_in_tables_of_selectors_lead_to_the_gallery(site: Path, name: str)
     link = r'<a class="reference internal" href="{}gallery/([a-z-]+)\.html"><span class="doc">\1</span></a>'
     linked = set(re.findall(link.format("../" * name.count("/")), text))
     selectors = {one.stem for one in (site / "gallery").glob("*.html")} - {"index"}
-    if name == "results/selectors":  # the rows of a date: a new selector has none yet
+    # A new selector has no rows in stored results, and one of nobody's paper is in no table of papers.
+    if name in ("results/selectors", "papers/README"):
         selectors = {one for one in selectors if f">{one}<" in text}
     assert len(selectors) > 15
     assert selectors <= linked
