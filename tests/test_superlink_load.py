@@ -82,9 +82,8 @@ def test_a_round_goes_on_without_a_node_that_leaves_during_its_upload(
     first, second = ([row for row in line["clients"] if row["completed"]] for line in found.rounds)
     (interrupted_row,) = (row for row in found.rounds[0]["clients"] if row["client_id"] == str(left[0].id))
     assert interrupted_row["timed_out"]
-    # An answer that arrives in the same quarter second waits with the interrupted one, and is lost too: on a busy
-    # machine most of them.
-    assert first
+    # An answer that arrives in the same quarter second waits with the interrupted one, and is lost too.
+    assert len(first) >= 4
     assert len(second) == 8
 
 

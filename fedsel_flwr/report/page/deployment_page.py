@@ -220,7 +220,7 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
         ("updates", f"{found.updates:,} usable updates, {failed:,} failure{'' if failed == 1 else 's'}{_reasons(found)}"
                     + (f", {found.spares:,} spares" if found.spares else "")),
     ]  # fmt: skip
-    if found.buffered:
+    if math.isfinite(found.staleness):
         rows.append(("staleness", f"buffered rounds: an update is {found.staleness:.2f} steps old on average"))
     rows += [
         ("remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")

@@ -143,8 +143,7 @@ class Deployment:
         p95_s: 95th percentile of the duration of a round, seconds.
         selections: Number of selected clients, summed over the rounds.
         updates: Number of usable updates.
-        staleness: Their mean staleness, in steps of the server.
-        buffered: Whether there are buffered rounds.
+        staleness: Their mean staleness in buffered rounds, in steps of the server; NaN if there are no such updates.
         spares: Number of spares.
         reasons: Reason of failure, as in the metrics for Prometheus -> number of failures, the most frequent first.
         remarks: Remark of a round, such as a column that no client reported -> number of rounds.
@@ -179,7 +178,6 @@ class Deployment:
     selections: int
     updates: int
     staleness: float
-    buffered: bool
     spares: int
     reasons: Mapping[str, int]
     remarks: Mapping[str, int]
@@ -282,7 +280,7 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         quarters_measured_s=_quarters(durations - counted),
         p95_s=float(np.percentile(durations, PERCENTILE)), selections=sum(one.num_selected for one in rounds),
         updates=sum(one.num_completed for one in rounds), staleness=mean_staleness(history),
-        buffered=any(row.buffered for row in history.clients), spares=sum(one.num_spares for one in rounds),
+        spares=sum(one.num_spares for one in rounds),
         reasons=dict(failed.most_common()), remarks=dict(history.remarks()), waiting=waiting, clients=clients,
         checkpoint=checkpoint, settings=settings, accuracy=_accuracy_table(rounds),
         status=run_status((now - as_of).total_seconds(), rounds[-1].round, median, checkpoint),

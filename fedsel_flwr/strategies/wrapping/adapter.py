@@ -206,8 +206,7 @@ class Adapter(RoundEnd, Translation):
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(
                 "over_selection, wait_for and round_deadline_s on the server's clock need a server that ends rounds "
-                "early, "
-                "but the legacy API's server waits for every client. Use the strategies of "
+                "early, but the legacy API's server waits for every client. Use the strategies of "
                 'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
             )
         if settings.filter is not None:
