@@ -1,4 +1,4 @@
-"""Arguments of the command line: parsing with hints for misspelt options, and conversion into settings.
+"""Arguments of the command line: a table of all commands, hints for misspelt options, and conversion into settings.
 
 :func:`read_assignments` reads scenario keys for the command line and for the run config of ``flwr run``.
 """
@@ -15,9 +15,162 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsel_flwr import __version__
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.operating_system import shell_line
 
+DEFAULT_SCENARIO = "digits"
+"""Scenario that runs by default."""
+DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
+"""Selectors that are compared by default."""
+Argument = tuple[str, Mapping[str, Any], str]
+"""Argument of a command: its name, its settings in :meth:`argparse.ArgumentParser.add_argument`, and its help."""
+SWITCH = {"action": "store_true"}
+"""Settings of an option without a value."""
+DATA_DIR: Argument = (
+    "--data-dir", {"metavar": "DIR"}, "read torchvision's data sets from DIR (default: $FEDSEL_DATA)",
+)  # fmt: skip
+PRINT_JSON: Argument = ("--json", SWITCH, "print JSON, and nothing else")
+RESULTS_AS_JSON: Argument = ("--json", SWITCH, "print the results as JSON, and nothing else")
+SCENARIO: tuple[Argument, ...] = (
+    ("scenario", {"nargs": "?"}, "use this scenario: a name or a TOML file (default: digits)"),
+    DATA_DIR,
+    ("--rounds", {"type": int}, "set the number of rounds (default: the number in the scenario)"),
+    ("--set", {"action": "append", "default": [], "metavar": "KEY=VALUE", "dest": "overrides"},
+     "set scenario keys, such as --set training.learning_rate=0.05,rounds=5 (may be repeated)"),
+    ("--engine", {"choices": ("ray", "vectorized")},
+     "train each client with Flower on Ray, or train all clients of a round together in one process. Default: "
+     "vectorized for compare, otherwise the scenario's engine"),
+)  # fmt: skip
+"""Arguments that describe a scenario."""
+MACHINE: tuple[Argument, ...] = (
+    ("--num-cpus", {"type": int, "metavar": "N"},
+     "let Ray use N cores (default: all cores; not allowed on a cluster). For vectorized runs on a cluster: "
+     "give each run N cores (default: 1)"),
+    ("--num-gpus", {"type": int, "metavar": "N"},
+     "let Ray use N GPUs, shared equally by the clients that train at the same time. Default: all GPUs if "
+     "--client-gpus is above 0, otherwise none. For vectorized runs on a cluster: give each run N GPUs (default: 1 "
+     "if --device is a GPU, otherwise 0)"),
+    ("--client-cpus", {"type": float, "metavar": "X"}, "give each client X cores on Ray (default: 1)"),
+    ("--client-gpus", {"type": float, "metavar": "X"}, "give each client X GPUs on Ray, such as 0.25 (default: 0)"),
+    ("--ray-address", {"metavar": "HOST:PORT"},
+     "use the Ray cluster at HOST:PORT. With the vectorized engine, each run is a task on the cluster. The "
+     "word auto means the cluster that this machine belongs to. The word local means this machine alone. Default: "
+     "the value of $RAY_ADDRESS, otherwise local. The vectorized engine ignores $RAY_ADDRESS"),
+    ("--device", {"metavar": "DEVICE"},
+     "train on DEVICE in the vectorized engine, such as cuda (default: cpu)"),
+)  # fmt: skip
+"""Options of the machine on which runs train."""
+FOLDER: tuple[Argument, ...] = (
+    ("--quiet", SWITCH, "print only the results and the folder, no progress"),
+    ("--runs-dir", {"default": "runs", "metavar": "DIR"}, "create run folders in DIR (default: ./runs)"),
+    ("--resume", {"nargs": "?", "const": True, "metavar": "FOLDER"},
+     "resume the interrupted run or comparison in FOLDER with its original settings (without FOLDER: the "
+     "newest one that was started with the same arguments)"),
+    ("--trust", SWITCH,
+     "with --resume FOLDER: load the code that FOLDER refers to, such as ./file.py:Class. This code runs with "
+     "your rights"),
+    ("--replay", SWITCH,
+     "with --resume: repeat each run that is damaged, or whose selector, model, data or scenario has changed "
+     "(default: stop with an error)"),
+    ("--no-checkpoints", SWITCH, "write no checkpoints: an interrupted run then starts again from round 1"),
+    ("--track", {"metavar": "TRACKER[:ADDRESS]"},
+     "send the parameters and metrics of each run to a tracker: tensorboard[:LOGDIR], mlflow[:URI], "
+     "wandb[:PROJECT], or your class ./file.py:Class"),
+    ("--track-clients", {"metavar": "N|A,B,C"},
+     "with --track: also send separate metrics of N clients, or of the clients A,B,C (default: 50)"),
+)  # fmt: skip
+"""Options of what runs print, keep and send, and of resuming them."""
+COMMANDS: Mapping[str, tuple[str, tuple[Argument, ...]]] = {
+    "list": ("list the scenarios and the selectors", (PRINT_JSON,)),
+    "run": ("run a scenario with one selector", (
+        *SCENARIO, *MACHINE, *FOLDER,
+        ("--selector", {},
+         "use this selector: a name, package.module:Class or ./file.py:Class (default: the scenario's selector)"),
+        ("--seed", {"type": int}, "set the seed (default: the seed in the scenario)"),
+        ("--checkpoint-dir", {"metavar": "DIR"},
+         "write checkpoints to DIR, and do not delete them after the run. With --resume: continue from the "
+         "checkpoints in DIR. Default: write them to the run folder, and delete them after the run"),
+        RESULTS_AS_JSON,
+    )),
+    "compare": ("run a scenario with several selectors", (
+        *SCENARIO, *MACHINE, *FOLDER,
+        ("--selectors", {"action": "append", "metavar": "A,B,C"},
+         "compare these selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all "
+         f"(default: {DEFAULT_SELECTORS})"),
+        ("--seeds", {"metavar": "N|A,B,C"},
+         "run each selector on N consecutive seeds, beginning with the scenario's seed, or on the seeds A,B,C "
+         "(default: 10 seeds)"),
+        ("--sweep", {"action": "append", "default": [], "metavar": "KEY=A,B,C"},
+         "compare several values of a selector's parameter, for example selectors.bsfl.alpha=0.3,1,3. The table "
+         "has a row for each value. If you repeat the option, it has a row for each combination of values"),
+        ("--jobs", {"type": int, "metavar": "N"},
+         "execute N runs at the same time, in processes that share the cores (default: 1; only for the vectorized "
+         "engine on the CPU). With --ray-address: at most N runs on the cluster (default: as many as fit)"),
+        ("--reference", {"metavar": "NAME"},
+         "compare all other selectors with the selector NAME, seed by seed (default: random, if it is compared)"),
+        ("--rounds-on-flower", {"type": int, "default": 0, "metavar": "N"},
+         "first run N rounds of the first selector with Flower on Ray, and check that both engines select the "
+         "same clients"),
+        RESULTS_AS_JSON,
+    )),
+    "show": ("print a scenario with all keys, units and defaults", (
+        *SCENARIO, ("--meanings", SWITCH, "print the meaning of each key above the key"), PRINT_JSON,
+    )),
+    "cite": ("print the BibTeX entries of selectors' papers", (
+        ("cited", {"nargs": "*", "metavar": "SELECTOR"},
+         "print the papers of this selector: a name, package.module:Class or ./file.py:Class (without SELECTOR: "
+         "print the entry of this package)"),
+    )),
+    "doctor": ("check the installation and this machine", (
+        ("--data-dir", {"metavar": "DIR"}, "look for data sets in DIR (default: $FEDSEL_DATA)"),
+        ("--runs-dir", {"default": "runs", "metavar": "DIR"},
+         "check the free disk space for run folders in DIR (default: ./runs)"),
+        ("--start-ray", SWITCH, "start Ray for a moment, which takes some seconds"),
+        PRINT_JSON,
+    )),
+    "advise": ("advise whether selection by latency pays, from a history of latencies", (
+        ("source", {"metavar": "FOLDER|CSV"},
+         "read the folder of a run, of a comparison or of checkpoints, or a CSV file with the columns "
+         "client,seconds"),
+        ("--clients", {"type": int, "metavar": "N"},
+         "the fleet has N clients (default: the folder's number; for a CSV file, the clients with a row)"),
+        ("--clients-per-round", {"type": int, "metavar": "N"},
+         "select N clients per round (default: the folder's number; for a CSV file, 5 %% of its clients)"),
+        ("--max-latency", {"type": float, "metavar": "SECONDS"},
+         "latencies are cut off at SECONDS (default: the folder's max_latency; for a CSV file, nothing is cut off)"),
+        ("--rounds", {"type": int, "metavar": "N"},
+         "predict N rounds (default: the rounds of the folder's scenario, or 300)"),
+        ("--seed", {"type": int, "default": 1, "metavar": "N"}, "set the seed of the prediction (default: 1)"),
+        PRINT_JSON,
+    )),
+    "reproduce": ("reproduce figures and tables of the papers, with a verdict on each", (
+        ("figures", {"nargs": "*", "metavar": "NAME"},
+         "reproduce these figures: names of --list, the name of a paper (such as xia), or all"),
+        ("--list", SWITCH, "print name, verdict, minutes and claim of each figure"),
+        ("--smoke", SWITCH,
+         "run a few rounds of each run on one seed, print no verdict, and write nothing. If a data set is missing, "
+         "the digits of scikit-learn replace it"),
+        ("--jobs", {"type": int, "metavar": "N"},
+         "use N processes (default: 1). With --ray-address: at most N runs on the cluster (default: as many as "
+         "fit)"),
+        ("--ray-address", {"metavar": "HOST:PORT"},
+         "execute the runs on the Ray cluster at HOST:PORT, each with one core (default: on this machine)"),
+        ("--seeds", {"type": int, "metavar": "N"}, "run the seeds 1 to N (default: the figure's number of seeds)"),
+        ("--out", {"default": "reproductions", "metavar": "DIR"},
+         "write rows, checks and pictures to DIR, and take finished rows from it (default: ./reproductions)"),
+        DATA_DIR,
+    )),
+    "report": ("combine finished runs, or report on a deployment", (
+        ("folders", {"nargs": "+", "metavar": "FOLDER"},
+         "read the folder of a comparison or of a run, or the checkpoint_dir of a deployment"),
+        ("--reference", {"metavar": "NAME"}, "compare all other selectors with NAME, as in compare"),
+        ("--out", {"metavar": "DIR"},
+         "write report.html, picture and summaries to DIR (default: FOLDER, if you give only one)"),
+        RESULTS_AS_JSON,
+    )),
+}  # fmt: skip
+"""Command -> its help, and its arguments in the order of the help."""
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
              "checkpoint_dir", "sweep", "track", "track_clients", "source")  # fmt: skip
 """Options whose value must not be empty. Otherwise an unset shell variable would look like a missing option."""
@@ -27,6 +180,20 @@ FIXED_BY_FOLDER = (
     "no_checkpoints", "sweep",
 )  # fmt: skip
 """Arguments that a run's folder already fixes. They are refused with ``--resume FOLDER``."""
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the whole command line, and the parsers of the commands by name."""
+    parser = argparse.ArgumentParser(
+        prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, (about, arguments) in COMMANDS.items():
+        made = commands.add_parser(command, allow_abbrev=False, help=about)
+        for name, settings, text in arguments:
+            made.add_argument(name, help=text, **settings)
+    return parser, commands.choices
 
 
 def parse(
@@ -87,156 +254,6 @@ def read_numbers(text: str, option: str) -> int | list[int]:
     except ValueError:
         raise ParameterError(f"{option} must be a number, or numbers separated by commas, got {text!r}") from None
     return numbers if "," in text else numbers[0]
-
-
-def add_ray_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of Ray to a command's parser."""
-    parser.add_argument(
-        "--num-cpus", type=int, metavar="N",
-        help="let Ray use N cores (default: all cores; not allowed on a cluster). For vectorized runs on a cluster: "
-        "give each run N cores (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--num-gpus", type=int, metavar="N",
-        help="let Ray use N GPUs, shared equally by the clients that train at the same time. Default: all GPUs if "
-        "--client-gpus is above 0, otherwise none. For vectorized runs on a cluster: give each run N GPUs (default: 1 "
-        "if --device is a GPU, otherwise 0)",
-    )  # fmt: skip
-    parser.add_argument("--client-cpus", type=float, metavar="X", help="give each client X cores on Ray (default: 1)")
-    parser.add_argument(
-        "--client-gpus", type=float, metavar="X", help="give each client X GPUs on Ray, such as 0.25 (default: 0)"
-    )
-    parser.add_argument(
-        "--ray-address", metavar="HOST:PORT",
-        help="use the Ray cluster at HOST:PORT. With the vectorized engine, each run is a task on the cluster. The "
-        "word auto means the cluster that this machine belongs to. The word local means this machine alone. Default: "
-        "the value of $RAY_ADDRESS, otherwise local. The vectorized engine ignores $RAY_ADDRESS",
-    )  # fmt: skip
-
-
-def add_tracking_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of trackers to a command's parser."""
-    parser.add_argument(
-        "--track", metavar="TRACKER[:ADDRESS]",
-        help="send the parameters and metrics of each run to a tracker: tensorboard[:LOGDIR], mlflow[:URI], "
-        "wandb[:PROJECT], or your class ./file.py:Class",
-    )  # fmt: skip
-    parser.add_argument(
-        "--track-clients", metavar="N|A,B,C",
-        help="with --track: also send separate metrics of N clients, or of the clients A,B,C (default: 50)",
-    )  # fmt: skip
-
-
-def add_small_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
-) -> None:
-    """Add show, cite, doctor, advise and reproduce, and the option of list.
-
-    Args:
-        commands: The existing commands.
-        described: The arguments that describe a scenario.
-    """
-    show = commands.add_parser(
-        "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
-    )
-    show.add_argument("--meanings", action="store_true", help="print the meaning of each key above the key")
-    cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
-    cite.add_argument(
-        "cited", nargs="*", metavar="SELECTOR",
-        help="print the papers of this selector: a name, package.module:Class or ./file.py:Class (without SELECTOR: "
-        "print the entry of this package)",
-    )  # fmt: skip
-    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
-    doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
-    doctor.add_argument(
-        "--runs-dir",
-        default="runs",
-        metavar="DIR",
-        help="check the free disk space for run folders in DIR (default: ./runs)",
-    )
-    doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
-    advise = commands.add_parser(
-        "advise", allow_abbrev=False, help="advise whether selection by latency pays, from a history of latencies"
-    )
-    advise.add_argument(
-        "source", metavar="FOLDER|CSV",
-        help="read the folder of a run, of a comparison or of checkpoints, or a CSV file with the columns "
-        "client,seconds",
-    )  # fmt: skip
-    advise.add_argument(
-        "--clients", type=int, metavar="N",
-        help="the fleet has N clients (default: the folder's number; for a CSV file, the clients with a row)",
-    )  # fmt: skip
-    advise.add_argument(
-        "--clients-per-round", type=int, metavar="N",
-        help="select N clients per round (default: the folder's number; for a CSV file, 5 %% of its clients)",
-    )  # fmt: skip
-    advise.add_argument(
-        "--max-latency", type=float, metavar="SECONDS",
-        help="latencies are cut off at SECONDS (default: the folder's max_latency; for a CSV file, nothing is cut off)",
-    )  # fmt: skip
-    advise.add_argument(
-        "--rounds",
-        type=int,
-        metavar="N",
-        help="predict N rounds (default: the rounds of the folder's scenario, or 300)",
-    )
-    advise.add_argument("--seed", type=int, default=1, metavar="N", help="set the seed of the prediction (default: 1)")
-    _add_reproduce(commands)
-    for each in (commands.choices["list"], show, doctor, advise):
-        each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-
-
-def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command that combines finished runs, and return its parser."""
-    report = commands.add_parser("report", allow_abbrev=False, help="combine finished runs, or report on a deployment")
-    report.add_argument(
-        "folders", nargs="+", metavar="FOLDER",
-        help="read the folder of a comparison or of a run, or the checkpoint_dir of a deployment",
-    )  # fmt: skip
-    report.add_argument("--reference", metavar="NAME", help="compare all other selectors with NAME, as in compare")
-    report.add_argument(
-        "--out",
-        metavar="DIR",
-        help="write report.html, picture and summaries to DIR (default: FOLDER, if you give only one)",
-    )
-    return report
-
-
-def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command that reproduces the papers' figures."""
-    reproduce = commands.add_parser(
-        "reproduce", allow_abbrev=False, help="reproduce figures and tables of the papers, with a verdict on each"
-    )
-    reproduce.add_argument(
-        "figures", nargs="*", metavar="NAME",
-        help="reproduce these figures: names of --list, the name of a paper (such as xia), or all",
-    )  # fmt: skip
-    reproduce.add_argument("--list", action="store_true", help="print name, verdict, minutes and claim of each figure")
-    reproduce.add_argument(
-        "--smoke", action="store_true",
-        help="run a few rounds of each run on one seed, print no verdict, and write nothing. If a data set is missing, "
-        "the digits of scikit-learn replace it",
-    )  # fmt: skip
-    reproduce.add_argument(
-        "--jobs", type=int, metavar="N",
-        help="use N processes (default: 1). With --ray-address: at most N runs on the cluster (default: as many as "
-        "fit)",
-    )  # fmt: skip
-    reproduce.add_argument(
-        "--ray-address", metavar="HOST:PORT",
-        help="execute the runs on the Ray cluster at HOST:PORT, each with one core (default: on this machine)",
-    )  # fmt: skip
-    reproduce.add_argument(
-        "--seeds", type=int, metavar="N", help="run the seeds 1 to N (default: the figure's number of seeds)"
-    )
-    reproduce.add_argument(
-        "--out", default="reproductions", metavar="DIR",
-        help="write rows, checks and pictures to DIR, and take finished rows from it (default: ./reproductions)",
-    )  # fmt: skip
-    reproduce.add_argument(
-        "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
-    )
 
 
 def _read_tracking(args: argparse.Namespace) -> None:

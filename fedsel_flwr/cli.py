@@ -1,4 +1,4 @@
-"""Command line of ``fedsel``: its commands and their options.
+"""Command line of ``fedsel``: its commands.
 
 Each command imports the modules that it needs when it runs, so that ``fedsel --help`` and errors in the arguments
 appear at once.
@@ -14,11 +14,12 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr import __version__, arguments
+from fedsel_flwr import arguments
+from fedsel_flwr.arguments import DEFAULT_SCENARIO, DEFAULT_SELECTORS
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.operating_system import adopt_orphans, shell_line
 
@@ -28,111 +29,6 @@ if TYPE_CHECKING:
 
 EXIT_UNHEALTHY, EXIT_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 INTERRUPTED = "fedsel: interrupted"
-DEFAULT_SCENARIO = "digits"
-"""Scenario that runs by default."""
-DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
-"""Selectors that are compared by default."""
-
-
-def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of the whole command line, and the parsers of the commands by name."""
-    parser = argparse.ArgumentParser(
-        prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", allow_abbrev=False, help="list the scenarios and the selectors")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("scenario", nargs="?", help="use this scenario: a name or a TOML file (default: digits)")
-    common.add_argument(
-        "--data-dir", metavar="DIR", help="read torchvision's data sets from DIR (default: $FEDSEL_DATA)"
-    )
-    common.add_argument("--rounds", type=int, help="set the number of rounds (default: the number in the scenario)")
-    common.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="set scenario keys, such as --set training.learning_rate=0.05,rounds=5 (may be repeated)",
-    )  # fmt: skip
-    common.add_argument(
-        "--engine", choices=("ray", "vectorized"),
-        help="train each client with Flower on Ray, or train all clients of a round together in one process. Default: "
-        "vectorized for compare, otherwise the scenario's engine",
-    )  # fmt: skip
-    # Arguments that describe the scenario, without the options for the machine.
-    described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
-    arguments.add_ray_options(common)
-    common.add_argument(
-        "--device", metavar="DEVICE", help="train on DEVICE in the vectorized engine, such as cuda (default: cpu)"
-    )
-    common.add_argument("--quiet", action="store_true", help="print only the results and the folder, no progress")
-    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="create run folders in DIR (default: ./runs)")
-    common.add_argument(
-        "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
-        help="resume the interrupted run or comparison in FOLDER with its original settings (without FOLDER: the "
-        "newest one that was started with the same arguments)",
-    )  # fmt: skip
-    common.add_argument(
-        "--trust", action="store_true",
-        help="with --resume FOLDER: load the code that FOLDER refers to, such as ./file.py:Class. This code runs with "
-        "your rights",
-    )  # fmt: skip
-    common.add_argument(
-        "--replay", action="store_true",
-        help="with --resume: repeat each run that is damaged, or whose selector, model, data or scenario has changed "
-        "(default: stop with an error)",
-    )  # fmt: skip
-    common.add_argument(
-        "--no-checkpoints", action="store_true",
-        help="write no checkpoints: an interrupted run then starts again from round 1",
-    )  # fmt: skip
-    arguments.add_tracking_options(common)
-    run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
-    run.add_argument(
-        "--selector",
-        help="use this selector: a name, package.module:Class or ./file.py:Class (default: the scenario's selector)",
-    )
-    run.add_argument("--seed", type=int, help="set the seed (default: the seed in the scenario)")
-    run.add_argument(
-        "--checkpoint-dir", metavar="DIR",
-        help="write checkpoints to DIR, and do not delete them after the run. With --resume: continue from the "
-        "checkpoints in DIR. Default: write them to the run folder, and delete them after the run",
-    )  # fmt: skip
-    compare = commands.add_parser(
-        "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
-    )
-    arguments.add_small_commands(commands, described)
-    compare.add_argument(
-        "--selectors", action="append", metavar="A,B,C",
-        help="compare these selectors, separated by commas: names, package.module:Class, ./file.py:Class, or all "
-        f"(default: {DEFAULT_SELECTORS})",
-    )  # fmt: skip
-    compare.add_argument(
-        "--seeds", metavar="N|A,B,C",
-        help="run each selector on N consecutive seeds, beginning with the scenario's seed, or on the seeds A,B,C "
-        "(default: 10 seeds)",
-    )  # fmt: skip
-    compare.add_argument(
-        "--sweep", action="append", default=[], metavar="KEY=A,B,C",
-        help="compare several values of a selector's parameter, for example selectors.bsfl.alpha=0.3,1,3. The table "
-        "has a row for each value. If you repeat the option, it has a row for each combination of values",
-    )  # fmt: skip
-    compare.add_argument(
-        "--jobs", type=int, metavar="N",
-        help="execute N runs at the same time, in processes that share the cores (default: 1; only for the vectorized "
-        "engine on the CPU). With --ray-address: at most N runs on the cluster (default: as many as fit)",
-    )  # fmt: skip
-    compare.add_argument(
-        "--reference", metavar="NAME",
-        help="compare all other selectors with the selector NAME, seed by seed (default: random, if it is compared)",
-    )  # fmt: skip
-    compare.add_argument(
-        "--rounds-on-flower", type=int, default=0, metavar="N",
-        help="first run N rounds of the first selector with Flower on Ray, and check that both engines select the "
-        "same clients",
-    )  # fmt: skip
-    report = arguments.add_report(commands)
-    for each in (run, compare, report):
-        each.add_argument("--json", action="store_true", help="print the results as JSON, and nothing else")
-    return parser, commands.choices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if ``fedsel doctor`` finds a problem, 2 after an error, 130 after Ctrl-C.
     """
-    parser, commands = build_parser()
+    parser, commands = arguments.build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
     # Until shutdown_on_signal handles signals, SIGTERM interrupts in the same way as Ctrl-C.
     if owns_process:

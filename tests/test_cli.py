@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import __version__
-from fedsel_flwr.cli import DEFAULT_SELECTORS, main
+from fedsel_flwr.arguments import DEFAULT_SELECTORS
+from fedsel_flwr.cli import main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
@@ -244,7 +245,7 @@ def test_the_resolved_scenario_is_the_same_run(first: Shell) -> None:
 BUSY = """
 import time
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-from fedsel_flwr.cli import DEFAULT_SELECTORS, main
+from fedsel_flwr.cli import main
 RayBackend.terminate = lambda self: time.sleep(60)  # as on a busy machine, where Flower waits for Ray's dead workers
 raise SystemExit(main())
 """

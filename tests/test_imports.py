@@ -118,7 +118,7 @@ heavy = ("flwr", "torch", "ray", "pandas", "scipy", "sklearn", "matplotlib", "py
 for name in ("fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing", "fedsel_flwr.theory"):
     importlib.import_module(name)
     lacks(name, *heavy, "pydantic")
-from fedsel_flwr.cli import DEFAULT_SELECTORS, main
+from fedsel_flwr.cli import main
 for argv in (["list"], ["list", "--json"], ["cite"], ["cite", "bsfl"]):
     assert main(argv) == 0
     lacks(f"fedsel {argv[0]}", *heavy, "datasets", "pydantic")

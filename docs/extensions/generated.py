@@ -18,7 +18,7 @@ import scenario_keys
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from fedsel_flwr import cli
+from fedsel_flwr.arguments import build_parser
 from fedsel_flwr.selectors.registry import citations, describe, selector_class
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedsel_flwr"
@@ -107,7 +107,7 @@ def by_answer(question: str, answer: Answer, reasons: dict[str, str]) -> str:
 # ---- the command line ----------------------------------------------------------------------------------------------
 def arguments(command: str) -> str:
     """What a command takes, in the words of its help."""
-    parser = cli.build_parser()[1][command]
+    parser = build_parser()[1][command]
     rows = [argument(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
     return table(["argument", "meaning"], rows) if rows else "It takes no argument.\n"
 
