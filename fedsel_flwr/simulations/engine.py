@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.diagnosis import client_accuracies, derived_tables
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, run_rounds, wait_for_nodes
-from fedsel_flwr.simulations.on_flower.building import resolve_strategy
+from fedsel_flwr.simulations.on_flower.building import check_strategy, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import (
@@ -100,7 +100,7 @@ class Arguments(RunOptions):
             raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(self.on_round).__name__}")
         check_should_stop(self.should_stop)
         if self.strategy is not None:
-            for name in ("folder", "checkpoint_dir", "resume", "track"):
+            for name in ("folder", "checkpoint_dir", "resume", "track", "on_round", "selector", "should_stop"):
                 if getattr(self, name) not in (None, False):
                     raise ParameterError(f"{name} cannot be combined with strategy=. Set it in the strategy")
         if self.replay and not (self.resume and self.folder is not None and self.checkpoint_dir is None):
@@ -138,6 +138,8 @@ def simulate(given: Arguments) -> RunResult:
         scenario, given.folder, given.checkpoint_dir, given.checkpoint_every, given.keep_checkpoints, given.resume
     )
     scenario = given.own.named_in(scenario)
+    if given.strategy is not None:
+        check_strategy(scenario, given.strategy)
     label = given.label or (selector.name if selector else scenario.selector)
     code = code_identity(scenario, selector, given.own) if given.code is None else given.code
     # Built in this thread, so that faults in data and parameters are reported before Ray starts.
@@ -163,7 +165,9 @@ def simulate(given: Arguments) -> RunResult:
 
     def begin(plan: CheckpointPlan) -> Any:
         options = plan.options(scenario, selector)
-        made = resolve_strategy(world, given.strategy, on_round, selector, options, given.should_stop)
+        made = given.strategy
+        if made is None:
+            made = make_strategy(world, on_round, selector, options, given.should_stop)
         if written is not None:
             # Called before the strategy reads its checkpoint, which restores the history from this journal.
             written.record_rounds(made.history, elsewhere=given.checkpoint_dir is not None)

@@ -239,7 +239,7 @@ def test_a_signal_is_checked_before_anything_starts() -> None:
     with pytest.raises(ParameterError, match="should_stop must be a function"):
         run("vectorized", 6, should_stop=3)
     strategy = SelectionStrategy(create("random", clients_per_round=2))
-    with pytest.raises(ParameterError, match="strategy and should_stop cannot be combined"):
+    with pytest.raises(ParameterError, match="should_stop cannot be combined with strategy="):
         run("vectorized", 6, strategy=strategy, should_stop=stop_at_the_end)
 
 

@@ -15,7 +15,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower import app, building
+from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.on_flower.building import APIS
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
@@ -166,19 +166,14 @@ def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, witho
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_strategy_is_checked_or_made_once_a_run(own: bool, without_ray: None, monkeypatch: Any) -> None:
+def test_a_strategy_is_made_once_a_run_unless_it_is_the_users(own: bool, without_ray: None, monkeypatch: Any) -> None:
     """A second one would be thrown away, with the data it measures on."""
-    calls: list[str] = []
-    for module, name in ((engine, "resolve_strategy"), (building, "make_strategy"), (app, "make_strategy")):
-        original = getattr(module, name)
-
-        def counted(*args: Any, original: Any = original, name: str = name) -> Any:
-            calls.append(name)
-            return original(*args)
-
-        monkeypatch.setattr(module, name, counted)
+    made: list[Any] = []
+    original = engine.make_strategy
+    for module in (engine, app):
+        monkeypatch.setattr(module, "make_strategy", lambda *args: made.append(args) or original(*args))
     simulate(SMOKE, strategy=own_strategy("legacy") if own else None)
-    assert calls == (["resolve_strategy"] if own else ["resolve_strategy", "make_strategy"])
+    assert len(made) == (not own)
 
 
 def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(without_ray: None) -> None:
@@ -198,7 +193,7 @@ def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
     ("options", "name"), [({"on_round": print}, "on_round"), ({"selector": neighbours()}, "selector")]
 )
 def test_what_a_strategy_of_ones_own_has_is_refused(options: dict[str, Any], name: str, no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=f"strategy and {name} cannot be combined"):
+    with pytest.raises(ParameterError, match=f"{name} cannot be combined with strategy="):
         simulate(SMOKE, strategy=own_strategy("legacy"), **options)
 
 

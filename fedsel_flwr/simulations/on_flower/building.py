@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Final
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -16,6 +16,7 @@ from flwr.server import strategy as legacy_strategies
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as message_strategies
 
+from fedsel_flwr import strategies
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.clients.torch_client import TorchClient, make_message_app
 from fedsel_flwr.errors import ParameterError
@@ -33,6 +34,7 @@ from fedsel_flwr.simulations.scenario_files import chooses_cohort_size
 from fedsel_flwr.simulations.scenario_tables import Availability as AvailabilityTable
 from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.worlds.world import World
+from fedsel_flwr.strategies import message
 
 BASE_CLASSES = {
     "fedavg": "FedAvg",
@@ -48,14 +50,12 @@ class LegacyApi:
     """Legacy API: the base holds the initial model and evaluates on the test set.
 
     Attributes:
-        package: Name of the package with the selection strategies of this API.
-        strategy_type: Base class of the strategies of this API.
+        package: Package with the selection strategies of this API.
     """
 
-    package: ClassVar[str] = "fedsel_flwr.strategies"
-    strategy_type: ClassVar[type] = legacy_strategies.Strategy
+    package: ClassVar[ModuleType] = strategies
 
-    def make_base(self, world: World) -> legacy_strategies.Strategy:
+    def make_base(self, world: World) -> Any:
         """Make the scenario's base strategy.
 
         Args:
@@ -74,7 +74,7 @@ class LegacyApi:
         def fit_config(round: int) -> dict[str, Scalar]:
             return {"round": round}
 
-        base: legacy_strategies.Strategy = getattr(legacy_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
+        return getattr(legacy_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
             fraction_evaluate=0.0,
             min_available_clients=world.scenario.num_clients,
             initial_parameters=ndarrays_to_parameters(list(world.initial_arrays())),
@@ -84,7 +84,6 @@ class LegacyApi:
             fit_metrics_aggregation_fn=lambda metrics: {},
             **base_parameters(world.scenario),
         )
-        return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
         """Run the scenario's rounds, or only the rounds after the strategy's checkpoint.
@@ -127,15 +126,13 @@ class MessageApi:
     This class has the same attributes and methods as :class:`LegacyApi`.
     """
 
-    package: ClassVar[str] = "fedsel_flwr.strategies.message"
-    strategy_type: ClassVar[type] = message_strategies.Strategy
+    package: ClassVar[ModuleType] = message
 
-    def make_base(self, world: World) -> message_strategies.Strategy:
+    def make_base(self, world: World) -> Any:
         """Make the scenario's base strategy, see :meth:`LegacyApi.make_base`."""
-        base: message_strategies.Strategy = getattr(message_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
+        return getattr(message_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
             fraction_evaluate=0.0, min_available_nodes=world.scenario.num_clients, **base_parameters(world.scenario)
         )
-        return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
         """Run the scenario's rounds, see :meth:`LegacyApi.run`."""
@@ -170,13 +167,13 @@ def base_parameters(scenario: Scenario) -> dict[str, Any]:
     Returns:
         Keyword arguments, the same in both APIs.
     """
-    if scenario.aggregation.base == "fedprox":
-        return {"proximal_mu": scenario.training.proximal_mu}
-    if scenario.aggregation.base in ("fedadam", "fedyogi"):
-        return {"eta": scenario.aggregation.server_learning_rate}
-    if scenario.aggregation.base == "fedavgm":
-        return {"server_learning_rate": scenario.aggregation.server_learning_rate}
-    return {}
+    rate = scenario.aggregation.server_learning_rate
+    return {
+        "fedprox": {"proximal_mu": scenario.training.proximal_mu},
+        "fedadam": {"eta": rate},
+        "fedyogi": {"eta": rate},
+        "fedavgm": {"server_learning_rate": rate},
+    }.get(scenario.aggregation.base, {})
 
 
 def make_server(strategy: legacy_strategies.Strategy, max_workers: int) -> Server:
@@ -249,7 +246,7 @@ def make_strategy(
         "should_stop": should_stop,
         **(checkpointing or {}),
     }
-    package = importlib.import_module(api.package)
+    package = api.package
     if selector is not None:
         return package.SelectionStrategy(selector, **options)
     params = selector_params(scenario, world.num_examples())
@@ -269,43 +266,19 @@ def make_strategy(
     return package.SelectionStrategy(selector, **options)
 
 
-def resolve_strategy(
-    world: World,
-    strategy: Any = None,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    selector: Selector | None = None,
-    checkpointing: Mapping[str, Any] | None = None,
-    should_stop: ShouldStop | None = None,
-) -> Any:
-    """Return the caller's strategy if it fits the scenario; without one, build the scenario's strategy.
-
-    Args:
-        world: The scenario's world.
-        strategy: The caller's strategy. If None, :func:`make_strategy` builds the scenario's.
-        on_round: Function called with each finished round; for the scenario's strategy only.
-        selector: Selector that replaces the scenario's; for the scenario's strategy only.
-        checkpointing: Options of the checkpoints; for the scenario's strategy only.
-        should_stop: Function that ends the run after the round for which it returns True; for the scenario's strategy
-            only.
-
-    Returns:
-        The strategy.
+def check_strategy(scenario: Scenario, strategy: Any) -> None:
+    """Refuse a caller's strategy that is not a selection strategy of the scenario's API.
 
     Raises:
-        ParameterError: A strategy comes together with ``on_round``, ``selector`` or ``should_stop``, or it is not a
-            selection strategy of the scenario's API. Also raised for the reasons in :func:`make_strategy`.
+        ParameterError: The strategy has another API or another type.
     """
-    if strategy is None:
-        return make_strategy(world, on_round, selector, checkpointing, should_stop)
-    for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
-        if value is not None:
-            raise ParameterError(f"strategy and {name} cannot be combined. Pass {name} to the strategy.")
-    name, api = world.scenario.api, APIS[world.scenario.api]
-    if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
+    package = APIS[scenario.api].package
+    fits = isinstance(strategy, package.SelectionStrategy.strategy_type)
+    if not fits or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
-            f"strategy must be of the API {name!r}, such as {api.package}.SelectionStrategy(...), got {strategy!r:.80}."
+            f"strategy must be of the API {scenario.api!r}, such as {package.__name__}.SelectionStrategy(...), got "
+            f"{strategy!r:.80}."
         )
-    return strategy
 
 
 def make_availability(scenario: Scenario) -> Availability | None:
