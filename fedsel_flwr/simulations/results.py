@@ -19,6 +19,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError, disk_error
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
+from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.rounds.fingerprints import differences
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
@@ -81,6 +82,24 @@ class RunResult:
     client_accuracies: FloatArray = field(default_factory=lambda: np.empty(0))
     timing: Columns = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=versions)
+
+    def summary(self, scenario: Scenario, label: str) -> RunSummary:
+        """Return the figures of the run.
+
+        Args:
+            scenario: Scenario that was run.
+            label: The selector's label.
+        """
+        return summarize(
+            self.history,
+            selector=label,
+            seed=scenario.seed,
+            num_clients=scenario.num_clients,
+            target_accuracy=scenario.target_accuracy,
+            target_rounds=scenario.target_rounds,
+            model_bytes=scenario.model_bytes(sum(array.nbytes for array in self.arrays)),
+            client_accuracies=self.client_accuracies,
+        )
 
 
 class RunFolder:

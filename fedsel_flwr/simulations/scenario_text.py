@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel
 
 from fedsel_flwr.selectors.registry import label_of, parameter_texts, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
@@ -156,17 +155,10 @@ def _meanings(scenario: Scenario) -> dict[str, str]:
     return found
 
 
-def _defaults(table: BaseModel, prefix: str = "") -> list[str]:
+def _defaults(scenario: Scenario) -> list[str]:
     """Return the dotted keys of values that were not set."""
-    keys = []
-    for key in type(table).model_fields:
-        value = getattr(table, key)
-        if isinstance(value, BaseModel):
-            keys += _defaults(value, f"{prefix}{key}.")
-        # The tables of selectors hold only parameters that were set.
-        elif key not in table.model_fields_set and not isinstance(value, Mapping):
-            keys.append(f"{prefix}{key}")
-    return keys
+    given = set(_flat(scenario.model_dump(exclude_unset=True)))
+    return [key for key in _flat(scenario.model_dump()) if key not in given]
 
 
 def _unset_parameters(scenario: Scenario) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
-from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
+from fedsel_flwr.report.summary import RunSummary, find_target_rounds
 from fedsel_flwr.report.tables import latex_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -115,20 +115,7 @@ class Comparison:
     @property
     def summaries(self) -> list[RunSummary]:
         """Figures of each run."""
-        s = self.scenario
-        return [
-            summarize(
-                run.history,
-                selector=run.selector,
-                seed=run.scenario.seed,
-                num_clients=s.num_clients,
-                target_accuracy=s.target_accuracy,
-                target_rounds=s.target_rounds,
-                model_bytes=s.model_bytes(sum(array.nbytes for array in run.result.arrays)),
-                client_accuracies=run.result.client_accuracies,
-            )
-            for run in self.runs
-        ]
+        return [run.result.summary(run.scenario, run.selector) for run in self.runs]
 
     def remarks(self) -> list[str]:
         """Return remarks on probable problems, one line each.

@@ -45,7 +45,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import PCZFL, RoundReport, Selector
 from fedsel_flwr.selectors.registry import selector_class
@@ -85,17 +84,7 @@ def run_training(scenario: Scenario) -> tuple[dict[str, float], dict[str, FloatA
 
 def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float], dict[str, FloatArray]]:
     """Return the outcomes and the curves of a finished run."""
-    history = result.history
-    summary = summarize(
-        history,
-        selector=scenario.selector,
-        seed=scenario.seed,
-        num_clients=scenario.num_clients,
-        target_accuracy=scenario.target_accuracy,
-        target_rounds=scenario.target_rounds,
-        model_bytes=scenario.model_bytes(sum(array.nbytes for array in result.arrays)),
-        client_accuracies=result.client_accuracies,
-    )
+    history, summary = result.history, result.summary(scenario, scenario.selector)
     outcomes = {key: float(value) for key, value in asdict(summary).items() if key not in ("selector", "seed")}
     accuracy = np.array([one.accuracy for one in history.rounds])
     loss = np.array([one.loss for one in history.rounds])
