@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser, commands = arguments.build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
-    # Until shutdown_on_signal handles signals, SIGTERM interrupts in the same way as Ctrl-C.
+    # Until SignalShutdown handles signals, SIGTERM interrupts in the same way as Ctrl-C.
     if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         print(f"fedsel: error: there is not enough memory for this run: {error}", file=sys.stderr)
         return EXIT_ERROR
-    # Ctrl-C came before shutdown_on_signal handled signals.
+    # Ctrl-C came before SignalShutdown handled signals.
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -79,9 +79,9 @@ def _run_command(args: argparse.Namespace) -> int:
     if args.command in small:
         return small[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
-    from fedsel_flwr.simulations.shutdown import shutdown_on_signal
+    from fedsel_flwr.simulations.shutdown import SignalShutdown
 
-    with shutdown_on_signal(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as shutdown:
+    with SignalShutdown(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED).listening() as shutdown:
         return _compare(args, shutdown)
 
 

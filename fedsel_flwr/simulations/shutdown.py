@@ -37,31 +37,8 @@ _ENDING = threading.Lock()
 """Held by the thread that ends this process."""
 
 
-@contextlib.contextmanager
-def shutdown_on_signal(
-    on_signal: Callable[[], None], message: Callable[[], str], status: int
-) -> Iterator[SignalShutdown]:
-    """Shut this process and its children down if Ctrl-C or SIGTERM comes within the block.
-
-    Args:
-        on_signal: Function called first. A second signal does not interrupt it.
-        message: Function that returns the last line on standard error.
-        status: The exit status.
-
-    Yields:
-        The handler. Its attributes may be changed within the block.
-    """
-    shutdown = SignalShutdown(on_signal, message, status)
-    # Python allows only the main thread to set handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield shutdown
-        return
-    with shutdown.listening():
-        yield shutdown
-
-
 class SignalShutdown:
-    """Handler of a signal: it kills all child processes and then ends this process.
+    """Handler of Ctrl-C and SIGTERM: it kills all child processes and then ends this process.
 
     The signal's handler does everything. An exception would first have to pass through Flower's own shutdown. On a busy
     machine that waits long for Ray's dead workers. Flower's server thread has no way to stop it from outside.
@@ -70,13 +47,11 @@ class SignalShutdown:
     each signal at once. If the main thread does not react in time, the listener shuts down in its place.
 
     Args:
-        on_signal: See the attribute.
-        message: See the attribute.
+        on_signal: Function called first. A second signal does not interrupt it.
+        message: Function that returns the last line on standard error.
         status: The exit status.
 
     Attributes:
-        on_signal: Function called first. A second signal does not interrupt it.
-        message: Function that returns the last line on standard error.
         folder: Folder from which unfinished files are removed. If None, no files are removed.
     """
 
@@ -86,12 +61,16 @@ class SignalShutdown:
         self._status, self._seen = status, False
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen for signals within the block; call this only in the main thread."""
+    def listening(self) -> Iterator[SignalShutdown]:
+        """Yield this handler, whose attributes may be changed, and listen for signals within the block."""
+        # Python allows only the main thread to set handlers.
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
         before = {each: signal.signal(each, self._handle) for each in SIGNALS}
         try:
             with self._listener_thread() if signals_reach_pipes() else contextlib.nullcontext():
-                yield
+                yield self
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)

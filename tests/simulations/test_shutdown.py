@@ -33,11 +33,11 @@ EARLY_S = 0.3
 BUSY = """
 import ctypes, hashlib, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-from fedsel_flwr.simulations.shutdown import shutdown_on_signal
+from fedsel_flwr.simulations.shutdown import SignalShutdown
 
 busy, folder = sys.argv[1:]
 before = signal.getsignal(signal.SIGTERM)
-with shutdown_on_signal(lambda: None, lambda: "left", 7):
+with SignalShutdown(lambda: None, lambda: "left", 7).listening():
     pass
 assert signal.getsignal(signal.SIGTERM) is before
 
@@ -47,7 +47,7 @@ def send():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 
-with shutdown_on_signal(lambda: print("last", flush=True), lambda: "left", 7) as leaving:
+with SignalShutdown(lambda: print("last", flush=True), lambda: "left", 7).listening() as leaving:
     leaving.folder = Path(folder)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(folder, "..", "child").write_text(str(child.pid))

@@ -17,7 +17,7 @@ from fedsel_flwr.report.summary import setting_label, value_texts
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import label_of, names, selector_class
-from fedsel_flwr.simulations.on_flower.building import check_selectors, common_params, selector_params
+from fedsel_flwr.simulations.on_flower.building import check_selector, common_params, selector_params
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_label, check_selector_tables
 from fedsel_flwr.simulations.scenario_tables import Table
@@ -227,7 +227,7 @@ def check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> Non
                 # Only the parameters of the sweep are checked, because reading the scenario checked its tables.
                 swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
                 check_selector_tables(scenario.name, swept, [one.name])
-            check_selectors(own, [one.name])
+            check_selector(own)
 
 
 def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
@@ -243,9 +243,10 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
     world = world_of(own.named_in(scenario), own)
     able, left_out = [], {}
     for name in names():
+        named = scenario.model_copy(update={"selector": name})
         try:
-            check_selectors(scenario, [name])
-            _check_limits(world, scenario, name)
+            check_selector(named)
+            _check_limits(world, named)
         except FedSelError as error:
             left_out[name] = str(error)
         else:
@@ -253,14 +254,14 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
     return able, left_out
 
 
-def _check_limits(world: World, scenario: Scenario, name: str) -> None:
+def _check_limits(world: World, scenario: Scenario) -> None:
     """Refuse a missing validation set, too many clients, and over-selection if the selector decides its cohort's size.
 
     The selector is created, because a parameter may change its limits and its columns.
     """
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
-    selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
-    world.check_validation_set(selector.needs, name)
+    selector = create(scenario.selector, **selector_params(scenario, sizes))
+    world.check_validation_set(selector.needs, scenario.selector)
     resolve_settings(selector, **scenario.aggregation.options())
     if selector.max_clients is not None and scenario.num_clients > selector.max_clients:
         raise FedSelError(f"takes at most {selector.max_clients} clients, and there are {scenario.num_clients}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Final
 
@@ -32,7 +32,8 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import chooses_cohort_size
 from fedsel_flwr.simulations.scenario_tables import Availability as AvailabilityTable
-from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability
+from fedsel_flwr.simulations.worlds.image_files import find_file
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies import message
 
@@ -299,7 +300,12 @@ def make_availability(scenario: Scenario) -> Availability | None:
         return BernoulliAvailability(table.probability, scenario.seed)
     if table.kind == "always":
         return None
-    path = find_trace(table.trace, scenario.data.data_dir or None)
+    if not table.trace:
+        raise ParameterError(
+            "availability.kind = 'trace' needs availability.trace, the path of a CSV file 'second,client,state' or "
+            "'round,client,state'"
+        )
+    path = find_file(table.trace, key="availability.trace", data_dir=scenario.data.data_dir or None)
     trace = TraceAvailability(path, seconds_per_round=table.seconds_per_round or None)
     # At most, all clients answer a probe and train, in waves over the channels.
     waves = math.ceil(scenario.num_clients / (scenario.wireless.channels or scenario.clients_per_round))
@@ -318,30 +324,25 @@ def first_rounds(scenario: Scenario, rounds: int) -> Scenario:
     return short
 
 
-def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
-    """Check the parameters of several selectors before any run starts.
-
-    Args:
-        scenario: The scenario.
-        names: Names of selectors that replace the scenario's.
+def check_selector(scenario: Scenario) -> None:
+    """Check the parameters of the scenario's selector before any run starts.
 
     Raises:
-        ParameterError: A selector is unknown, or one of its parameters is missing, out of range, or does not have a
+        ParameterError: The selector is unknown, or one of its parameters is missing, out of range, or does not have a
             value for every client.
     """
     # The data are not read yet, but any sizes are sufficient to check the other parameters.
-    sizes = dict.fromkeys(range(scenario.num_clients), 1)
-    for name in names:
-        params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
-        create(name, **params)
-        for key in selector_class(name).by_client & {key for key, value in params.items() if value is not None}:
-            values = ClientValues(key, params[key], Roster())
-            lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
-            if lacking:
-                raise ParameterError(
-                    f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}. "
-                    f"Give one for each of the {scenario.num_clients} clients."
-                )
+    params = selector_params(scenario, dict.fromkeys(range(scenario.num_clients), 1))
+    name = scenario.selector
+    create(name, **params)
+    for key in selector_class(name).by_client & {key for key, value in params.items() if value is not None}:
+        values = ClientValues(key, params[key], Roster())
+        lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
+        if lacking:
+            raise ParameterError(
+                f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}. "
+                f"Give one for each of the {scenario.num_clients} clients."
+            )
 
 
 def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict[str, Any]:

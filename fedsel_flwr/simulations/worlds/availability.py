@@ -125,11 +125,6 @@ class TraceAvailability:
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
 
-    @property
-    def ids(self) -> frozenset[str]:
-        """The ids of the clients that the file names."""
-        return frozenset(self._changes)
-
     def check(self, num_clients: int, rounds: int, longest_round_s: float) -> None:
         """Refuse a trace that has no effect on a simulated run, or an effect on clients that do not exist.
 
@@ -142,8 +137,8 @@ class TraceAvailability:
             ParameterError: The trace names a client that the run does not have, or none of its clients. Or its first
                 row comes after the end of the run.
         """
-        unknown = self.ids.difference(map(str, range(num_clients)))
-        if unknown or not self.ids:
+        unknown = self._changes.keys() - set(map(str, range(num_clients)))
+        if unknown or not self._changes:
             got = f"{len(unknown)} other ids, such as {shown(min(unknown))}" if unknown else "no row"
             raise ParameterError(
                 f"{self._name} must name the clients of the run, 0 to {num_clients - 1}, got {got}. Number the clients "
@@ -162,27 +157,6 @@ class TraceAvailability:
         if self.unit == "round":
             return round
         return simulated_s if self._seconds_per_round is None else (round - 1) * self._seconds_per_round
-
-
-def find_trace(trace: str, data_dir: str | None) -> Path:
-    """Find a trace by an absolute path, or relative to the working directory or the data folder.
-
-    Args:
-        trace: The path.
-        data_dir: The data folder. If None, the folder in FEDSEL_DATA.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        ParameterError: There is no such file in these places, or the named data folder does not exist.
-    """
-    if not trace:
-        raise ParameterError(
-            "availability.kind = 'trace' needs availability.trace, the path of a CSV file 'second,client,state' or "
-            "'round,client,state'"
-        )
-    return find_file(trace, key="availability.trace", data_dir=data_dir)
 
 
 MEDIANS = ("seconds_per_example", "download_bytes_per_s", "upload_bytes_per_s")

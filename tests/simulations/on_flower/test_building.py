@@ -14,7 +14,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.on_flower.building import (
-    check_selectors,
+    check_selector,
     first_rounds,
     make_availability,
     make_strategy,
@@ -273,10 +273,11 @@ def test_rounds_walk_through_a_trace_of_the_data_folder(tmp_path: Path) -> None:
 def test_wrong_selector_parameters_are_found_before_anything_starts(parameter: str, value: Any, message: str) -> None:
     scenario = load_scenario("smoke", {f"selectors.bsfl.{parameter}": value})
     with pytest.raises(FedSelError, match=message):
-        check_selectors(scenario, ["bsfl"])
-    check_selectors(scenario, ["random", "cs-ucb"])  # theirs are fine
+        check_selector(scenario)
+    for name in ("random", "cs-ucb"):  # theirs are fine
+        check_selector(scenario.model_copy(update={"selector": name}))
 
 
 def test_a_selector_without_its_parameter_says_so() -> None:
     with pytest.raises(ParameterError, match=r"selector 'bsfl' needs the parameter min_latency"):
-        check_selectors(Scenario(name="bare", selector="bsfl"), ["bsfl"])
+        check_selector(Scenario(name="bare", selector="bsfl"))

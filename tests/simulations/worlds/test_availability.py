@@ -12,7 +12,8 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability
+from fedsel_flwr.simulations.worlds.image_files import find_file
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import helpers as legacy
@@ -166,20 +167,23 @@ def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch
     (data / "t.csv").touch()
     monkeypatch.chdir(here)
     monkeypatch.delenv("FEDSEL_DATA", raising=False)
-    assert find_trace("t.csv", str(data)) == data / "t.csv"
+
+    def found(path: str, data_dir: str | None) -> Path:
+        return find_file(path, key="availability.trace", data_dir=data_dir)
+
+    assert found("t.csv", str(data)) == data / "t.csv"
     monkeypatch.setenv("FEDSEL_DATA", str(data))
-    assert find_trace("t.csv", None) == data / "t.csv"
+    assert found("t.csv", None) == data / "t.csv"
     (here / "t.csv").touch()
-    assert find_trace("t.csv", None).resolve() == here / "t.csv"
-    assert find_trace(str(data / "t.csv"), None) == data / "t.csv"
+    assert found("t.csv", None).resolve() == here / "t.csv"
+    assert found(str(data / "t.csv"), None) == data / "t.csv"
     for name, folder, said in (
         ("u.csv", None, r"trace 'u\.csv': the file is neither in the working directory nor in .*data\. "),
         ("u.csv", str(tmp_path / "nowhere"), r"nowhere .* does not exist"),
-        ("", None, r"needs availability\.trace, the path of a CSV file"),
         (str(data), None, "is a folder"),
     ):
         with pytest.raises(ParameterError, match=said):
-            find_trace(name, folder)
+            found(name, folder)
 
 
 # ---- through the strategies ---------------------------------------------------------------------------------------
