@@ -227,11 +227,8 @@ def flower_actor_count(cpus: int, gpus: int, resources: RayResources) -> int:
 
 def actors_that_fit(cpus: int, gpus: int, resources: RayResources) -> int:
     """Return the number of actors that fit on a machine in Ray, each with its share of a single GPU."""
-    share = resources.gpus_per_client()
-    count = int(cpus / resources.client_cpus)
-    if not share:
-        return count
-    return min(count, int(gpus / share) if share >= 1 else gpus * int(1 / share))
+    count, share = flower_actor_count(cpus, gpus, resources), resources.gpus_per_client()
+    return min(count, gpus * int(1 / share)) if 0 < share < 1 else count
 
 
 def start_hint(source: str) -> str:

@@ -134,22 +134,16 @@ def load_dataset(
         inputs, labels = test_inputs, test_labels = synthetic.draw(seed) if regression else read_digits()
         everything, classes = np.arange(len(labels)), None if regression else labels
         rows, test_rows = split_rows(everything, classes, test_fraction, test_seed, "test_fraction")
-    key = "validation_fraction"
-    if validation_from == "test":
-        classes = None if regression else test_labels
-        test_rows, drawn = split_rows(test_rows, classes, validation_fraction, validation_seed, key)
-        validation_inputs, validation_labels = test_inputs[drawn], test_labels[drawn]
-    else:
-        classes = None if regression else labels
-        rows, drawn = split_rows(rows, classes, validation_fraction, validation_seed, key)
-        validation_inputs, validation_labels = inputs[drawn], labels[drawn]
+    from_test = validation_from == "test"
+    source, source_labels = (test_inputs, test_labels) if from_test else (inputs, labels)
+    kept, drawn = split_rows(
+        test_rows if from_test else rows, None if regression else source_labels, validation_fraction, validation_seed,
+        "validation_fraction",
+    )  # fmt: skip
+    rows, test_rows = (rows, kept) if from_test else (kept, test_rows)
+    parts = (inputs, labels, rows), (source, source_labels, drawn), (test_inputs, test_labels, test_rows)
     train, validation, test = (
-        Split(one if images is None else _standardise(one, images), own)
-        for one, own in (
-            (inputs[rows], labels[rows]),
-            (validation_inputs, validation_labels),
-            (test_inputs[test_rows], test_labels[test_rows]),
-        )
+        Split(one[own] if images is None else _standardise(one[own], images), its[own]) for one, its, own in parts
     )
     return Dataset(
         name, train, validation, test,

@@ -94,7 +94,7 @@ _LARGEST_FILE = 2**26
 """Most bytes of a file in an archive. The largest original file has 31 MB; a larger one is not read into memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ImageSet:
     """Image set of torchvision.
 
@@ -120,38 +120,19 @@ class ImageSet:
 
 
 IMAGE_SETS = {
-    "mnist": ImageSet(
-        torchvision_name="MNIST",
-        expected_file="MNIST/raw/train-images-idx3-ubyte",
-        shape=(1, 28, 28),
-        mean=(0.1307,),
-        std=(0.3081,),
-    ),
+    "mnist": ImageSet("MNIST", "MNIST/raw/train-images-idx3-ubyte", (1, 28, 28), (0.1307,), (0.3081,)),
     "fashion-mnist": ImageSet(
-        torchvision_name="FashionMNIST",
-        expected_file="FashionMNIST/raw/train-images-idx3-ubyte",
-        shape=(1, 28, 28),
-        mean=(0.2860,),
-        std=(0.3530,),
+        "FashionMNIST", "FashionMNIST/raw/train-images-idx3-ubyte", (1, 28, 28), (0.2860,), (0.3530,)
     ),
     "emnist": ImageSet(
-        torchvision_name="EMNIST",
-        expected_file="EMNIST/raw/emnist-balanced-train-images-idx3-ubyte",
-        shape=(1, 28, 28),
-        mean=(0.1751,),
-        std=(0.3332,),
-        split="balanced",
-        transposed=True,
+        "EMNIST", "EMNIST/raw/emnist-balanced-train-images-idx3-ubyte", (1, 28, 28), (0.1751,), (0.3332,),
+        split="balanced", transposed=True,
     ),
     "cifar-10": ImageSet(
-        torchvision_name="CIFAR10",
-        expected_file="cifar-10-batches-py/data_batch_1",
-        shape=(3, 32, 32),
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
+        "CIFAR10", "cifar-10-batches-py/data_batch_1", (3, 32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
         archives=("cifar-10-python.tar.gz", "cifar-10.tar.xz"),
     ),
-}
+}  # fmt: skip
 """Names in scenarios -> image sets of torchvision."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -169,20 +169,19 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
             "because each seed starts from new parameters."
         )
     shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
-    with torch_seeded(scenario.seed):
-        model = _call_model_maker(make, shapes)
+    given = {key: value for key, value in shapes.items() if key in _parameters(make)}
+    failure = f"the model, which gets only {' and '.join(shapes)}, cannot be created"
+    with torch_seeded(scenario.seed), refusing_faults(failure):
+        model = make(**given)
     return _check_own_model(model, dataset, own)
 
 
-def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> Any:
-    """Call the user's function or class with the entries of ``shapes`` that it accepts."""
-    # Some classes written in C have no signature.
+def _parameters(make: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters; none for a function or class written in C without a signature."""
     try:
-        accepted = set(inspect.signature(make).parameters)
+        return list(inspect.signature(make).parameters)
     except ValueError:
-        accepted = set()
-    with refusing_faults(f"the model, which gets only {' and '.join(shapes)}, cannot be created"):
-        return make(**{key: value for key, value in shapes.items() if key in accepted})
+        return []
 
 
 def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
@@ -244,7 +243,7 @@ def as_data(given: Any) -> OwnData | SeededData:
 def _load_data_reference(name: str) -> OwnData | SeededData:
     """Import data by the reference ``package.module:name`` to the data, or to a function that makes them.
 
-    The function may have the parameter ``seed``.
+    The first parameter of the function may be ``seed``.
     """
     return SENT_INPUTS.read(name, lambda: _import_data(name))
 
@@ -253,19 +252,10 @@ def _import_data(name: str) -> OwnData | SeededData:
     found = load_reference(name, "data set")
     if not callable(found):
         return as_own_data(found)
-    if _takes_seed(found):
+    if _parameters(found)[:1] == ["seed"]:
         return SeededData(found, name)
     with refusing_faults(f"data set {name!r} cannot be created"):
         return as_own_data(found())
-
-
-def _takes_seed(make: Callable[..., Any]) -> bool:
-    """Return whether the first parameter of a function is called ``seed``."""
-    # Some functions written in C have no signature.
-    try:
-        return next(iter(inspect.signature(make).parameters), None) == "seed"
-    except ValueError:
-        return False
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
