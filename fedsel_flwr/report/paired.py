@@ -197,11 +197,55 @@ def paired_effects(
     """
     if reference not in values:
         raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
-    return [
-        _effect(values, selector, reference, figure, ends, margin, confidence, is_ratio, skewed)
-        for selector in values
-        if selector != reference
-    ]
+    is_ratio = figure in RATIOS if is_ratio is None else is_ratio
+
+    def effect(selector: str) -> PairedEffect:
+        seeds = sorted(values[selector].keys() & values[reference].keys())
+        if not seeds:
+            raise ParameterError(f"{selector!r} and {reference!r} have no seed in common. Run both on the same seeds.")
+        mine, theirs = (np.array([values[name][seed] for seed in seeds]) for name in (selector, reference))
+        own_ends, their_ends = (
+            np.array([ends[name][seed] if ends else math.inf for seed in seeds]) for name in (selector, reference)
+        )
+        both = np.isfinite(mine) & np.isfinite(theirs)
+        if is_ratio:
+            both &= (mine > 0) & (theirs > 0)
+        # Effects add on this scale. Infinities and zeros are set to NaN first, because they would raise warnings.
+        effects = np.where(both, mine, np.nan), np.where(both, theirs, np.nan)
+        scaled = np.log(effects[0]) - np.log(effects[1]) if is_ratio else effects[0] - effects[1]
+        gap = margin if is_ratio else 1.0
+        # An infinite value is larger than the other value if that is not later than the end of the run.
+        sooner = int((np.where(np.isinf(theirs), mine <= their_ends, mine * gap < theirs) & np.isfinite(mine)).sum())
+        later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
+        low = high = deviation = p = math.nan
+        if len(seeds) > 1 and both.all():
+            low, high = map(float, paired_interval(scaled, confidence, skewed=skewed))
+            p = float(paired_p(scaled, skewed=skewed))
+            deviation = float(scaled.std(ddof=1))
+        elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
+            p = sign_test(sooner, later)
+        back = np.exp if is_ratio else np.asarray
+        return PairedEffect(
+            selector=selector,
+            reference=reference,
+            figure=figure,
+            is_ratio=is_ratio,
+            estimate=float(back(scaled.mean())),
+            low=float(back(low)),
+            high=float(back(high)),
+            deviation=deviation,
+            p=p,
+            pairs=len(seeds),
+            reached=int(np.isfinite(mine).sum()),
+            reference_reached=int(np.isfinite(theirs).sum()),
+            sooner=sooner,
+            later=later,
+            reference_mean=float(theirs.mean()) if np.isfinite(theirs).all() else math.nan,
+            values=tuple(back(scaled).tolist()),
+            seeds=tuple(seeds),
+        )
+
+    return [effect(selector) for selector in values if selector != reference]
 
 
 def paired_interval(
@@ -319,62 +363,3 @@ def holm(p: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(known) - place) * known[i]))
         corrected[i] = least
     return corrected
-
-
-def _effect(
-    values: Values,
-    selector: str,
-    reference: str,
-    figure: str,
-    ends: Values | None,
-    margin: float,
-    confidence: float,
-    is_ratio: bool | None,
-    skewed: bool,
-) -> PairedEffect:
-    """Return the paired effect of two selectors."""
-    seeds = sorted(values[selector].keys() & values[reference].keys())
-    if not seeds:
-        raise ParameterError(f"{selector!r} and {reference!r} have no seed in common. Run both on the same seeds.")
-    mine, theirs = (np.array([values[name][seed] for seed in seeds]) for name in (selector, reference))
-    own_ends, their_ends = (
-        np.array([ends[name][seed] if ends else math.inf for seed in seeds]) for name in (selector, reference)
-    )
-    is_ratio = figure in RATIOS if is_ratio is None else is_ratio
-    both = np.isfinite(mine) & np.isfinite(theirs)
-    if is_ratio:
-        both &= (mine > 0) & (theirs > 0)
-    # Effects add on this scale. Infinities and zeros are set to NaN first, because they would raise warnings.
-    effects = np.where(both, mine, np.nan), np.where(both, theirs, np.nan)
-    scaled = np.log(effects[0]) - np.log(effects[1]) if is_ratio else effects[0] - effects[1]
-    gap = margin if is_ratio else 1.0
-    # An infinite value is larger than the other value if that is not later than the end of the run.
-    sooner = int((np.where(np.isinf(theirs), mine <= their_ends, mine * gap < theirs) & np.isfinite(mine)).sum())
-    later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
-    low = high = deviation = p = math.nan
-    if len(seeds) > 1 and both.all():
-        low, high = map(float, paired_interval(scaled, confidence, skewed=skewed))
-        p = float(paired_p(scaled, skewed=skewed))
-        deviation = float(scaled.std(ddof=1))
-    elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
-        p = sign_test(sooner, later)
-    back = np.exp if is_ratio else np.asarray
-    return PairedEffect(
-        selector=selector,
-        reference=reference,
-        figure=figure,
-        is_ratio=is_ratio,
-        estimate=float(back(scaled.mean())),
-        low=float(back(low)),
-        high=float(back(high)),
-        deviation=deviation,
-        p=p,
-        pairs=len(seeds),
-        reached=int(np.isfinite(mine).sum()),
-        reference_reached=int(np.isfinite(theirs).sum()),
-        sooner=sooner,
-        later=later,
-        reference_mean=float(theirs.mean()) if np.isfinite(theirs).all() else math.nan,
-        values=tuple(back(scaled).tolist()),
-        seeds=tuple(seeds),
-    )
