@@ -115,8 +115,13 @@ def train(
             losses.append(loss.item())
             model.zero_grad()
     model.train(was_training)
+    return mean_loss(losses)
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of a client's losses before its steps; NaN if its training diverged."""
     # fsum does not depend on the order of its summands, but may raise if some are not finite.
-    return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
+    return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
 
 
 def evaluate(

@@ -19,8 +19,9 @@ from torch import nn
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.batched.examples import order_of_examples
 from fedsel_flwr.clients.batched.manual_backprop import Flatten, Linear, ReLU, plan
-from fedsel_flwr.clients.batched.steps import Unsupported, mean_loss
+from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.objectives import Loss, cross_entropy
+from fedsel_flwr.clients.training import mean_loss
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -176,7 +177,7 @@ class NumbaKernel:
                 )
                 for parameter, place in views:
                     into[parameter][client] = place
-                losses[client] = mean_loss(own)
+                losses[client] = mean_loss(own.tolist())
 
         operations = 6.0 * self._size * sum(settings.steps(len(own)) for own in rows) * settings.batch_size
         # This thread trains too.

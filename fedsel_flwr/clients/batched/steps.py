@@ -9,7 +9,6 @@ the same clients. The models differ by rounding, because padded batches and batc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,13 +78,6 @@ def take_steps(
         batch = Batch(inputs, own, targets, shares, masks, None if schedule.views is None else seen)
         losses[number, :active] = kernel.step(sgd, batch)
     return losses
-
-
-def mean_loss(steps: FloatArray) -> float:
-    """Return the mean of a client's losses before its steps, shape (n_steps,); NaN if its training diverged."""
-    # fsum, as in the training of one client, because its result does not depend on the order of the summands.
-    losses = steps.tolist()
-    return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from fedsel_flwr.clients.batched.backends import BACKENDS, Backend, RunSize, cho
 from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_first
 from fedsel_flwr.clients.batched.manual_backprop import ManualKernel
 from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel
-from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, mean_loss, take_steps
+from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, take_steps
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays, set_arrays
-from fedsel_flwr.clients.training import check_images, single_threaded_pool, train
+from fedsel_flwr.clients.training import check_images, mean_loss, single_threaded_pool, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -173,8 +173,8 @@ class BatchedTrainer:
             schedule = Schedule(examples.rows[part], self.settings, generators[part])
             sgd = StackedSGD(stack, received, self.settings)
             # One transfer per chunk, because reading each loss at once would make an accelerator wait at every step.
-            steps = take_steps(own_kernel, sgd, schedule, data).cpu().numpy().astype(np.float64)
-            losses[part] = [mean_loss(own[:count]) for own, count in zip(steps.T, schedule.steps, strict=True)]
+            steps = take_steps(own_kernel, sgd, schedule, data).T.tolist()
+            losses[part] = [mean_loss(own[:count]) for own, count in zip(steps, schedule.steps, strict=True)]
 
         self._train_chunks(range(0, len(generators), size), kernel, train_chunk)
         return losses
