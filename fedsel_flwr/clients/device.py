@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, real, whole
+from fedsel_flwr.checks import FloatArray, fraction, real, whole
 from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
@@ -59,24 +60,25 @@ class System(ABC):
     num_clients: int
     seed: int
     max_latency_s: float
+    may_be_zero: ClassVar[frozenset[str]] = frozenset()
+    """Real numbers among the fields that need not be above 0."""
 
     @property
     @abstractmethod
     def payload_up_bits(self) -> float:
         """Size of the update that a client sends, bit."""
 
-    def _check_numbers(self, above_zero: Sequence[str], not_negative: Sequence[str]) -> None:
-        """Check the fields that hold a number.
+    def __post_init__(self) -> None:
+        """Check the fields that hold a number: real numbers are above 0, or at least 0 if they may be zero.
 
         Raises:
             ParameterError: If a value is outside its range; the message names the field.
         """
         for name, lowest in (("num_clients", 1), ("seed", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
-        for name in above_zero:
-            real(name, getattr(self, name), above=0.0)
-        for name in not_negative:
-            real(name, getattr(self, name), at_least=0.0)
+        for name in (one.name for one in fields(self) if one.type in (float, "float")):
+            lower = {"at_least": 0.0} if name in self.may_be_zero else {"above": 0.0}
+            real(name, getattr(self, name), **lower)
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """Draw the delays of a client in a round; the same arguments give the same delays.
@@ -93,9 +95,24 @@ class System(ABC):
         """
         return self.draws([partition_id], round)[0]
 
-    @abstractmethod
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time."""
+        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
+
+        Args:
+            partition_ids: The clients' partitions, each in [0, num_clients).
+            round: Absolute round.
+
+        Returns:
+            The parts of each client's latency.
+
+        Raises:
+            ParameterError: If there is no such partition, or the round is negative.
+        """
+        return self._draws([check_partition(k, self.num_clients) for k in partition_ids], round)
+
+    @abstractmethod
+    def _draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draws` of existing partitions."""
 
     def latencies(self, points: FloatArray) -> FloatArray:
         """Return the latencies of every client in several rounds, not capped, s.
@@ -228,10 +245,7 @@ class ClientDropout:
     def __post_init__(self) -> None:
         """Check both probabilities."""
         for name in ("failure_probability", "crash_probability"):
-            if real(name, getattr(self, name), at_least=0.0) > 1:
-                raise ParameterError(
-                    f"{name} must be a probability in [0, 1], got {getattr(self, name)!r}. Give a number in [0, 1]."
-                )
+            fraction(name, getattr(self, name))
 
     @property
     def probability(self) -> float:

@@ -20,26 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.device import RoundDelays, System, check_partition, computing_seconds
+from fedsel_flwr.clients.device import RoundDelays, System, computing_seconds
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
-
-_ABOVE_ZERO = ("payload_bits", "seconds_per_example", "download_bytes_per_s", "upload_bytes_per_s", "max_latency_s")
-_NOT_NEGATIVE = (
-    "compute_log_sd",
-    "compute_round_cv",
-    "download_log_sd",
-    "upload_log_sd",
-    "network_round_cv",
-    "compute_power_w",
-    "radio_power_w",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +90,14 @@ class PhoneModel(System):
     radio_power_w: float = 1.0
     max_latency_s: float = 60.0
     devices: Sequence[Sequence[float]] | FloatArray | None = None
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({
+        "compute_log_sd", "compute_round_cv", "download_log_sd", "upload_log_sd", "network_round_cv", "compute_power_w",
+        "radio_power_w",
+    })  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check every field."""
-        self._check_numbers(_ABOVE_ZERO, _NOT_NEGATIVE)
+        super().__post_init__()
         examples = self._by_client("examples", self.examples, (), "a number of examples")
         object.__setattr__(self, "examples", tuple(examples.tolist()))
         if self.devices is not None:
@@ -127,21 +120,8 @@ class PhoneModel(System):
         """Size of the update that a client sends, bit."""
         return self.payload_bits
 
-    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
-
-        Args:
-            partition_ids: The clients' partitions, each in [0, num_clients).
-            round: Absolute round.
-
-        Returns:
-            The parts of each client's latency.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        for partition_id in partition_ids:
-            check_partition(partition_id, self.num_clients)
+    def _draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draws` of existing partitions."""
         factors = streams(self.seed, "phone-round", partition_ids, round)
         return [
             self._delays(k, own, now.standard_normal(3).tolist())

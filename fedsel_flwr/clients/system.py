@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,16 +28,6 @@ from fedsel_flwr.clients.device import RoundDelays, System, check_partition, com
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
-
-_ABOVE_ZERO = (
-    "radius_km",
-    "payload_down_bits",
-    "payload_up_bits",
-    "samples_per_round",
-    "computing_step",
-    "max_latency_s",
-)
-_NOT_NEGATIVE = ("cycles_per_sample", "effective_capacitance")
 
 PRINTED_CLIENTS = 20
 """The largest number of clients in Xia's experiments."""
@@ -94,10 +85,11 @@ class SystemModel(System):
     cycles_per_sample: float = 1e7
     effective_capacitance: float = 1e-28
     max_latency_s: float = 5.0
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"cycles_per_sample", "effective_capacitance"})
 
     def __post_init__(self) -> None:
         """Check every field."""
-        self._check_numbers(_ABOVE_ZERO, _NOT_NEGATIVE)
+        super().__post_init__()
         for name in ("downlink", "uplink"):
             if not isinstance(getattr(self, name), OFDMAChannel):
                 raise ParameterError(
@@ -128,24 +120,14 @@ class SystemModel(System):
         placements = streams(self.seed, "placement", partition_ids)
         return [float(uniform_disc(own, radius_km=radius, min_distance_km=least)) for own in placements]
 
-    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """Return :meth:`draw` of several clients, identical to the last bit, in a fraction of the time.
-
-        Args:
-            partition_ids: The clients' partitions, each in [0, num_clients).
-            round: Absolute round.
-
-        Returns:
-            The parts of each client's latency.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        ids = [check_partition(k, self.num_clients) for k in partition_ids]
-        distance = np.array(self._distances_km(ids))
-        fading = np.array([rayleigh_power(own, 2) for own in streams(self.seed, "latency", ids, round)]).reshape(-1, 2)
-        bounds = [computing_rate_bounds(k, self.num_clients, step=self.computing_step) for k in ids]
-        computing = streams(self.seed, "computing", ids, round)
+    def _draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draws` of existing partitions."""
+        distance = np.array(self._distances_km(partition_ids))
+        fading = np.array(
+            [rayleigh_power(own, 2) for own in streams(self.seed, "latency", partition_ids, round)]
+        ).reshape(-1, 2)
+        bounds = [computing_rate_bounds(k, self.num_clients, step=self.computing_step) for k in partition_ids]
+        computing = streams(self.seed, "computing", partition_ids, round)
         rates = [float(own.uniform(*ends)) for own, ends in zip(computing, bounds, strict=True)]
         down = self.downlink.transfer_time(self.payload_down_bits, distance, fading[:, 0])  # (32)
         up = self.uplink.transfer_time(self.payload_up_bits, distance, fading[:, 1])  # (34)

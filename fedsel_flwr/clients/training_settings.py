@@ -83,12 +83,9 @@ class TrainingSettings:
                 f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, and name each only once."
             )
         object.__setattr__(self, "halved_at", rounds)
-        for name in ("momentum", "weight_decay", "proximal_mu"):
+        real("momentum", self.momentum, at_least=0.0, below=1.0)
+        for name in ("weight_decay", "proximal_mu"):
             real(name, getattr(self, name), at_least=0.0)
-        if self.momentum >= 1:
-            raise ParameterError(
-                f"momentum must be at least 0 and below 1, got {self.momentum!r}. Give a number such as 0.9."
-            )
         one_of("augmentation", self.augmentation, AUGMENTATIONS)
 
 
