@@ -119,27 +119,25 @@ def plot_comparison(
         RunError: Altair or vl-convert is not installed.
     """
     check_target(target_accuracy)
-    _format_of(path)
-    if not any(runs.values()):
-        raise ParameterError("plot_comparison got no run. Give at least one history of one selector.")
+    drawn, labels, series = _drawn(runs, path, "plot_comparison")
     if panel is not None and one_of("panel", panel, tuple(PANELS)) in NEED_VERDICT and verdict is None:
         raise ParameterError(
             f"panel {panel!r} needs a reference and another selector. Compare at least two selectors, one of them "
             "'random' or named by reference="
         )
     shown = [name for name in PANELS if verdict or name not in NEED_VERDICT] if panel is None else [panel]
-    drawn = {selector: histories for selector, histories in runs.items() if histories}
-    labels, series = _series(drawn)
+    counts = sorted({len(histories) for histories in drawn.values()})
+    spread = f"; mean ± sd of {' or '.join(map(str, counts))} seeds" if counts[-1] > 1 else ""
     goal = f"{100 * target_accuracy:g} %"
     panels = []
     for name in shown:
         rows: list[dict[str, Any]]
         if name == "accuracy":
             page_runs = _page_runs(drawn)
-            rows = _mean_rows(tables.curve_table(page_runs, target_rounds, ["seconds"]), labels)
+            rows = _numbered(tables.curve_table(page_runs, target_rounds, ["seconds"]), labels, seed=tables.ALL)
             is_fraction = tables.are_fractions(one.accuracy for run in page_runs for one in run.rounds)
             spec = charts.accuracy_chart(series, target_accuracy, is_fraction=is_fraction)
-            what = f"Accuracy, mean of {target_rounds} rounds{_describe_seeds(drawn)}; dashed: {goal}"
+            what = f"Accuracy, mean of {target_rounds} rounds{spread}; dashed: {goal}"
             axis = "simulated time (s)"
         elif name == "ratios" and verdict:
             rows = _numbered(tables.ratio_table(verdict, ()), labels, measure="time")
@@ -158,15 +156,19 @@ def plot_comparison(
     return save_picture(panels, path, labels=labels, title=title, has_legend=panel != "ratios")
 
 
-def _describe_seeds(drawn: Mapping[str, Sequence[History]]) -> str:
-    """Describe the line and the band, as the end of a panel's title; empty for one seed."""
-    seeds = sorted({len(histories) for histories in drawn.values()})
-    return f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
+def _drawn(
+    runs: Mapping[str, Sequence[History]], path: str | os.PathLike[str], function: str
+) -> tuple[dict[str, Sequence[History]], list[str], charts.Styles]:
+    """Return the selectors that have runs, their labels, and the style of each selector's number.
 
-
-def _series(drawn: Mapping[str, Any]) -> tuple[list[str], charts.Styles]:
-    """Return the selectors' labels, and the style of each selector's number."""
-    return list(drawn), dict(enumerate(charts.selector_styles(list(drawn)).values()))
+    Raises:
+        ParameterError: There is no run, or the suffix of the path is unknown.
+    """
+    _format_of(path)
+    drawn = {selector: histories for selector, histories in runs.items() if histories}
+    if not drawn:
+        raise ParameterError(f"{function} got no run. Give at least one history of one selector.")
+    return drawn, list(drawn), dict(enumerate(charts.selector_styles(list(drawn)).values()))
 
 
 def _page_runs(
@@ -178,11 +180,6 @@ def _page_runs(
         for selector, histories in drawn.items()
         for seed, history in enumerate(histories)
     ]
-
-
-def _mean_rows(columns: Mapping[str, Any], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table of the page that are means over the seeds."""
-    return _numbered(columns, labels, seed=tables.ALL)
 
 
 def _rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
@@ -254,20 +251,16 @@ def plot_rounds(
         ParameterError: There is no run, or the suffix is unknown.
         RunError: Altair or vl-convert is not installed.
     """
-    _format_of(path)
-    drawn = {selector: histories for selector, histories in runs.items() if histories}
-    if not drawn:
-        raise ParameterError("plot_rounds got no run. Give at least one history of one selector.")
-    labels, series = _series(drawn)
+    drawn, labels, series = _drawn(runs, path, "plot_rounds")
     banded = len(drawn) <= MOST_BANDS
     page_runs = _page_runs(drawn, lost)
     lengths = [min(len(h.rounds) for h in histories) for histories in drawn.values()]
-    accuracies = _mean_rows(tables.curve_table(page_runs, target_rounds, ["rounds"]), labels)
+    accuracies = _numbered(tables.curve_table(page_runs, target_rounds, ["rounds"]), labels, seed=tables.ALL)
     rows: dict[str, list[dict[str, Any]]] = {
         "accuracy": [row for row in accuracies if row["x"] <= lengths[row["series"]]],
         "clients": [],
         "share": [],
-        "theta": _mean_rows(tables.regret_table(page_runs), labels),
+        "theta": _numbered(tables.regret_table(page_runs), labels, seed=tables.ALL),
     }
     # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
