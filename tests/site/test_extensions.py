@@ -68,13 +68,6 @@ def test_names_of_other_packages_exist_and_have_an_address(site: str, tmp_path: 
         assert "$" not in item.uri
 
 
-def test_the_api_reference_parses_the_files_of_the_public_names_only() -> None:
-    files = {file.relative_to(ROOT).as_posix() for file in public_names.sources()}
-    assert {"fedsel_flwr/selectors/bsfl.py", "fedsel_flwr/simulations/engine.py"} <= files
-    assert len(files) < 90
-    assert not any(file.startswith("fedsel_flwr/simulations/reproductions/") for file in files)
-
-
 def test_a_docstring_is_prepared() -> None:
     lines = ["Number of clients: those passed to inform.", "", "Args:", "    clients_per_round: m.", "    seed: Seed."]
     public_names.prepare(None, "property", "x", None, None, lines)

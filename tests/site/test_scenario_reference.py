@@ -17,35 +17,10 @@ from fedsel_flwr.selectors.registry import create, example, selector_class
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
-from tools.prose import Block
 
-DIMENSIONLESS = frozenset({
-    "data.synthetic_noise", "partition.alpha", "training.learning_rate", "training.weight_decay",
-    "training.proximal_mu", "system.compute_log_sd", "system.compute_round_cv", "system.download_log_sd",
-    "system.upload_log_sd", "system.network_round_cv", "aggregation.server_learning_rate",
-    "aggregation.over_selection", "aggregation.max_update_norm",
-})  # fmt: skip
-"""Numbers without a unit. Counts, shares between 0 and 1, and selectors' parameters need no line here."""
 KEYS = {one.name: one for keys in tables().values() for one in keys}
 BOUNDED = [one for one in KEYS.values() if re.search(r"\d", one.range) and not one.range.startswith('`"')]
 CHOICES = {name: re.findall(r'`"([^"]*)"`', one.range) for name, one in KEYS.items() if one.range.startswith('`"')}
-
-
-@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.name)
-def test_a_key_has_a_unit_a_default_a_range_and_a_meaning_of_one_sentence(key: Key) -> None:
-    free = not key.number or key.share or key.name.startswith("selectors.")
-    assert free or bool(key.unit) + (key.name in DIMENSIONLESS) == 1
-    assert key.default
-    assert key.range
-    meaning = Block("docstrings", "", 0, key.meaning)
-    assert key.meaning.endswith(".")
-    assert len(key.meaning.split()) > 2
-    assert len(list(meaning.sentences())) == 1
-    assert [what for what, _ in meaning.findings()] == []
-
-
-def test_only_keys_without_a_unit_are_declared_dimensionless() -> None:
-    assert {name for name in DIMENSIONLESS if name not in KEYS or KEYS[name].unit or not KEYS[name].number} == set()
 
 
 def test_the_page_lists_exactly_the_keys_of_the_schema() -> None:
@@ -57,6 +32,7 @@ def test_the_page_lists_exactly_the_keys_of_the_schema() -> None:
     expected += [f"selectors.{name}.{key}" for name in names() for key in own_parameters(selector_class(name))]
     page = text()
     assert sorted(re.findall(r'^\| <a id="([^"]+)"></a>`\1` \|', page, re.MULTILINE)) == sorted(expected)
+    assert all(key.default and key.range and key.meaning for key in KEYS.values())
 
 
 # ---- the ranges are those that the code enforces ---------------------------------------------------------------------

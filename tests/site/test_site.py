@@ -243,14 +243,3 @@ def test_a_printed_page_is_its_text(browser: Browser, address: str) -> None:
         assert page.locator("h1").is_visible()
         # A line of a program is folded, not cut off.
         assert page.locator("pre").first.evaluate("one => one.scrollWidth <= one.clientWidth")
-
-
-def test_a_reader_switches_between_light_and_dark(browser: Browser, address: str) -> None:
-    with browser.visit(f"{address}index.html", address) as opened:
-        shade = "getComputedStyle(document.body).backgroundColor"
-        seen = {opened.page.evaluate(shade)}
-        for _ in range(2):
-            opened.page.locator(".theme-toggle:visible").first.click()
-            seen.add(opened.page.evaluate(shade))
-        assert len(seen) == 2
-        assert [fault for fault in opened.faults if not fault.startswith("console: Changed to ")] == []
