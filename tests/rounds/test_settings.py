@@ -16,6 +16,7 @@ from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
 from fedsel_flwr.strategies import SelectionStrategy, message
+from tests.strategies.either_api import BOTH, selection
 
 
 @pytest.mark.parametrize("cls", [SelectionStrategy, message.SelectionStrategy])
@@ -88,5 +89,34 @@ def test_the_selector_is_told_of_the_strategys_rounds_in_a_call() -> None:
 
 def test_none_is_no_limit_where_the_help_says_so() -> None:
     assert resolve_settings(Random(clients_per_round=1), busy_timeout=None).busy_timeout is None
-    with pytest.raises(ParameterError, match="wait_timeout must be a finite number"):
-        resolve_settings(Random(clients_per_round=1), wait_timeout=None)
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG: list[tuple[str, str, tuple[Any, ...]]] = [
+    ("max_clients max_new_per_round evict_after max_examples min_available min_completed channels",
+     "must be a whole number of at least 1, got", (0, -1, -1.0, 1.5, "3", NAN, True)),
+    ("warmup_rounds", "must be a whole number of at least 0, got", (-1, "3")),
+    ("max_latency max_update_norm roll_call_timeout", "must be a finite number above 0, got",
+     (0, -1.0, NAN, INF, "5", True)),
+    ("busy_timeout wait_timeout clock_slack", "must be a finite number of at least 0, got", (-1.0, NAN, "1", True)),
+    ("wait_timeout", "must be a finite number of at least 0, got", (None,)),
+    ("max_participation", "must be a finite number above 0 and of at most 1, got", (0.0, -0.5, 1.5, NAN, "0.5", True)),
+    ("compare_models cooldown", 'must be True, False or "auto", got', (None, 1, "yes", "True")),
+    ("identity", "must be one of node, key, name, claim, got", ("names",)),
+    ("clock", "must be one of virtual, server, got", ("sundial",)),
+    ("metrics_address", "must be a port or HOST:PORT, .*, got", ("nowhere",)),
+    ("should_stop", "must be a function of a round's number and the history, got bool", (True,)),
+    ("availability", "must be a function or a list of client ids, got", ("clinic-a", 5)),
+    ("availability", "lists no client", ([],)), ("availability", "lists", ([True], [""])),
+]  # fmt: skip
+"""Options, what is said of them, and values that are refused so."""
+
+
+@BOTH
+@pytest.mark.parametrize(("options", "said", "values"), WRONG)
+def test_wrong_values_are_refused_by_name(api: str, options: str, said: str, values: tuple[Any, ...]) -> None:
+    for name in options.split():
+        for value in values:
+            shown = "" if name == "should_stop" or value == [] else repr(value[0] if isinstance(value, list) else value)
+            with pytest.raises(ParameterError, match=rf"^{name} {said} ?{re.escape(shown)}"):
+                selection(api, 1, **{name: value})

@@ -36,22 +36,6 @@ from tests.strategies.scripted import play_scripted, two_examples
 pytestmark = pytest.mark.timeout(60)
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[("busy_timeout", value) for value in (-1.0, float("nan"), "1", True)],
-        *[("max_participation", value) for value in (0.0, -0.5, 1.5, float("nan"), "0.5", True)],
-        *[("availability", value) for value in ("clinic-a", [], [True], 5, [""])],
-        ("cooldown", "yes"),
-    ],
-)
-def test_other_values_are_refused_by_name(api: str, option: str, value: Any) -> None:
-    shown = "no client" if value == [] else value[0] if isinstance(value, list) else value
-    with pytest.raises(ParameterError, match=rf"^{option}\b.*{shown}"):
-        make(api, Random(clients_per_round=1), **{option: value})
-
-
 def busy(
     api: str, count: int, works: dict[int, dict[str, list[float]]], selector: Any = None, timeout: float = 0.25,
     **options: Any,

@@ -270,12 +270,6 @@ def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them
         assert all(text in str(error.value) for text in said)
 
 
-@BOTH
-def test_an_unknown_identity_is_refused(api: str) -> None:
-    with pytest.raises(ParameterError, match="identity must be one of node, key, name, claim"):
-        Deployment(api, everybody(), {}, identity="names")
-
-
 def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else(tmp_path: Any) -> None:
     folder = {"checkpoint_dir": tmp_path, "total_rounds": 4, "resume": True}
     Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(2)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import CSUCB
 from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import FakeProxy, chosen, fleet, row_of
@@ -82,10 +81,3 @@ def test_a_newcomer_that_waits_gets_the_row_once_it_may_be_evicted() -> None:
     server.connect(FakeProxy("new", "new"))  # too early, but it stays
     server.play(6)
     assert chosen(strategy)[-1] == ["c0", "new", "c2"]
-
-
-@pytest.mark.parametrize("name", ["max_clients", "max_new_per_round", "evict_after"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "3", float("nan")])
-def test_limits_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=name):
-        selection("legacy", 2, **{name: value})

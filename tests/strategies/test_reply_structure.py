@@ -361,12 +361,6 @@ def test_what_reads_updates_needs_the_comparison(api: str, options: dict[str, An
         selection(api, selector, base, compare_models=False, **options)
 
 
-@pytest.mark.parametrize("value", [None, 1, "yes", "True"])
-def test_the_option_takes_three_values(value: Any) -> None:
-    with pytest.raises(ParameterError, match=r'compare_models must be True, False or "auto"'):
-        selection("legacy", 3, compare_models=value)
-
-
 @BOTH
 def test_trees_grow_and_cannot_be_compared(api: str) -> None:
     own_options = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}

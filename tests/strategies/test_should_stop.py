@@ -187,9 +187,6 @@ def test_rounds_are_absolute_in_a_resumed_run(tmp_path: Path) -> None:
     assert sorted(result.train_metrics_clientapp) == [3, 4]
 
 
-@BOTH
-def test_a_signal_must_be_a_function(api: str) -> None:
-    with pytest.raises(ParameterError, match="should_stop must be a function"):
-        make(api, Random(clients_per_round=2), should_stop=True)
+def test_a_signal_of_start_must_be_a_function() -> None:
     with pytest.raises(ParameterError, match="should_stop must be a function"):
         _of_two().start(FakeGrid(crowd(3)), arrays_of(), 1, should_stop=3)
