@@ -173,18 +173,17 @@ def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(api: str, 
     strategy = selection(api, 3, base)
     proxies = fleet(3)
     for proxy in proxies:
-        proxy.extra = {"acc": 0.5, "f1": 0.25}
+        proxy.extra = {"acc": 0.5, "auc": 0.5, "f1": 0.25}
     server = Server(api, strategy, proxies)
-    proxies[1].extra["acc"] = value
-    server.play(1)
-    proxies[1].extra["acc"] = 0.75
-    server.play(1)
+    for bad in (value, 0.75):
+        proxies[1].extra |= {"acc": bad, "auc": bad}
+        server.play(1)
     first, second = ([metrics for _, metrics in results] for results, _ in server.given())
-    assert [("acc" in one, one["f1"]) for one in first] == [(False, 0.25)] * 3
+    assert [({"acc", "auc"} & one.keys(), one["f1"]) for one in first] == [(set(), 0.25)] * 3
     assert sorted(one["acc"] for one in second) == [0.5, 0.5, 0.75]
-    told = f"metrics: 'acc' is {value!r}, so no client's value counts in this round"
-    assert [text for text in caplog.messages if "acc" in text and "round" in text] == [f"round 1, client 1: {told}"]
-    assert [(row.round, row.problem) for row in strategy.history.clients if row.problem] == [(1, told)]
+    told = [f"metrics: {key!r} is {value!r}, so no client's value counts in this round" for key in ("acc", "auc")]
+    assert [text for text in caplog.messages if "metrics: " in text] == [f"round 1, client 1: {one}" for one in told]
+    assert [(row.round, row.problem) for row in strategy.history.clients if row.problem] == [(1, "; ".join(told))]
     assert all(row.completed for row in strategy.history.clients)
 
 

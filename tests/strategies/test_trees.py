@@ -4,65 +4,60 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
-import flwr.server.strategy as legacy
-import flwr.serverapp.strategy as message
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
-from tests.strategies.both_ways import Course, play_legacy, play_messages
-from tests.strategies.either_api import BOTH, selection
+from tests.strategies.either_api import BOTH, base_of, private
+from tests.strategies.foreign.world import Case, asked, play, reply
 from tests.strategies.helpers import OK, FakeProxy
-from tests.strategies.message.helpers import FakeNode, node_id
 from tests.strategies.scripted import Spy, two_examples
-from tests.strategies.trees import TreeNode, TreeProxy, as_record, booster, grown
+from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
 pytestmark = pytest.mark.timeout(30)
-
-
-class Sends(TreeProxy):
-    """Sends given bytes, or no trees at all."""
-
-    def __init__(self, number: int, sent: bytes | None) -> None:
-        super().__init__(f"node-{number}", number, number=number)
-        self.sent = sent
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        return FitRes(OK, Parameters([] if self.sent is None else [self.sent], ""), 10, {"latency_s": 1.0})
-
-
-def _sends(record: ArrayRecord) -> Any:
-    def fault(node: FakeNode, sent: Message, content: RecordDict) -> RecordDict:
-        content["arrays"] = record
-        return content
-
-    return fault
 
 
 OTHER_NAME = ArrayRecord({"trees": Array(np.zeros(3, dtype=np.uint8))})
 GARBAGE = ArrayRecord({"0": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"garbage")})
 
 
-def _play(api: str, bad: Any = (), rounds: int = 3, selector: Any = 3, sent: Any = None, **options: Any) -> Any:
+class Sends(TreeProxy):
+    """Sends given bytes, or no trees at all."""
+
+    sent: bytes | None = None
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return FitRes(OK, Parameters([] if self.sent is None else [self.sent], ""), 10, {"latency_s": 1.0})
+
+
+def _play(
+    folder: Path, api: str, bad: Any = (), rounds: int = 3, selector: Any = None, sent: Any = None, **options: Any
+) -> Any:
     """Three clients, of whom the bad ones send something else: nothing, or an array of another name, if not given."""
-    if api == "legacy":
-        base = legacy.FedXgbBagging(initial_parameters=Parameters([], ""), fraction_evaluate=0.0)
-        strategy = selection(api, selector, base, **options)
-        proxies = [Sends(k, sent) if k in bad else TreeProxy(f"node-{k}", k, number=k) for k in range(3)]
-        return strategy, play_legacy(strategy, proxies, Course(), rounds)
-    strategy = selection(api, selector, message.FedXgbBagging(fraction_evaluate=0.0), **options)
-    record = OTHER_NAME if sent is None else as_record(sent) if isinstance(sent, bytes) else sent
-    nodes: dict[int, FakeNode] = {
-        node_id(k): TreeNode(FakeProxy(f"{k}", k, number=k), extra={}, fault=_sends(record) if k in bad else None)
-        for k in range(3)
-    }
-    return strategy, play_messages(strategy, nodes, Course(), as_record(b""), rounds)
+
+    def proxy(k: int) -> FakeProxy:
+        made = (Sends if k in bad else TreeProxy)(f"node-{k}", k, number=k)
+        vars(made)["sent"] = sent
+        return made
+
+    def train(k: int, content: RecordDict) -> RecordDict:
+        if k not in bad:
+            return reply(k, as_record(booster(k, int(asked(content)[1]["server-round"]))))
+        return reply(k, OTHER_NAME if sent is None else as_record(sent) if isinstance(sent, bytes) else sent)
+
+    start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
+    case = Case(
+        lambda folder: base_of(api, "FedXgbBagging", **start), lambda: train, proxy, lambda: as_record(b""),
+        options=options,
+    )  # fmt: skip
+    return play(api, case, folder, True, clients=3, rounds=rounds, selector=selector)
 
 
 def _changed(**changes: Any) -> bytes:
@@ -90,22 +85,26 @@ ANSWERS = [
 
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize(("api", "sent", "said"), ANSWERS, ids=range(len(ANSWERS)))
-def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(api: str, sent: Any, said: str, bad: int) -> None:
+def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(
+    api: str, sent: Any, said: str, bad: int, tmp_path: Path
+) -> None:
     """Whether it would become the model itself, or be added to one: left in, it ends the run."""
-    strategy, course = _play(api, {bad}, 2, sent=sent)
-    assert grown(course.models[-1][0]) == [[0.5 * k, -0.25 * n] for n in (1, 2) for k in range(3) if k != bad]
-    problems = [(row.client, row.problem) for row in strategy.history.clients if row.problem]
+    played = _play(tmp_path, api, {bad}, 2, sent=sent)
+    assert grown_in(played.outcome) == [[0.5 * k, -0.25 * n] for n in (1, 2) for k in range(3) if k != bad]
+    problems = [(row.client, row.problem) for row in played.strategy.history.clients if row.problem]
     assert [client for client, _ in problems] == [bad] * 2
     assert all(problem.startswith(said) for _, problem in problems)
 
 
 @BOTH
-def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(api: str, caplog: Any) -> None:
+def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
+    api: str, caplog: Any, tmp_path: Path
+) -> None:
     with caplog.at_level(logging.ERROR, logger="fedsel_flwr"):
-        _play(api, range(3), 2)
+        _play(tmp_path, api, range(3), 2)
         assert not caplog.records
-        _play(api, range(3), 4)
-        _play(api, (1, 2), 4)
+        _play(tmp_path, api, range(3), 4)
+        _play(tmp_path, api, (1, 2), 4)
     why = "arrays: none in the reply" if api == "legacy" else "arrays: expected the names ['0'], got ['trees']"
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(",")[0] for text in said] == [f"no update was usable in rounds {n} to {n + 2}" for n in (1, 2)]
@@ -114,21 +113,19 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(api: 
 
 @BOTH
 @pytest.mark.parametrize("reads", ["update", "accuracy", "filter", ""])
-def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str) -> None:
+def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str, tmp_path: Path) -> None:
     """Whether a selector reads them, FedCA's filter does, or without them the averaging scheme mixes them."""
     nothing = two_examples(lambda arrays, inputs: np.zeros((len(inputs), 2)))
     options: dict[str, Any] = {"validation": nothing, "min_available": 3, "selector": Spy(reads)}
     if reads in ("filter", ""):
         options = {"validation": nothing, "filter": Filter()} if reads else {"averaging": "fedpdp"}
     with pytest.raises(RunError, match="the global model cannot be decoded into NumPy arrays"):
-        _play(api, rounds=1, **options)
+        _play(tmp_path, api, rounds=1, **options)
 
 
 @BOTH
 def test_bases_whose_models_grow_are_known_inside_their_wrappers_too(api: str) -> None:
-    module: Any = legacy if api == "legacy" else message
     start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
-    trees = module.FedXgbBagging(**start)
-    assert bases.payload(trees) == "trees"
-    assert bases.payload(module.DifferentialPrivacyServerSideFixedClipping(trees, 0.0, 1.0, 3)) == "trees"
-    assert bases.payload(module.FedAvg(**start)) == "model"
+    trees = base_of(api, "FedXgbBagging", **start)
+    assert [bases.payload(one) for one in (trees, private(api, trees))] == ["trees"] * 2
+    assert bases.payload(base_of(api, **start)) == "model"

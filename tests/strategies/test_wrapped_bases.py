@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flwr.server.strategy as legacy
-import flwr.serverapp.strategy as message
 import numpy as np
 import pytest
+from flwr.app import MetricRecord, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from fedsel_flwr.selectors import Random
-from tests.strategies.both_ways import Course, legacy_function, message_function, play_legacy, play_messages
-from tests.strategies.either_api import BOTH, make
+from tests.strategies.either_api import BASES, BOTH
+from tests.strategies.foreign.world import (
+    CLIENTS,
+    Case,
+    Outcome,
+    asked,
+    content_of,
+    legacy_honest,
+    play,
+    reply,
+    trained,
+)  # fmt: skip
 from tests.strategies.helpers import OK, FakeProxy, initial, model
-from tests.strategies.message.helpers import FakeNode, node_id
-from tests.strategies.message.models import arrays_of
-from tests.strategies.trees import TreeNode, TreeProxy, as_record, booster, grown
+from tests.strategies.message.models import named
+from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
 pytestmark = pytest.mark.timeout(60)
-CLIENTS = 5
 AROUND: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DPFedAvgAdaptive": ((CLIENTS,), {"noise_multiplier": 0.1}),
     "DPFedAvgFixed": ((CLIENTS, 1.0), {}),
@@ -42,10 +50,7 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("message", "QFedAvg"): {"client_learning_rate": 0.1},
 }
 DECIDE_THEMSELVES = {"FedXgbCyclic"}
-NAMES = {
-    "legacy": set(legacy.__all__) - {"Strategy"} - DECIDE_THEMSELVES,
-    "message": set(message.__all__) - {"Strategy", "Result"} - DECIDE_THEMSELVES,
-}
+NAMES = {api: set(bases.__all__) - {"Strategy", "Result"} - DECIDE_THEMSELVES for api, bases in BASES.items()}
 OWN_FUNCTION = ("FedAvg", "FedAdam", "Krum", "QFedAvg", "DifferentialPrivacyServerSideFixedClipping")
 """Bases of both APIs that are given a user's aggregation function, too."""
 
@@ -83,47 +88,66 @@ def _extra(k: int) -> dict[str, Any]:
     """What client ``k`` reports beside latency, energy and its id: the keys of Flower's quickstarts and its mods."""
     return {
         "train_loss": 0.25 + 0.125 * k, "acc": 0.5 + 0.0625 * k, "norm_bit": k % 2, "dpfedavg_norm_bit": k % 2,
-        "client_id": k,
+        "energy_j": 0.25, "client_id": k,
     }  # fmt: skip
 
 
-def _course(
-    api: str, name: str, *, wrap: bool, own_function: bool = False, broken: tuple[int, ...] = (),
-    changes: dict[str, Any] | None = None,
-) -> Course:  # fmt: skip
-    course = Course()
-    package: Any = legacy if api == "legacy" else message
-    given: dict[str, Any] = {}
-    if own_function:
-        key = "fit_metrics_aggregation_fn" if api == "legacy" else "train_metrics_aggr_fn"
-        given[key] = legacy_function(course) if api == "legacy" else message_function(course)
+def _fit(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+    new, examples, metrics = legacy_honest(number, arrays, config, server_round)
+    return new, examples, {**metrics, **_extra(number)}
+
+
+def _train(number: int, content: RecordDict) -> RecordDict:
+    model = named(trained(number, content), tuple(asked(content)[0]))
+    return reply(number, model, **_extra(number), per_class=[0.5, 0.25 * number])
+
+
+def _trees(number: int, content: RecordDict) -> RecordDict:
+    return reply(number, as_record(booster(number, int(asked(content)[1]["server-round"]))), **_extra(number))
+
+
+def _keeping(given: list[Any]) -> dict[str, Any]:
+    """A user's own aggregation function, which keeps what it was given, in the keyword of either API."""
+
+    def of_metrics(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        given.append(copy.deepcopy(metrics))
+        total = sum(count for count, _ in metrics)
+        return {"acc": sum(count * m["acc"] for count, m in metrics) / total, "clients": len(metrics)}
+
+    def of_records(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+        given.append([content_of(record) for record in records])
+        return aggregate_metricrecords(records, weighted_by_key)
+
+    return {"fit_metrics_aggregation_fn": of_metrics, "train_metrics_aggr_fn": of_records}
+
+
+def _played(
+    api: str, name: str, folder: Path, wrap: bool, own_function: bool = False, broken: tuple[int, ...] = ()
+) -> tuple[Outcome, list[Any]]:
+    """What came of three rounds, and what a user's own function was given."""
+    given: list[Any] = []
+    key = "fit_metrics_aggregation_fn" if api == "legacy" else "train_metrics_aggr_fn"
+    options = {key: _keeping(given)[key]} if own_function else {}
     if api == "legacy":
-        given |= {"initial_parameters": STARTS.get(name, initial()), "fraction_evaluate": 1.0}
-    args, options = AROUND.get(name, ((), OPTIONS.get((api, name), {})))
-    make_base = getattr(package, name)
-    base = make_base(package.FedAvg(**given), *args, **options) if name in AROUND else make_base(**options, **given)
-    strategy = make(api, Random(clients_per_round=CLIENTS, seed=0), base) if wrap else base
-    if api == "legacy":
-        proxies = [
-            PROXIES.get(name, FakeProxy)(
-                f"node-{k}", k, number=k, extra=_extra(k), fault="raises" if k in broken else None
-            )
-            for k in range(CLIENTS)
-        ]
-        play_legacy(strategy, proxies, course)
-    else:
-        trees = name == "FedXgbBagging"
-        nodes: dict[int, FakeNode] = {
-            node_id(k): (TreeNode if trees else FakeNode)(
-                FakeProxy(str(node_id(k)), k, number=k), fault="error" if k in broken else None,
-                extra={**_extra(k), "per_class": [0.5, 0.25 * k], **(changes or {})},
-            )
-            for k in range(CLIENTS)
-        }  # fmt: skip
-        play_messages(strategy, nodes, course, as_record(b"") if trees else arrays_of())
+        options |= {"initial_parameters": STARTS.get(name, initial()), "fraction_evaluate": 1.0}
+    args, own = AROUND.get(name, ((), OPTIONS.get((api, name), {})))
+    cls, inner = getattr(BASES[api], name), BASES[api].FedAvg
+    base = cls(inner(**options), *args, **own) if name in AROUND else cls(**own, **options)
+    train = _fit if api == "legacy" else _trees if name == "FedXgbBagging" else _train
+
+    def client(number: int, *given: Any) -> Any:
+        if number in broken:
+            raise TypeError("the battery is empty")
+        return train(number, *given)
+
+    special = {} if api == "message" or name not in PROXIES else {
+        "proxies": lambda k: PROXIES[name](f"node-{k}", k, number=k, extra=_extra(k))
+    }  # fmt: skip
+    start = {"arrays": lambda: as_record(b"")} if train is _trees else {}
+    played = play(api, Case(lambda folder: base, lambda: client, **special, **start), folder, wrap, rounds=3)
     if wrap and not broken:
-        assert strategy.history.problem_counts() == {}
-    return course
+        assert played.strategy.history.problem_counts() == {}
+    return played.outcome, given
 
 
 @pytest.mark.parametrize(
@@ -133,46 +157,30 @@ def _course(
         *[(api, name, True) for api in NAMES for name in OWN_FUNCTION],
     ],
 )
-def test_a_wrapped_base_ends_where_it_ends_alone(api: str, name: str, own_function: bool) -> None:
+def test_a_wrapped_base_ends_where_it_ends_alone(api: str, name: str, own_function: bool, tmp_path: Path) -> None:
     """And a user's own aggregation function gets the same metrics."""
-    alone, wrapped = (_course(api, name, wrap=wrap, own_function=own_function) for wrap in (False, True))
-    assert len(alone.models) == 3
-    assert alone.models[0] != alone.models[-1]
+    (alone, given), (wrapped, given_too) = (_played(api, name, tmp_path, wrap, own_function) for wrap in (False, True))
+    models = alone.models or [one for _, one in alone.evaluated[1:]]
+    assert len(models) == 3
+    assert models[0] != models[-1]
     assert wrapped == alone
-    assert len(alone.given) == (3 if own_function else 0)
+    assert given_too == given
+    assert len(given) == (3 if own_function else 0)
     if api == "message":
-        assert {"train_loss", "acc", "per_class", "latency_s"} <= alone.metrics[0].keys()
-        assert alone.evaluated[0].keys() == {"loss"}
+        told = alone.returned["train_metrics_clientapp"][1].keys()
+        assert {"train_loss", "acc", "latency_s"} | ({"per_class"} if name != "FedXgbBagging" else set()) <= told
+        assert alone.returned["evaluate_metrics_clientapp"][1].keys() == {"eval_loss"}
 
 
 @BOTH
 @pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "DifferentialPrivacyServerSideFixedClipping"])
-def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str) -> None:
-    alone, wrapped = (_course(api, name, wrap=wrap, broken=(2,)) for wrap in (False, True))
-    assert (wrapped.models, wrapped.metrics) == (alone.models, alone.metrics)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_without_a_finite_number_reaches_no_average(value: float) -> None:
-    alone, wrapped = (_unusable(wrap, value) for wrap in (False, True))
-    expected = [{key: one for key, one in metrics.items() if math.isfinite(one)} for metrics in _numbers(alone)]
-    assert _numbers(wrapped) == expected
-    assert [one.keys() - other.keys() for one, other in zip(_numbers(alone), expected, strict=True)] == [
-        {"train_loss", "compute_s"}
-    ] * 3
-
-
-def _unusable(wrap: bool, value: float) -> Course:
-    changes = {"train_loss": value, "compute_s": value}
-    return _course("message", "FedAvg", wrap=wrap, own_function=True, broken=(4,), changes=changes)
-
-
-def _numbers(course: Course) -> list[dict[str, float]]:
-    return [{key: one for key, one in metrics.items() if not isinstance(one, list)} for metrics in course.metrics]
+def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str, tmp_path: Path) -> None:
+    alone, wrapped = (_played(api, name, tmp_path, wrap, broken=(2,)) for wrap in (False, True))
+    assert wrapped == alone
 
 
 @BOTH
-def test_bagging_keeps_every_tree_of_every_round(api: str) -> None:
+def test_bagging_keeps_every_tree_of_every_round(api: str, tmp_path: Path) -> None:
     """The model changes its size in every round, and starts from nothing."""
     trees = [[0.5 * k, -0.25 * n] for n in (1, 2, 3) for k in range(CLIENTS)]
-    assert grown(_course(api, "FedXgbBagging", wrap=True).models[-1][0]) == trees
+    assert grown_in(_played(api, "FedXgbBagging", tmp_path, wrap=True)[0]) == trees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
 
+from tests.strategies.foreign.world import Outcome
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.message.helpers import FakeNode
 
@@ -29,6 +31,14 @@ def grown(model: bytes) -> list[list[float]]:
     """The weights of a model's trees, in order."""
     trees = json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]
     return [tree["base_weights"] for tree in trees]
+
+
+def grown_in(outcome: Outcome) -> list[list[float]]:
+    """The same of the last model of a run."""
+    if outcome.models:
+        return grown(outcome.models[-1][0])
+    _, _, data = outcome.returned["arrays"]["0"]
+    return grown(np.load(io.BytesIO(data)).tobytes())
 
 
 class TreeProxy(FakeProxy):

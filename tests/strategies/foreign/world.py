@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.strategy import Strategy as LegacyBase
 from flwr.serverapp.strategy import Strategy as MessageBase
 
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.both_ways import OrderedGrid
 from tests.strategies.either_api import make
 from tests.strategies.helpers import OK, FakeProxy, model, parameters_to_ndarrays, update
-from tests.strategies.message.helpers import FakeNode
+from tests.strategies.message.helpers import FakeGrid, FakeNode
 from tests.strategies.message.models import arrays_of, named
 
 CLIENTS = 5
@@ -54,7 +53,8 @@ class Case:
     Args:
         base: Builds the strategy, which may write into the folder.
         client: Builds what trains for one fleet, because clients may have a state.
-        arrays: The initial model.
+        proxies: Builds a client of the legacy API whose parameters are no arrays, from its number.
+        arrays: The initial model, in the Message API perhaps as the record that is sent.
         start: Further arguments of ``start`` (Message API), from the folder.
         positional: Arguments of ``start`` after grid and arrays, by position, in place of the number of rounds.
         evaluation: What a node answers to an evaluation (Message API).
@@ -66,7 +66,8 @@ class Case:
 
     base: Callable[[Path], Any]
     client: Callable[[], Any] | None = None
-    arrays: Callable[[], list[np.ndarray]] = model
+    proxies: Callable[[int], FakeProxy] | None = None
+    arrays: Callable[[], Any] = model
     start: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
     positional: tuple[Any, ...] = ()
     evaluation: MessageClient | None = None
@@ -103,7 +104,7 @@ class Played:
 
 def play(
     api: str, case: Case, folder: Path, wrap: bool, clock: str = "virtual", clients: int = CLIENTS,
-    cohort: int | None = None, schedule: Sequence[list[int]] | None = None, rounds: int = ROUNDS,
+    cohort: int | None = None, schedule: Sequence[list[int]] | None = None, rounds: int = ROUNDS, selector: Any = None,
 ) -> Played:  # fmt: skip
     """Play a case.
 
@@ -117,15 +118,16 @@ def play(
         cohort: Clients that the selector chooses in a round; None chooses all.
         schedule: Clients that the base sees while it configures each batch of trainings; for a base that runs alone.
         rounds: Number of rounds.
+        selector: The selector, if it is not to choose the clients in turn.
     """
     base = case.base(folder)
     strategy = base
     if wrap:
-        selector = RoundRobin(clients_per_round=cohort or clients)
         options = {"clock": clock, "wait_timeout": 2.0, **case.options}
-        strategy = make(api, selector, base, **options)
+        strategy = make(api, selector or RoundRobin(clients_per_round=cohort or clients), base, **options)
     outcome = Outcome()
     random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (the noise of Flower's wrappers comes from it)
     run = _play_messages if api == "message" else _play_legacy
     with _logged(outcome.log):
         cohorts = run(strategy, case, folder, outcome, clock, clients, schedule, rounds)
@@ -166,7 +168,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Parameters):
-        return [plain(array) for array in parameters_to_ndarrays(value)]
+        arrays = parameters_to_ndarrays(value) if value.tensor_type == "numpy.ndarray" else value.tensors
+        return [plain(array) for array in arrays]
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -234,8 +237,8 @@ def _loss(arrays: ArrayRecord) -> float:
     return float(sum(np.abs(array).astype(np.float64).sum() for array in arrays.to_numpy_ndarrays()))
 
 
-class ForeignGrid(OrderedGrid):
-    """Replies come in the order of the clients, and the cohorts that train are recorded.
+class ForeignGrid(FakeGrid):
+    """Answers and replies come in the order of the clients, and the cohorts that train are recorded.
 
     ``shown`` are the numbers of the clients that are listed as connected; None: all.
     """
@@ -258,6 +261,11 @@ class ForeignGrid(OrderedGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         arrived = super().pull_messages(message_ids)
         return sorted(arrived, key=lambda one: self.nodes[one.metadata.src_node_id].proxy.number)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        asked = sorted(messages, key=lambda message: self.nodes[message.metadata.dst_node_id].proxy.number)
+        replies = super().send_and_receive(asked, timeout=timeout)
+        return sorted(replies, key=lambda one: self.nodes[one.metadata.src_node_id].proxy.number)
 
 
 def _show(base: Any, method: str, world: Any, schedule: Sequence[list[int]]) -> None:
@@ -288,8 +296,9 @@ def _play_messages(
         outcome.evaluated.append((server_round, plain(arrays)))
         return MetricRecord({"accuracy": ACCURACY[server_round], "loss": _loss(arrays)})
 
-    initial = case.arrays()
-    arrays = arrays_of() if len(initial) == 2 else named(initial, [f"layer-{i}" for i in range(len(initial))])
+    arrays = case.arrays()
+    if not isinstance(arrays, ArrayRecord):
+        arrays = arrays_of() if len(arrays) == 2 else named(arrays, [f"layer-{i}" for i in range(len(arrays))])
     named_too: dict[str, Any] = {"evaluate_fn": evaluate_fn} if case.evaluates_centrally else {}
     named_too |= case.start(folder)
     if case.positional:
@@ -345,7 +354,7 @@ class Proxy(FakeProxy):
 class Manager(SimpleClientManager):
     """Flower's manager; ``shown`` are the numbers of the clients that it lists, None: all."""
 
-    def __init__(self, proxies: Iterable[Proxy]) -> None:
+    def __init__(self, proxies: Iterable[FakeProxy]) -> None:
         self.shown: list[int] | None = None
         self.cohorts: list[list[int]] = []
         super().__init__()
@@ -371,7 +380,7 @@ def _play_legacy(
 ) -> list[list[int]]:  # fmt: skip
     """Play as Flower's server does, clients one after the other."""
     train = (case.client or (lambda: legacy_honest))()
-    proxies = [Proxy(k, train, clock) for k in range(clients)]
+    proxies = [Proxy(k, train, clock) if case.proxies is None else case.proxies(k) for k in range(clients)]
     manager = Manager(proxies)
     if schedule is not None:
         _show(strategy, "configure_fit", manager, schedule)
@@ -380,8 +389,8 @@ def _play_legacy(
     except StopTraining as error:
         outcome.raised = f"{type(error).__name__}: {error}"
     for proxy in proxies:
-        outcome.trained[proxy.number] = proxy.received
-        outcome.tested[proxy.number] = proxy.questions
+        if isinstance(proxy, Proxy):
+            outcome.trained[proxy.number], outcome.tested[proxy.number] = proxy.received, proxy.questions
     return manager.cohorts
 
 
@@ -393,7 +402,7 @@ def _legacy_rounds(strategy: Any, manager: Manager, outcome: Outcome, rounds: in
         given = {"server_round": server_round, "parameters": parameters, "client_manager": manager}
         if instructions := strategy.configure_fit(**given):
             manager.cohorts.append(sorted(int(client.cid.split("-")[1]) for client, _ in instructions))
-            new, aggregated = strategy.aggregate_fit(server_round, _answers(instructions, "fit", server_round), [])
+            new, aggregated = strategy.aggregate_fit(server_round, *_answers(instructions, "fit", server_round))
             metrics.append(aggregated)
             parameters = new or parameters
         outcome.models.append(plain(parameters))
@@ -401,15 +410,15 @@ def _legacy_rounds(strategy: Any, manager: Manager, outcome: Outcome, rounds: in
         given["parameters"] = parameters
         if instructions := strategy.configure_evaluate(**given):
             answers = _answers(instructions, "evaluate", server_round)
-            metrics.append(strategy.aggregate_evaluate(server_round, answers, []))
+            metrics.append(strategy.aggregate_evaluate(server_round, *answers))
     return plain(parameters), metrics
 
 
-def _answers(instructions: Any, call: str, server_round: int) -> list[Any]:
-    ordered = sorted(instructions, key=lambda pair: int(pair[0].cid.split("-")[1]))
-    return [(client, getattr(client, call)(ins, None, server_round)) for client, ins in ordered]
-
-
-def encoded(arrays: Iterable[np.ndarray]) -> ArrayRecord:
-    """Arrays under numbers as names."""
-    return ArrayRecord({str(i): Array(np.asarray(array)) for i, array in enumerate(arrays)})
+def _answers(instructions: Any, call: str, server_round: int) -> tuple[list[Any], list[Any]]:
+    results, failures = [], []
+    for client, ins in sorted(instructions, key=lambda pair: int(pair[0].cid.split("-")[1])):
+        try:
+            results.append((client, getattr(client, call)(ins, None, server_round)))
+        except TypeError as error:
+            failures.append(error)
+    return results, failures
