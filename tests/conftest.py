@@ -34,8 +34,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of pages in a browser, before pytest selects by marks."""
+    """Mark the tests of pages in a browser, before pytest selects by marks; rounds that hang fail after a minute."""
     for item in items:
+        if item.nodeid.startswith(("tests/strategies", "tests/rounds")) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(60))
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
 

@@ -15,7 +15,6 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import CSUCB, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, run_rounds
 
-pytestmark = pytest.mark.timeout(20)
 LATENCIES = [1.0, 3.0, 2.0, 0.5, 4.0]  # of the clients 0..4, all trained each round
 ENERGIES = [0.5, 0.25, 1.0, 2.0, 0.125]
 NaN = float("nan")

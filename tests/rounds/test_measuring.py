@@ -20,7 +20,6 @@ from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.scripted import BOTH, A, B, C, Counted, Spy, play_scripted, two_examples
 
-pytestmark = pytest.mark.timeout(30)
 EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
 NAN = np.full((2, 2), np.nan)
 

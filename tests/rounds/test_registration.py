@@ -21,8 +21,6 @@ from tests.strategies.helpers import Federation
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
 from tests.strategies.scripted import BOTH, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @BOTH
 def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:

@@ -10,8 +10,6 @@ from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of
 from tests.strategies.scripted import BOTH, MAX_LATENCY, Spy, play_scripted
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @BOTH
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from tests.simulations import inprocess
 from tests.simulations.test_diversity import Constant, choices
 from tests.strategies.numpy_world import validation
 
-pytestmark = pytest.mark.timeout(120)
 MODEL = [np.zeros(2)]
 NODES = [str(k) for k in range(10)]
 KEYS: dict[str, Any] = {

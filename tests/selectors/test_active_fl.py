@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,7 @@ from fedsel_flwr.selectors.active_fl import ActiveFL
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, p_value, then_uniformly
 
-
-def build(**parameters: Any) -> ActiveFL:
-    return ActiveFL(**{"clients_per_round": 2, "seed": 0} | parameters)
+build = partial(ActiveFL, clients_per_round=2, seed=0)
 
 
 def chances(value: Mapping[int, float], m: int, a1: float, a2: float, a3: float) -> Chances:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,8 +97,7 @@ ROUNDS = 400
 FAIRNESS = {0: 0.7, 1: 0.05, 2: 0.3, 3: 0.25, 4: 0.4, 5: 0.1}  # sum 1.8
 
 
-def build(**parameters: Any) -> CSUCBQ:
-    return create("cs-ucb-q", **{"clients_per_round": 2, "max_latency": 1.0, "seed": 0} | parameters)
+build = partial(create, "cs-ucb-q", clients_per_round=2, max_latency=1.0, seed=0)
 
 
 @pytest.mark.parametrize("as_mapping", [True, False], ids=["mapping", "array"])

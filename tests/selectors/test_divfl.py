@@ -76,8 +76,7 @@ def plain_greedy(distances: Array, candidates: Array, count: int, looked_at: Cal
     return chosen
 
 
-def build(**parameters: Any) -> Any:
-    return create("divfl", **{"clients_per_round": 2, "seed": 0} | parameters)
+build = partial(create, "divfl", clients_per_round=2, seed=0)
 
 
 def told(gradients: Any, **parameters: Any) -> Any:

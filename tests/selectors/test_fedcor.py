@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,7 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.fedcor import Evidence, Posterior, adam, closed_form, likeliest
 from tests.selectors import oracle_fedcor as dense
 
-
-def build(**parameters: Any) -> Any:
-    return create("fedcor", **{"clients_per_round": 2, "warmup_rounds": 1, "interval": 100, "seed": 0} | parameters)
+build = partial(create, "fedcor", clients_per_round=2, warmup_rounds=1, interval=100, seed=0)
 
 
 def known(embeddings: Any, rounds: int = 5, **parameters: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, permutations
 from typing import Any
 
@@ -12,9 +13,7 @@ from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.wireless import round_time
 from tests.selectors.rounds import play, report
 
-
-def build(**parameters: Any) -> FedCS:
-    return FedCS(**{"deadline": 4.0, "seed": 0} | parameters)
+build = partial(FedCS, deadline=4.0, seed=0)
 
 
 def measured(seconds: dict[int, float], **parameters: Any) -> FedCS:

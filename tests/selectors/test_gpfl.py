@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,7 @@ ROUNDS = 120
 WORLD = Crowd(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.0)
 
 
-def build(**parameters: Any) -> Any:
-    return create("gpfl", **{"clients_per_round": 3, "total_rounds": ROUNDS, "seed": 0} | parameters)
+build = partial(create, "gpfl", clients_per_round=3, total_rounds=ROUNDS, seed=0)
 
 
 def play(selector: Any, available: Sequence[int], projections: dict[int, float], accuracy: float, loss: float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,7 @@ class GroupOracle:
 BOTH = pytest.mark.parametrize("name", ["lsh", "nccb"])
 
 
-def build(name: str, **parameters: Any) -> Any:
-    return create(name, **{"clients_per_round": 1, "seed": 0} | parameters)
+build = partial(create, clients_per_round=1, seed=0)
 
 
 def play(selector: Any, chosen: Any, accuracy: Any, energy: Any) -> None:

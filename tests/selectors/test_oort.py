@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,13 +143,11 @@ class OortOracle(Judge):
         return f"{low} are below {least}" if low else ""
 
 
-def build(**parameters: Any) -> Oort:
-    return Oort(**{"clients_per_round": 3, "seed": 0} | parameters)
+build = partial(Oort, clients_per_round=3, seed=0)
 
 
-def greedy(**parameters: Any) -> Oort:
-    """A selector that explores only clients that it must."""
-    return build(**{"exploration": 0.0, "exploration_min": 0.0} | parameters)
+greedy = partial(build, exploration=0.0, exploration_min=0.0)
+"""A selector that explores only clients that it must."""
 
 
 def play(

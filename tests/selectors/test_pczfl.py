@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,8 +189,7 @@ WORLD = World(num_clients=10, newcomers={0: 25, 6: 60})
 Rewards = dict[int, Point | None]  # client -> (accuracy, energy score), None if it fails
 
 
-def build(**parameters: Any) -> Any:
-    return create("pczfl", **{"seed": 0} | parameters)
+build = partial(create, "pczfl", seed=0)
 
 
 def inform(selector: Any, contexts: dict[int, Point]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -112,13 +113,11 @@ class PiscesOracle(Judge):
         return found
 
 
-def build(**parameters: Any) -> Pisces:
-    return Pisces(**{"clients_per_round": 2, "seed": 0} | parameters)
+build = partial(Pisces, clients_per_round=2, seed=0)
 
 
-def greedy(**parameters: Any) -> Pisces:
-    """A selector that explores only clients that it must."""
-    return build(**{"exploration": 0.0, "exploration_min": 0.0} | parameters)
+greedy = partial(build, exploration=0.0, exploration_min=0.0)
+"""A selector that explores only clients that it must."""
 
 
 def play(

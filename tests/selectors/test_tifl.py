@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,7 @@ def cohorts(tiers: Sequence[Sequence[int]], chances: Sequence[float], credits: S
     return found
 
 
-def build(**parameters: Any) -> TiFL:
-    return TiFL(**{"clients_per_round": 2, "tiers": 3, "seed": 0} | parameters)
+build = partial(TiFL, clients_per_round=2, tiers=3, seed=0)
 
 
 def play(

@@ -12,7 +12,6 @@ from flwr.serverapp import strategy as flower
 from tests.strategies.either_api import Server, base_of, selection
 from tests.strategies.helpers import fleet
 
-pytestmark = pytest.mark.timeout(30)
 COHORT, FLEET = 3, 10
 
 

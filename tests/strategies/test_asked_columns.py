@@ -18,7 +18,6 @@ from tests.strategies.message import helpers as message
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy
 from tests.strategies.scripted import MAX_LATENCY, Spy
 
-pytestmark = pytest.mark.timeout(30)
 CLIENTS = 4
 NAN = [float("nan")] * 3
 

@@ -17,7 +17,6 @@ from tests.strategies.helpers import OK, FakeProxy, chosen, fedavg, fleet, initi
 from tests.strategies.message.helpers import FakeGrid, crowd
 from tests.strategies.message.models import arrays_of
 
-pytestmark = pytest.mark.timeout(60)
 COHORT, FLEET, ROUNDS = 5, 12, 3
 AVERAGES: dict[str, dict[str, Any]] = {
     "plain": {},

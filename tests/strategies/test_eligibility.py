@@ -33,8 +33,6 @@ from tests.strategies.either_api import BOTH, make, play
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.scripted import play_scripted, two_examples
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def busy(
     api: str, count: int, works: dict[int, dict[str, list[float]]], selector: Any = None, timeout: float = 0.25,

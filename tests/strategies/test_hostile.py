@@ -19,7 +19,6 @@ from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, flee
 from tests.strategies.message import faults as of_nodes
 from tests.strategies.message.models import NAMES, arrays_of
 
-pytestmark = pytest.mark.timeout(60)
 MAX_LATENCY, TIMEOUT = 4.0, 0.05
 KINDS = {
     **dict.fromkeys(helpers.UPDATE_FAULTS, "arrays"), **dict.fromkeys(helpers.EXAMPLE_FAULTS, "num_examples"),

@@ -17,7 +17,6 @@ from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
 from tests.strategies.either_api import BOTH
 from tests.strategies.helpers import ABSENT, FakeProxy, all_in, chosen
 
-pytestmark = pytest.mark.timeout(30)
 HOW = pytest.mark.parametrize("how", ["name", "claim"])
 
 

@@ -11,8 +11,6 @@ from fedsel_flwr.selectors import CSUCB
 from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import FakeProxy, chosen, fleet, row_of
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @BOTH
 def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,6 @@ from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.resumed_runs import Run
 
-pytestmark = pytest.mark.timeout(60)
 ROUNDS = 4
 
 

@@ -23,7 +23,6 @@ from tests.strategies.helpers import FAULTS, FakeProxy, model
 from tests.strategies.message.helpers import ProbeProxy
 from tests.strategies.scripted import Spy
 
-pytestmark = pytest.mark.timeout(30)
 CLIENTS = 4
 PROBES = {"cpow-d": "batch_loss", "divfl": "gradient", "power-of-choice": "loss", "active-fl": "loss"}
 REPLIES = {"oort": "rms_loss", "pisces": "rms_loss", "rpow-d": "train_loss"}

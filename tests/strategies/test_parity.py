@@ -28,7 +28,6 @@ from tests.strategies.flower_world import comparable, encoded, play_legacy, play
 from tests.strategies.message.helpers import FakeGrid
 from tests.strategies.third_adapter import play_stacked
 
-pytestmark = pytest.mark.timeout(60)
 PLAYS = {"legacy": play_legacy, "message": play_messages}
 
 

@@ -21,7 +21,6 @@ from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
 from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
 from tests.strategies.trees import TreeNode, TreeProxy
 
-pytestmark = pytest.mark.timeout(30)
 MAX_LATENCY = 9.0
 
 

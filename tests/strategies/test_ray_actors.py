@@ -18,7 +18,6 @@ from tests.strategies import either_api
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
 
-pytestmark = pytest.mark.timeout(30)
 CLIENTS, ROUNDS = 4, 4
 DEAD = (
     "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.\n\tclass_name: "

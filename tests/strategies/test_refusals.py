@@ -21,7 +21,6 @@ from tests.strategies.either_api import BOTH, Server, base_of, private, selectio
 from tests.strategies.flower_world import legacy_base, proxies
 from tests.strategies.helpers import OK
 
-pytestmark = pytest.mark.timeout(30)
 PAPERS: dict[str, Any] = {"legacy": strategies, "message": message}
 READERS = tuple(name for name in names() if selector_class(name).needs & PER_UPDATE)
 """Selectors that read what the server measures on each client's model."""

@@ -22,7 +22,6 @@ from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, privat
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import RecordingBase
 
-pytestmark = pytest.mark.timeout(60)
 Arrays = list[np.ndarray]
 MODEL = [np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 EXAMPLES = 10

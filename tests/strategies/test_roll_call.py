@@ -26,7 +26,6 @@ from tests.strategies.either_api import BOTH
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 
-pytestmark = pytest.mark.timeout(30)
 NO_QUERY = "roll call: the ClientApp has no query function. Flower reports this as an error, but it is harmless"
 
 

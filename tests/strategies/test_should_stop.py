@@ -23,7 +23,7 @@ from tests.strategies.message.helpers import FakeGrid, crowd, play
 from tests.strategies.message.models import arrays_of
 from tests.strategies.resumed_runs import Run
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_syncs")]
+pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, END = 8, 3
 EVALUATES = pytest.mark.parametrize("evaluates", [True, False])
 

@@ -30,7 +30,6 @@ from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
 
-pytestmark = pytest.mark.timeout(30)
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
 LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
 GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)

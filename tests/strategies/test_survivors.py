@@ -14,7 +14,6 @@ from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, privat
 from tests.strategies.helpers import FakeProxy, fleet, model, row_of
 from tests.strategies.scripted import Spy, play_scripted, two_examples
 
-pytestmark = pytest.mark.timeout(60)
 CLIENTS, ROUNDS, BAD = 10, 40, 7
 
 

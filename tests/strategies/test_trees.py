@@ -21,9 +21,6 @@ from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.scripted import Spy, two_examples
 from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
-pytestmark = pytest.mark.timeout(30)
-
-
 OTHER_NAME = ArrayRecord({"trees": Array(np.zeros(3, dtype=np.uint8))})
 GARBAGE = ArrayRecord({"0": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"garbage")})
 

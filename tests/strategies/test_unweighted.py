@@ -15,7 +15,6 @@ from tests.strategies.either_api import BOTH, Server, close, selection
 from tests.strategies.helpers import model, update
 from tests.strategies.message.helpers import ProbeProxy
 
-pytestmark = pytest.mark.timeout(60)
 UNWEIGHTED = ("power-of-choice", "cpow-d", "rpow-d", "active-fl", "fedcor")
 FLEET = 4
 

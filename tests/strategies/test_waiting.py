@@ -23,7 +23,6 @@ from fedsel_flwr.strategies.wrapping import waiting
 from tests.strategies.either_api import BOTH, Server, base_of, private, selection
 from tests.strategies.helpers import FakeProxy, Federation, chosen, fleet, initial, model, run_rounds
 
-pytestmark = pytest.mark.timeout(20)
 NODES = {"legacy": "clients", "message": "nodes"}
 TOO_FEW: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "as many as the cohort": ({}, {}, 3, 5),

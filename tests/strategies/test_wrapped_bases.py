@@ -29,7 +29,6 @@ from tests.strategies.helpers import OK, FakeProxy, initial, model
 from tests.strategies.message.models import named
 from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
-pytestmark = pytest.mark.timeout(60)
 AROUND: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DPFedAvgAdaptive": ((CLIENTS,), {"noise_multiplier": 0.1}),
     "DPFedAvgFixed": ((CLIENTS, 1.0), {}),

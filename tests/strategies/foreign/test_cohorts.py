@@ -21,8 +21,6 @@ from tests.strategies.foreign.legacy import Base as LegacyAverage
 from tests.strategies.foreign.own_messages import KnownNodes, MegabyteBudget, PerNodeProximal, proximal
 from tests.strategies.foreign.world import CLIENTS, ROUNDS, Case, Played, asked, node_id, play
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def _play(base: Any, folder: Path, api: str = "message", cohort: int = 2, **case: Any) -> Played:
     return play(api, Case(lambda _: base, **case), folder, True, cohort=cohort)

@@ -14,7 +14,6 @@ import pytest
 from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
 from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, node_id, play
 
-pytestmark = pytest.mark.timeout(60)
 CASES: dict[str, dict[str, Case]] = {
     "legacy": legacy.LEGACY,
     "message": {**own_start.AROUND, **own_start.LOOPS, **own_messages.OWN, **own_payload.PAYLOADS},

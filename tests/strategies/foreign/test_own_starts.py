@@ -16,7 +16,7 @@ from fedsel_flwr.strategies.wrapping.grids import _GridWrapper
 from tests.strategies.foreign.own_start import AROUND, LOOPS, OneRoundAtATime
 from tests.strategies.foreign.world import ACCURACY, ROUNDS, Case, Played, play
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_syncs")]
+pytestmark = pytest.mark.usefixtures("no_syncs")
 OWN = {**AROUND, **LOOPS}
 EACH = pytest.mark.parametrize("name", sorted(OWN))
 AROUND_THAT_RESUME = [

@@ -20,7 +20,6 @@ from tests.strategies.either_api import Server, close, mean_of, private, selecti
 from tests.strategies.helpers import FakeProxy, model, update
 from tests.strategies.message.helpers import FakeNode, RecordingBase
 
-pytestmark = pytest.mark.timeout(30)
 Extra = dict[str, Any]
 
 

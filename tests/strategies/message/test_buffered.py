@@ -11,8 +11,6 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.wrapping import grids
 from tests.strategies.deployed import Deployment, Node, SuperLink
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:

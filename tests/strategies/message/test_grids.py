@@ -21,7 +21,6 @@ from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, train_message
 from tests.strategies.message.models import arrays_of
 
-pytestmark = pytest.mark.timeout(20)
 POLL_S = 0.25  # how often the grid looks
 
 

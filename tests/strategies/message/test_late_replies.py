@@ -18,7 +18,6 @@ from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.message.simulated_link import SimulatedLink, SimulatedTime, simulated, to_node
 
 __all__ = ["simulated"]
-pytestmark = pytest.mark.timeout(60)
 ROUND_S = 10.0
 
 

@@ -16,7 +16,6 @@ from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.message.simulated_link import SimulatedLink, SimulatedTime, simulated, to_node
 
 __all__ = ["simulated"]
-pytestmark = pytest.mark.timeout(30)
 Sending = Callable[..., list[int]]
 
 
