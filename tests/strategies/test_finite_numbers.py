@@ -1,76 +1,19 @@
-"""What Flower cannot average or clip, in both APIs: no finite number, weight or norm; evaluations of any records."""
+"""What Flower cannot average or clip, in both APIs: no finite number or norm, no weight; evaluations of any records."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import EvaluateIns, EvaluateRes, ndarrays_to_parameters
+from flwr.common import EvaluateIns, EvaluateRes
 
-from fedsel_flwr.flower import task_identity
-from fedsel_flwr.testing.in_process import (
-    RUN,
-    SERVER,
-    TASK,
-    Functions,
-    InProcessGrid,
-    legacy_replies,
-    manager_of,
-    play_round,
-    record_of,
-)
+from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet
 from tests.strategies.message.helpers import RecordingBase
-
-
-class Evaluated(Functions):
-    """Clients that return their model unchanged, and evaluate with the given metrics; the first is the loss."""
-
-    def __init__(self, metrics: list[dict[str, float]]) -> None:
-        super().__init__([lambda model, config: (model, 10, {"latency_s": 0.5})] * len(metrics), [np.zeros(2)])
-        self._metrics = metrics
-
-    def evaluation_reply(self, node: str, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        metrics = dict(self._metrics[self.connected[node]])
-        return metrics.pop("loss"), 10, metrics
-
-
-def _evaluated(api: str, clients: Evaluated) -> dict[str, Any]:
-    """The base's average over all clients."""
-    mean = {
-        "legacy": {"evaluate_metrics_aggregation_fn": lambda all: {"acc": float(np.mean([m["acc"] for _, m in all]))}},
-        "message": {},
-    }[api]
-    base = base_of(api, fraction_evaluate=1.0, **mean)
-    strategy = selection(api, len(clients.connected), base)
-    if api == "legacy":
-        parameters, manager = ndarrays_to_parameters(clients.arrays), manager_of(clients)
-        strategy.configure_fit(1, parameters, manager)
-        asked = strategy.configure_evaluate(1, parameters, manager)
-        loss, metrics = strategy.aggregate_evaluate(1, *legacy_replies(clients, asked, "evaluate", 1))
-        return {"loss": loss, **metrics}
-    grid, arrays = InProcessGrid(clients), record_of(clients.arrays)
-    with task_identity(RUN, TASK, SERVER):
-        strategy.configure_train(1, arrays, ConfigRecord(), grid)
-        asked = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
-        return dict(strategy.aggregate_evaluate(1, grid.send_and_receive(asked)))
-
-
-@BOTH
-@pytest.mark.parametrize("key", ["loss", "acc"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_evaluation_that_is_not_finite_is_left_out(api: str, key: str, value: float, caplog: Any) -> None:
-    good = {"loss": 1.0, "acc": 0.5}
-    with caplog.at_level("WARNING", "fedsel_flwr"):
-        average = _evaluated(api, Evaluated([good, {**good, key: value}, {"loss": 3.0, "acc": 0.7}]))
-    assert average["loss"] == 2.0
-    assert average["acc"] == pytest.approx(0.6)
-    assert f"client 1: evaluation: {key}: expected finite numbers, got {value}" in caplog.text
 
 
 @BOTH

@@ -20,14 +20,16 @@ from tests.strategies.message.faults import reports
 from tests.strategies.message.helpers import FakeNode
 
 NASTY = "../../etc/cron.d/x\x1b[2J\n\x1b[32mINFO\x1b[0m :      round 9, all clients: fine\r\u2028\x00\u202e"
-EVALUATIONS: dict[str, tuple[str, Any]] = {
-    "no examples": ("num_examples", 0),
-    "negative examples": ("num_examples", -16),
-    "a text": ("num_examples", NASTY),
-    "no loss": ("loss", float("nan")),
-    "endless loss": ("loss", float("inf")),
-    "many metrics": ("metrics", dict.fromkeys(range(MAX_METRICS + 1), 0)),
-}
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+EVALUATIONS: list[tuple[str, Any, str]] = [
+    ("num_examples", 0, "num_examples"),
+    ("num_examples", -16, "num_examples"),
+    ("num_examples", NASTY, "num_examples"),
+    ("metrics", dict.fromkeys(range(MAX_METRICS + 1), 0), "metrics"),
+    *[("loss", value, f"loss: expected finite numbers, got {value}") for value in NOT_FINITE],
+    *[("metrics", {"acc": value}, f"acc: expected finite numbers, got {value}") for value in NOT_FINITE],
+]
+"""Part of an evaluation, its value, and what is said of it."""
 
 
 def _harmless(lines: list[str]) -> bool:
@@ -35,28 +37,34 @@ def _harmless(lines: list[str]) -> bool:
                for line in lines for i, part in enumerate(line.split("\n")))  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", EVALUATIONS)
-def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("part", "value", "said"), EVALUATIONS, ids=range(len(EVALUATIONS)))
+def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(
+    part: str, value: Any, said: str, caplog: Any
+) -> None:
     """Left in, no examples at all end it by a division by zero, and minus sixteen take another's vote."""
-    kind, value = EVALUATIONS[fault]
 
     class Odd(FakeProxy):
         def evaluate(self, *args: Any, **kwargs: Any) -> EvaluateRes:
             result = super().evaluate(*args, **kwargs)
-            setattr(result, kind, value)
+            result.metrics = {"acc": 0.5}
+            if self.cid == "b":
+                setattr(result, part, value)
             return result
 
+    def mean(metrics: list[Any]) -> dict[str, Any]:
+        return {"acc": sum(own["acc"] for _, own in metrics) / len(metrics)}
+
     odd = Odd("b", "b", number=2)
-    strategy = selection("legacy", 2, base_of("legacy", fraction_evaluate=1.0))
+    strategy = selection("legacy", 2, base_of("legacy", fraction_evaluate=1.0, evaluate_metrics_aggregation_fn=mean))
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        federation = Server("legacy", strategy, [FakeProxy("a", "a", number=2), odd]).play(1).federation
+        federation = Server("legacy", strategy, [Odd("a", "a", number=2), odd]).play(1).federation
         result = federation.server.evaluate_round(server_round=1, timeout=None)
         assert result is not None
-        assert result[0] == pytest.approx(0.3)  # the other's
+        assert (result[0], result[1]) == (pytest.approx(0.3), {"acc": 0.5})  # the other's
         assert strategy.aggregate_evaluate(1, [(odd, odd.evaluate(None, None, 1))], []) == (None, {})
-    said = [line for line in caplog.messages if line.startswith(f"round 1, client b: evaluation: {kind}")]
-    assert len(said) == 3
-    assert _harmless(said)
+    lines = [line for line in caplog.messages if line.startswith(f"round 1, client b: evaluation: {said}")]
+    assert len(lines) == 3
+    assert _harmless(lines)
 
 
 def _again(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
@@ -73,17 +81,21 @@ MESSAGE_EVALUATIONS: dict[str, tuple[Any, str]] = {
     "two": (_again, "left out"),
     "none": (lambda node, message, content: RecordDict({}), "left out"),
     "error": (lambda node, message, content: Error(0, "I break"), "left out"),
+    **{f"{key} {value}": (reports({key: value}), "left out") for key in ("loss", "acc") for value in NOT_FINITE},
 }
 
 
 @pytest.mark.parametrize("honest", [1, 3])
 @pytest.mark.parametrize("fault", MESSAGE_EVALUATIONS)
-def test_an_odd_evaluation_does_not_end_the_run_of_the_message_api(fault: str, honest: int) -> None:
+def test_an_odd_evaluation_does_not_end_the_run_of_the_message_api(fault: str, honest: int, caplog: Any) -> None:
     change, becomes = MESSAGE_EVALUATIONS[fault]
     strategy = selection("message", 2, base_of("message", fraction_evaluate=1.0), min_available=honest + 1)
     server = Server("message", strategy, fleet(honest))
     server.connect(FakeProxy("odd", honest, number=honest), evaluate_fault=change)
     server.play(2)
+    key, _, value = fault.partition(" ")
+    told = f"client {honest}: evaluation: {key}: expected finite numbers, got {value}"
+    assert (told in caplog.text) == (value in map(str, NOT_FINITE))
     counted = range(honest + (becomes == "counts"))
     mean = sum((10 + 3 * k) * 0.1 * (k + 1) for k in counted) / sum(10 + 3 * k for k in counted)
     for server_round in (1, 2):
