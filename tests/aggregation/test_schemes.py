@@ -13,10 +13,10 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import message as message_api
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
-from tests.strategies.flower_world import legacy_base, message_base, play_legacy, play_messages
+from tests.strategies.either_api import make
+from tests.strategies.flower_world import base, legacy_base, play
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -125,12 +125,8 @@ def _by_hand(name: str, before: world.Array, kept: list[int], trained: world.Arr
 
 def _played(api: str, selector: Any, rounds: int, **options: Any) -> tuple[Any, list[world.Array]]:
     """A strategy with a FedAvg base after some rounds, and the model after each."""
-    options["max_latency"] = world.MAX_LATENCY
-    if api == "legacy":
-        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
-        return strategy, play_legacy(strategy, rounds)
-    strategy = message_api.SelectionStrategy(selector, message_base(), **options)
-    return strategy, play_messages(strategy, rounds)
+    strategy = make(api, selector, base(api), **{"max_latency": world.MAX_LATENCY, **options})
+    return strategy, play(api, strategy, rounds)
 
 
 def _check_rounds(name: str, strategy: Any, models: list[world.Array], used: str) -> int:
@@ -186,7 +182,7 @@ def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
         legacy_base(), clients_per_round=4, seed=8, validation=world.validation(), averaging=name,
         max_latency=world.MAX_LATENCY,
     )  # fmt: skip
-    absent = _check_rounds(name, strategy, play_legacy(strategy, 6), "kept")
+    absent = _check_rounds(name, strategy, play("legacy", strategy, 6), "kept")
     assert absent > sum(not row.completed for row in strategy.history.clients)
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.measuring import Measurer
@@ -15,9 +13,8 @@ from fedsel_flwr.rounds.models import ModelList, ModelStack
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import FedCM, Filter, Validation
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from fedsel_flwr.testing.in_process import play_round
+from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import BOTH, A, B, C, Counted, Spy, play_scripted, two_examples
 
 EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
@@ -109,21 +106,15 @@ def counting(step: float, batches: int) -> Any:
     return fit
 
 
-@pytest.mark.parametrize("kind", [LegacyStrategy, MessageStrategy])
-def test_a_counter_of_batches_changes_neither_projections_nor_norms(kind: Any) -> None:
+@BOTH
+def test_a_counter_of_batches_changes_neither_projections_nor_norms(api: str) -> None:
     """Flower's average makes the counter a float after round 1, and one client has far more batches."""
     clients = [counting(0.3, 5), counting(0.2, 5), counting(0.1, 5), counting(-0.2, 400)]
     found = []
     for counters in ([], [np.array(0)]):
         spy = Spy("projection", "update")
-        strategy = kind(
-            spy,
-            (legacy_bases if kind is LegacyStrategy else message_bases).FedAvg(fraction_evaluate=0.0),
-            learning_rate=0.1,
-            momentum=0.5,
-            max_update_norm=1.0,
-            min_available=4,
-        )
+        options = {"learning_rate": 0.1, "momentum": 0.5, "max_update_norm": 1.0, "min_available": 4}
+        strategy = selection(api, spy, base_of(api), **options)
         model = [np.zeros(2, np.float32), *counters]
         for number in (1, 2, 3):
             model = play_round(strategy, clients, model, number)
@@ -194,10 +185,7 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
 @BOTH
 def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
     """The differential-privacy wrapper clips the replies in place, to a norm of .5; the selector saw 3 and 4."""
-    bases: Any = legacy_bases if api == "legacy" else message_bases
-    base = bases.DifferentialPrivacyServerSideFixedClipping(
-        bases.FedAvg(fraction_evaluate=0.0), noise_multiplier=0.0, clipping_norm=0.5, num_sampled_clients=2
-    )
+    base = private(api, base_of(api), clients=2, clipping_norm=0.5)
     spy = Spy("update", "accuracy", "kept")
     models = [[[3.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 4.0]]]
     _, (after,) = play_scripted(
@@ -231,20 +219,13 @@ def test_the_model_is_run_no_more_often_than_needed(api: str, needs: tuple[str],
     assert len(predict.models) == calls
 
 
-class _NothingInRound2(legacy_bases.FedAvg):
-    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        return (None, {}) if server_round == 2 else super().aggregate_fit(server_round, results, failures)
-
-
-class _NoRecordInRound2(message_bases.FedAvg):
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        return (None, None) if server_round == 2 else super().aggregate_train(server_round, replies)
-
-
 @BOTH
 def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> None:
     """Rounds 1 and 3 make B and A; round 2's C is lost."""
-    base = (_NothingInRound2 if api == "legacy" else _NoRecordInRound2)(fraction_evaluate=0.0)
+    base = base_of(api)
+    method, nothing = ("aggregate_fit", (None, {})) if api == "legacy" else ("aggregate_train", (None, None))
+    whole = getattr(base, method)
+    setattr(base, method, lambda number, *replies: nothing if number == 2 else whole(number, *replies))
     spy, predict = Spy("global_accuracy", "global_loss"), Counted()
     _, models = play_scripted(
         api, spy, lambda k, t, w: [B, C, A][t - 1], 3, start=np.zeros((2, 2)), base=base,

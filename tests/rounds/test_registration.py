@@ -8,18 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
-from flwr.common import ndarrays_to_parameters
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.rounds.written import Written, core_of
-from tests.strategies.helpers import Federation
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
-from tests.strategies.scripted import BOTH, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
+from tests.strategies.either_api import Server, selection
+from tests.strategies.scripted import BOTH, A, C, Counted, Scripted, Spy, play_scripted, two_examples
 
 
 @BOTH
@@ -49,21 +42,10 @@ def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     spy, predict = Spy("accuracy"), Counted()
     first = [Scripted(k, lambda k, t, w: A, lambda k, t: {}, lambda k: {}) for k in range(2)]
     late = Scripted(2, lambda k, t, w: A, lambda k, t: {}, lambda k: {})
-    options: dict[str, Any] = {"max_latency": MAX_LATENCY, "min_available": 1, "validation": two_examples(predict)}
-    if api == "legacy":
-        base = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.array(C)]))
-        federation = Federation(LegacyStrategy(spy, base, **options), first).play(2)
-        federation.manager.register(late)
-        federation.play(2)
-    else:
-        grid = FakeGrid({node_id(p.number): FakeNode(p, extra={}) for p in first})
-
-        def arrive(record: Any) -> None:
-            if record.round == 2:
-                grid.nodes[node_id(2)] = FakeNode(late, extra={})
-
-        strategy = MessageStrategy(spy, message_bases.FedAvg(fraction_evaluate=0.0), on_round=arrive, **options)
-        play(strategy, grid, 4, initial_arrays=ArrayRecord({"w": Array(np.array(C))}))
+    strategy = selection(api, spy, min_available=1, validation=two_examples(predict))
+    server = Server(api, strategy, first, start=[np.array(C)]).play(2)
+    server.connect(late)
+    server.play(2)
     assert _of_accuracy(spy) == [([0, 1], [0.5, 0.5]), ([2], [0.5])]
     assert predict.models.count(C) == 1
     assert [report.clients.tolist() for report in spy.reports] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]

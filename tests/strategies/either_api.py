@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MessageType, MetricRecord
-from flwr.common import FitRes
+from flwr.common import FitRes, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
@@ -73,7 +73,7 @@ class Server:
         strategy: The strategy.
         proxies: The clients.
         timeout: Seconds that a round may take; None: no limit in the legacy API, 5 in the Message API.
-        start: The initial model in the Message API; in the legacy API it is the base's.
+        start: The initial model; None: that of the base in the legacy API, zeros in the Message API.
         node: Keyword arguments of the nodes of the Message API.
     """
 
@@ -88,6 +88,8 @@ class Server:
     ) -> None:
         self.api, self.strategy, self.timeout, self._node = api, strategy, timeout, {"extra": {}, **node}
         self._start = start or model()
+        if start is not None and api == "legacy":
+            getattr(strategy.base, "strategy", strategy.base).initial_parameters = ndarrays_to_parameters(start)
         self.proxies: list[FakeProxy] = []
         self.federation, self.grid = Federation(strategy, timeout=timeout), FakeGrid()
         self.models: list[list[np.ndarray]] = []
@@ -108,8 +110,8 @@ class Server:
         self.federation.manager.unregister(proxy)
         self.grid.nodes = {key: node for key, node in self.grid.nodes.items() if node.proxy is not proxy}
 
-    def play(self, rounds: int = 1) -> Server:
-        """Play rounds from the model of the last one."""
+    def play(self, rounds: int = 1, **configs: Any) -> Server:
+        """Play rounds from the model of the last one; in the Message API with the configs of ``start``."""
         if self.api == "legacy":
             for _ in range(rounds):
                 self.models.append(self.federation.play(1).arrays())
@@ -123,7 +125,7 @@ class Server:
         arrays = self.models[-1] if self.models else self._start
         start = named(arrays, NAMES[: len(arrays)])
         seconds = 5.0 if self.timeout is None else self.timeout
-        self.result = self.strategy.start(self.grid, start, rounds, seconds, evaluate_fn=evaluated)
+        self.result = self.strategy.start(self.grid, start, rounds, seconds, evaluate_fn=evaluated, **configs)
         return self
 
     def dispatched(self) -> list[list[str]]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from flwr.common import ndarrays_to_parameters as encoded
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import Server
+from tests.strategies.either_api import Server, base_of
 from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
 
 
@@ -41,23 +40,18 @@ def proxies() -> list[WorldProxy]:
     return [WorldProxy(f"node-{k}", k, number=k) for k in range(world.FLEET)]
 
 
-def legacy_base() -> legacy_bases.FedAvg:
-    return legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=encoded([world.initial()]))
+def base(api: str, name: str = "FedAvg", **options: Any) -> Any:
+    """A base by name that starts from the world's model."""
+    start = {"initial_parameters": encoded([world.initial()])} if api == "legacy" else {}
+    return base_of(api, name, **start, **options)
 
 
-def message_base() -> message_bases.FedAvg:
-    return message_bases.FedAvg(fraction_evaluate=0.0)
+legacy_base = partial(base, "legacy")
 
 
-def play_legacy(strategy: Any, rounds: int) -> list[world.Array]:
+def play(api: str, strategy: Any, rounds: int) -> list[world.Array]:
     """Play rounds; returns the global model after each of them."""
-    return [arrays[0] for arrays in Server("legacy", strategy, proxies()).play(rounds).models]
-
-
-def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
-    """Play rounds; returns the global model after each of them."""
-    server = Server("message", strategy, proxies(), start=[world.initial()])
-    return [arrays[0] for arrays in server.play(rounds).models]
+    return [arrays[0] for arrays in Server(api, strategy, proxies(), start=[world.initial()]).play(rounds).models]
 
 
 def comparable(history: Any) -> Any:

@@ -12,15 +12,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.common import parameters_to_ndarrays
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import nodes_of
-from tests.strategies.flower_world import encoded, proxies
+from tests.strategies.either_api import make, nodes_of
+from tests.strategies.flower_world import base, proxies
 from tests.strategies.helpers import run_rounds
 from tests.strategies.message.helpers import FakeGrid
 
@@ -53,15 +49,13 @@ class Run:
         }  # fmt: skip
         if folder is not None:
             options |= {"checkpoint_dir": folder, "resume": resume}
-        if self.api == "message":
-            base = getattr(message_bases, self.base)(fraction_evaluate=0.0, **self.base_options)
-            return MessageStrategy(selector, base, on_round=seen.told.append, **options)
-        base = getattr(legacy_bases, self.base)(
-            fraction_evaluate=0.0, initial_parameters=encoded([world.initial()]),
-            evaluate_fn=seen.evaluate if self.evaluates else None,
-            fit_metrics_aggregation_fn=lambda metrics: {}, **self.base_options,
-        )  # fmt: skip
-        return LegacyStrategy(selector, base, on_round=seen.told.append, **{"total_rounds": self.rounds, **options})
+        own: dict[str, Any] = {}
+        if self.api == "legacy":
+            evaluate_fn = seen.evaluate if self.evaluates else None
+            own = {"evaluate_fn": evaluate_fn, "fit_metrics_aggregation_fn": lambda metrics: {}}
+            options = {"total_rounds": self.rounds, **options}
+        made = base(self.api, self.base, **own, **self.base_options)
+        return make(self.api, selector, made, on_round=seen.told.append, **options)
 
     def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[str], object] = str) -> Seen:
         """Run to the end; ``step`` is called with "e" when a model is evaluated, with "t" when a client is trained."""

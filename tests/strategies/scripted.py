@@ -11,7 +11,7 @@ from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndar
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.strategies import Validation
-from tests.strategies.either_api import BOTH, Server, base_of, selection
+from tests.strategies.either_api import BOTH, Server, selection
 from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
 
 __all__ = [
@@ -89,9 +89,6 @@ def play_scripted(
     """Play scripted clients through an API; returns the strategy and the model after each round."""
     first = np.array(start, dtype=np.float64)
     everyone = [Scripted(k, script, report, facts) for k in range(clients)]
-    own = base or base_of(api)
-    if api == "legacy":
-        getattr(own, "strategy", own).initial_parameters = ndarrays_to_parameters([first])
-    strategy = selection(api, selector, own, **{"max_latency": MAX_LATENCY, "min_available": 1, **options})
+    strategy = selection(api, selector, base, **{"max_latency": MAX_LATENCY, "min_available": 1, **options})
     server = Server(api, strategy, everyone, start=[first]).play(rounds)
     return strategy, [arrays[0].tolist() for arrays in server.models]

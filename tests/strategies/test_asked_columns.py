@@ -11,11 +11,9 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fedsel_flwr.selectors.base import Probe
-from tests.strategies import helpers
-from tests.strategies.either_api import BOTH, Played, make, nodes_of, play
-from tests.strategies.helpers import FakeProxy, Federation, fleet, model, update
-from tests.strategies.message import helpers as message
-from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy
+from tests.strategies.either_api import BOTH, Played, Server, base_of, play, selection
+from tests.strategies.helpers import FakeProxy, fleet, model, update
+from tests.strategies.message.helpers import FakeNode, ProbeProxy
 from tests.strategies.scripted import MAX_LATENCY, Spy
 
 CLIENTS = 4
@@ -137,7 +135,7 @@ def test_a_model_may_have_the_name_of_a_vector(name: str, needs: tuple[str, ...]
 
     extra: dict[str, Any] = {"gradient": _vector(1.0, 2.0)} if "gradient" in needs else {"loss": 0.5}
     proxies = [FakeProxy(str(k), k, number=k, extra=extra) for k in range(2)]
-    played = play("message", Spy(*needs), proxies, base=message.fedavg(), node=Renaming, min_available=2)
+    played = play("message", Spy(*needs), proxies, base=base_of("message"), node=Renaming, min_available=2)
     assert played.strategy.history.problem_counts() == {}
     assert len(played.arrays) == 2
 
@@ -174,16 +172,10 @@ def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(a
 )  # fmt: skip
 @BOTH
 def test_the_train_config_asks_for_columns_in_copies(api: str, needs: tuple[str, ...], asked: str | None) -> None:
-    proxies = fleet(2)
-    shared: dict[str, Any] = {"lr": 0.5}
-    if api == "legacy":
-        base = helpers.RecordingBase(on_fit_config_fn=lambda server_round: shared)
-        Federation(make(api, Spy(*needs), base, min_available=2, missing_columns="random"), proxies).play(2)
-    else:
-        record = ConfigRecord({"lr": 0.5})
-        strategy = make(api, Spy(*needs), min_available=2, missing_columns="random")
-        message.play(strategy, FakeGrid(nodes_of(proxies)), 2, train_config=record)
-        shared = {key: value for key, value in record.items() if key != "server-round"}
-    assert shared == {"lr": 0.5}
+    proxies, shared = fleet(2), ConfigRecord({"lr": 0.5})
+    base = base_of(api, **({"on_fit_config_fn": lambda server_round: shared} if api == "legacy" else {}))
+    strategy = selection(api, Spy(*needs), base, min_available=2, missing_columns="random")
+    Server(api, strategy, proxies).play(2, **({"train_config": shared} if api == "message" else {}))
+    assert {key: value for key, value in shared.items() if key != "server-round"} == {"lr": 0.5}
     seen = [ins.config for proxy in proxies for ins in proxy.fits]
     assert [(config["lr"], config.get("needs")) for config in seen] == [(0.5, asked)] * 4

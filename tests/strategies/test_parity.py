@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError
@@ -22,20 +20,12 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations import inprocess
+from tests.strategies import flower_world
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import make
-from tests.strategies.flower_world import comparable, encoded, play_legacy, play_messages
+from tests.strategies.flower_world import comparable
 from tests.strategies.message.helpers import FakeGrid
 from tests.strategies.third_adapter import play_stacked
-
-PLAYS = {"legacy": play_legacy, "message": play_messages}
-
-
-def _base(api: str, name: str = "FedAvg", **options: Any) -> Any:
-    if api == "message":
-        return getattr(message_bases, name)(fraction_evaluate=0.0, **options)
-    initial = encoded([world.initial()])
-    return getattr(legacy_bases, name)(fraction_evaluate=0.0, initial_parameters=initial, **options)
 
 
 def _played(
@@ -50,8 +40,8 @@ def _played(
     if name in names():
         selector = create(name, **{**world.selector_params(name), **(params or {})})
         options = {"learning_rate": world.ETA, **options}
-    strategy = make(flower, selector, base or _base(flower), **options)
-    models = play_stacked(strategy.core, rounds) if api == "third" else PLAYS[api](strategy, rounds)
+    strategy = make(flower, selector, base or flower_world.base(flower), **options)
+    models = play_stacked(strategy.core, rounds) if api == "third" else flower_world.play(api, strategy, rounds)
     return strategy, models
 
 
@@ -139,7 +129,7 @@ def test_over_selection_under_a_deadline_too(name: str) -> None:
     ],
 )  # fmt: skip
 def test_other_bases_agree_too(base: str, options: dict[str, Any]) -> None:
-    runs = [_played(api, "cs-ucb", base=_base(api, base, **options)) for api in ("legacy", "message")]
+    runs = [_played(api, "cs-ucb", base=flower_world.base(api, base, **options)) for api in ("legacy", "message")]
     _assert_same(runs[0], runs[1])
 
 

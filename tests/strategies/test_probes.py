@@ -16,7 +16,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import MetricKeys
-from tests.strategies.either_api import BASES, BOTH, Server, base_of, nodes_of, private, selection
+from tests.strategies.either_api import BASES, BOTH, Server, base_of, private, selection
 from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
 from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
 from tests.strategies.trees import TreeNode, TreeProxy
@@ -200,13 +200,11 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
     base = private(api, base_of(api, kind, **own))
     strategy = selection(api, Curious(clients_per_round=2), base)
     proxies = _proxies(3, answer=lambda proxy, metrics: {**metrics, "loss": proxy.probed[-1]["lr"]})
-    if api == "legacy":
-        Federation(strategy, proxies).play(2)
-    else:
-        grid = FakeGrid(nodes_of(proxies))
-        play(strategy, grid, 2, evaluate_config=ConfigRecord({"lr": 0.5}))
-        probes = [one for node in grid.nodes.values() for one in node.messages(MessageType.EVALUATE)]
-        assert [set(one.content) for one in probes] == [{"weights", "settings"}] * 6
+    server = Server(api, strategy, proxies)
+    server.play(2, **({"evaluate_config": ConfigRecord({"lr": 0.5})} if api == "message" else {}))
+    probes = [one for node in server.grid.nodes.values() for one in node.messages(MessageType.EVALUATE)]
+    assert [set(one.content) for one in probes] == [{"weights", "settings"}] * len(probes)
+    assert len(probes) == (0 if api == "legacy" else 6)
     sent = [
         {"lr": 0.5 * n, "probe": "loss", "round": n} if api == "legacy"
         else {"lr": 0.5, "server-round": n, "probe": "loss", "round": n}

@@ -10,18 +10,16 @@ import pytest
 from flwr.common import FitRes, ndarrays_to_parameters
 from flwr.server import strategy as flower
 
-from fedsel_flwr import strategies
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.selectors.columns import PER_UPDATE
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.strategies import Filter, Validation, message
+from fedsel_flwr.strategies import Filter, Validation
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import BOTH, Server, base_of, private, selection
+from tests.strategies.either_api import BOTH, PACKAGES, Server, base_of, private, selection
 from tests.strategies.flower_world import legacy_base, proxies
 from tests.strategies.helpers import OK
 
-PAPERS: dict[str, Any] = {"legacy": strategies, "message": message}
 READERS = tuple(name for name in names() if selector_class(name).needs & PER_UPDATE)
 """Selectors that read what the server measures on each client's model."""
 
@@ -34,7 +32,7 @@ def _strategy(api: str, name: str, base: Any = None, **options: Any) -> Any:
 
 
 def _fedca(api: str, base: Any, cohort: int = 3, **options: Any) -> Any:
-    return PAPERS[api].FedCA(base, clients_per_round=cohort, validation=world.validation(), **options)
+    return PACKAGES[api].FedCA(base, clients_per_round=cohort, validation=world.validation(), **options)
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -71,7 +69,7 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     name, params, message = MISSING[case]
     with pytest.raises(ParameterError, match=message) as caught:
-        getattr(PAPERS[api], name)(base_of(api), **params)
+        getattr(PACKAGES[api], name)(base_of(api), **params)
     assert isinstance(caught.value, FedSelError)
     assert isinstance(caught.value, ValueError)
 
