@@ -1,12 +1,10 @@
-"""The drop-in example: how little differs between before and after, and that both apps do what their README says."""
+"""The drop-in example: both apps do what their README says."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,17 +26,6 @@ EXAMPLE = ROOT / "examples" / "drop-in"
 README = EXAMPLE / "README.md"
 PRINTS = next(block.text for block in blocks(README) if block.language == "python")
 ROUNDS = 3
-
-
-def changes(name: str) -> list[str]:
-    """The lines of a unified diff between the two versions of a file, those around them included."""
-    before, after = ((EXAMPLE / app / name).read_text().splitlines() for app in ("before", "after"))
-    return list(difflib.unified_diff(before, after, f"before/{name}", f"after/{name}", lineterm=""))
-
-
-def changed(name: str) -> list[str]:
-    """Those of the lines that came or went, empty ones left out."""
-    return [line for line in changes(name)[2:] if re.match(r"[+-].", line)]
 
 
 def module(path: Path, more: str = "") -> ModuleType:
@@ -71,24 +58,6 @@ class AppNode:
 def grid_of(app: ClientApp, slow: float = 0.0) -> FakeGrid:
     """Ten nodes; the replies of the first are late by ``slow`` seconds."""
     return FakeGrid({k + 1: AppNode(app, k, slow if k == 0 else 0.0) for k in range(10)})  # type: ignore[misc]
-
-
-# ---- the difference ------------------------------------------------------------------------------------------------
-
-
-def test_the_difference_is_the_wrapped_strategy_and_one_mod() -> None:
-    *imported, wrapped = changed("server_app.py")
-    assert imported == ["+from fedsel_flwr.strategies.message import BSFL"]
-    assert wrapped.startswith("+    strategy = BSFL(")
-    assert wrapped.endswith("base=strategy)")
-    assert changed("client_app.py") == [
-        "-app = ClientApp()",
-        "+from fedsel_flwr.clients.telemetry import telemetry",
-        "+app = ClientApp(mods=[telemetry])",
-    ]
-    before, after = (tomllib.loads((EXAMPLE / app / "pyproject.toml").read_text()) for app in ("before", "after"))
-    assert after["tool"] == before["tool"]
-    assert {*after["project"]["dependencies"]} - {*before["project"]["dependencies"]} == {"fedsel-flwr"}
 
 
 # ---- both apps, in this process ------------------------------------------------------------------------------------
