@@ -15,9 +15,10 @@ before the weights change.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -47,22 +48,26 @@ class ForwardContext:
         return self.parameters[0].shape[0]
 
 
-class Layer(Protocol):
-    """A layer of all models."""
+class Layer(ABC):
+    """A layer of all models.
 
-    @property
-    def trains(self) -> bool:
-        """Whether the layer has parameters."""
+    Attributes:
+        trains: Whether the layer has parameters.
+    """
 
+    trains: ClassVar[bool] = False
+
+    @abstractmethod
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Return the output, and the values that `backward` needs."""
 
+    @abstractmethod
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """Update the parameters; if ``wanted``, return the input's gradient, which the caller may change."""
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Layer):
     """y = x W' + b, for each model; ``weight`` and ``bias`` are positions in the list of parameters."""
 
     weight: int
@@ -86,11 +91,8 @@ class Linear:
         return by_input
 
 
-@dataclass(frozen=True)
-class ReLU:
+class ReLU(Layer):
     """y = max(x, 0), in place, because no layer before a rectifier keeps its own output."""
-
-    trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Keep the shape."""
@@ -103,11 +105,10 @@ class ReLU:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Layer):
     """y = x m with the drawn mask m. If ``grouped``, the layer is between convolutions."""
 
     grouped: bool
-    trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Keep the shape."""
@@ -122,11 +123,8 @@ class Dropout:
         return g.mul_(kept)
 
 
-@dataclass(frozen=True)
-class Flatten:
+class Flatten(Layer):
     """Flatten layer: (a, n, …) becomes (a, n, features)."""
-
-    trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Return a view of the input with one axis of features."""
@@ -141,7 +139,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Conv2d:
+class Conv2d(Layer):
     """A convolution with one group for each model; ``weight`` and ``bias`` are positions in the list of parameters."""
 
     weight: int
@@ -185,7 +183,7 @@ class Conv2d:
 
 
 @dataclass(frozen=True)
-class MaxPool2d:
+class MaxPool2d(Layer):
     """The maximum of each window."""
 
     kernel: Pair
@@ -193,7 +191,6 @@ class MaxPool2d:
     padding: Pair
     dilation: Pair
     ceil_mode: bool
-    trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Shapes (n, channels, height, width) to (n, channels, fewer, fewer)."""
@@ -211,11 +208,8 @@ class MaxPool2d:
         return aten.max_pool2d_with_indices_backward(g, x, *windows, places)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class FlattenGroups:
+class FlattenGroups(Layer):
     """Flatten layer after convolutions: groups (n, a * channels, h, w) become (a, n, channels * h * w)."""
-
-    trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Return the features in the order (channel, row, column), as torch's Flatten does."""
