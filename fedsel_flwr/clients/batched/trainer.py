@@ -160,7 +160,14 @@ class BatchedTrainer:
         kernel, size = self._kernel, self._chunk or 1
         # A round without clients may come before any kernel, and needs none.
         if kernel is None or not len(losses):
-            return self._train_one_by_one(stacks, start, examples, generators)
+            template = self._scratch.to(self._device)
+            for client, generator in enumerate(generators):
+                model = fresh_copy(template, start)
+                inputs, labels = examples.of_client(client)
+                losses[client] = train(model, inputs, labels, self.settings, generator, self._objective)
+                for stack, array in zip(stacks, get_arrays(model), strict=True):
+                    stack.numpy()[client] = array
+            return losses
         received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
         data = examples.to(self._device)
         if isinstance(kernel, NumbaKernel):
@@ -177,23 +184,6 @@ class BatchedTrainer:
             losses[part] = [mean_loss(own[:count]) for own, count in zip(steps, schedule.steps, strict=True)]
 
         self._train_chunks(range(0, len(generators), size), kernel, train_chunk)
-        return losses
-
-    def _train_one_by_one(
-        self,
-        stacks: Sequence[torch.Tensor],
-        start: Arrays,
-        examples: Examples,
-        generators: Sequence[np.random.Generator],
-    ) -> FloatArray:
-        """Fill the stacks by :func:`fedsel_flwr.clients.training.train`; return the mean losses."""
-        losses, received = np.empty(len(generators)), self._scratch.to(self._device)
-        for client, generator in enumerate(generators):
-            model = fresh_copy(received, start)
-            inputs, labels = examples.of_client(client)
-            losses[client] = train(model, inputs, labels, self.settings, generator, self._objective)
-            for stack, array in zip(stacks, get_arrays(model), strict=True):
-                stack.numpy()[client] = array
         return losses
 
     def _train_chunks(self, firsts: Sequence[int], kernel: Kernel, train_chunk: Callable[[int, Kernel], None]) -> None:
