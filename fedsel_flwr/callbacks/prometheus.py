@@ -20,6 +20,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fedsel_flwr import operating_system
+from fedsel_flwr.callbacks.trackers import import_library
 from fedsel_flwr.checks import parse_address
 from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.checkpoints import Checkpoints
@@ -339,14 +340,7 @@ def _age_s(checkpoints: Checkpoints, began: float) -> float:
 
 def _prometheus_client() -> Any:
     """Return the library; raise :class:`RunError` if it is not installed."""
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise RunError(
-            f"metrics_address needs prometheus-client, which is not installed ({error}). Install it with pip install "
-            "'fedsel-flwr[metrics]'"
-        ) from error
-    return prometheus_client
+    return import_library("prometheus_client", "prometheus-client", "metrics_address", "metrics")
 
 
 def _stop_server(server: Any, thread: threading.Thread) -> None:

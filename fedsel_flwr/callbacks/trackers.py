@@ -15,7 +15,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 from fedsel_flwr.errors import RunError, described
@@ -79,9 +79,7 @@ class Recorder(ABC):
         """Return the callback itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the library's run; mark it as failed if an exception ended it."""
         self.close(failed=error is not None)
 
@@ -188,12 +186,14 @@ def client_figures(row: ClientRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def import_library(module: str, package: str) -> ModuleType:
+def import_library(module: str, package: str, what: str = "this tracker", extra: str = "") -> ModuleType:
     """Import a library's module.
 
     Args:
         module: Name of the module.
         package: Name of the package that contains it.
+        what: What needs the library, for the message.
+        extra: Extra of this package that installs the library; empty if there is none.
 
     Raises:
         RunError: The package is not installed.
@@ -201,8 +201,9 @@ def import_library(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        install = f"'fedsel-flwr[{extra}]'" if extra else package
         raise RunError(
-            f"this tracker needs {package}, which is not installed ({error}). Install it with pip install {package}"
+            f"{what} needs {package}, which is not installed ({error}). Install it with pip install {install}"
         ) from error
 
 

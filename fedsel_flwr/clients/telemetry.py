@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.errors import RunError
@@ -100,9 +99,7 @@ class EnergyMeter:
             self._tried(lambda: self._monitor.begin_window("fedsel", sync_execution=False))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Stop measuring."""
         if self._monitor is None:
             return
