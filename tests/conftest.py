@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ os.environ.update(
     FLWR_DISABLE_UPDATE_CHECK="1",
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     HF_HUB_OFFLINE="1",
     OMP_NUM_THREADS="1",  # torch's threads: sums in one order, and no contention on two cores
     MPLBACKEND="Agg",
@@ -62,6 +63,34 @@ def flower_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_HOME", str(home))
         yield home
+
+
+@pytest.fixture
+def fedsel(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """``fedsel`` in this process; returns what it prints. Standard error stays empty, except for status 2."""
+    from fedsel_flwr.cli import main
+
+    def run(*argv: object, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in argv]) == status
+        out, err = capsys.readouterr()
+        assert status == 2 or err == ""
+        return out + err
+
+    return run
+
+
+@pytest.fixture
+def refused(fedsel: Callable[..., str]) -> Callable[..., str]:
+    """The one line with which ``fedsel`` refuses its arguments before it prints anything."""
+
+    def run(*argv: object) -> str:
+        said = fedsel(*argv, status=2)
+        assert said.startswith("fedsel: error: ")
+        assert said.count("\n") == 1, said
+        return said.strip()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,22 +41,7 @@ FILES = RUN_FILES | {
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every command runs in a folder of its own, so that ./runs would be seen."""
     monkeypatch.chdir(tmp_path)
-    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-        monkeypatch.setenv(name, "0")
     return tmp_path
-
-
-def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line on standard error with which a command line is refused."""
-    status = main(argv)
-    out, err = capsys.readouterr()
-    assert status == 2
-    assert out == ""
-    assert err.startswith("fedsel: error: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1
-    assert list(Path.cwd().glob("runs*")) == []
-    return err
 
 
 # ---- without a run -------------------------------------------------------------------------------------------------
@@ -87,10 +73,8 @@ def test_compare_says_its_default_selectors(capsys: pytest.CaptureFixture[str]) 
     assert f"(default: {DEFAULT_SELECTORS})" in " ".join(capsys.readouterr().out.split())
 
 
-def test_quiet_shows_the_table_and_the_folder_alone(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "smoke", "--engine", "vectorized", "--quiet"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+def test_quiet_shows_the_table_and_the_folder_alone(own_folder: Path, fedsel: Any) -> None:
+    out = fedsel("run", "smoke", "--engine", "vectorized", "--quiet")
     assert "round 1/3" not in out
     assert re.search(r"^bsfl +[\d.]+ ", out, re.MULTILINE)
     assert out.splitlines()[-1].startswith(str(own_folder / "runs" / "smoke-"))
@@ -103,25 +87,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"fedsel {__version__}\n"
 
 
-def test_data_folder_of_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_folder_of_the_environment(own_folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
     monkeypatch.setenv("FEDSEL_DATA", "nowhere-else")
-    message = fault_of(capsys, "run", "smoke", "--set", "data.dataset=fashion-mnist")
+    message = refused("run", "smoke", "--set", "data.dataset=fashion-mnist")
     assert "nowhere-else" in message
     assert "FEDSEL_DATA" in message
+    assert list(own_folder.iterdir()) == []
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, fedsel: Any, refused: Any) -> None:
     def without(*missing: str) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else object())
 
     without("ray", "torch")
-    assert main(["list"]) == main(["cite", "bsfl"]) == 0  # they need no more than they load
-    capsys.readouterr()
-    message = fault_of(capsys, "run", "smoke")
+    for argv in (["list"], ["cite", "bsfl"]):  # they need no more than they load
+        fedsel(*argv)
+    message = refused("run", "smoke")
     assert "torch, ray not installed" in message
     assert "pip install 'fedsel-flwr[sim]'" in message
     without("pydantic")
-    assert "pydantic not installed" in fault_of(capsys, "show")
+    assert "pydantic not installed" in refused("show")
 
 
 def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,11 +121,9 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 # ---- compare -------------------------------------------------------------------------------------------------------
 
 
-def test_compare_runs_every_selector_on_every_seed(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_runs_every_selector_on_every_seed(own_folder: Path, fedsel: Any) -> None:
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
-    assert main([*argv, "--engine", "vectorized"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    out = fedsel(*argv, "--engine", "vectorized")
     folder = Path(out.splitlines()[-1])
     assert folder.parent == own_folder / "runs"
     played = [("cs-ucb", 5), ("random", 5), ("cs-ucb", 6), ("random", 6)]

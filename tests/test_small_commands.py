@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import names, registry
 from fedsel_flwr.selectors.registry import selector_class
@@ -23,32 +22,13 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from tests.processes import environment
 
-
-def said(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
-    """Standard output of a command that has this exit status."""
-    assert main(argv) == status
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("fedsel: error: ")
-    return err
-
-
 # ---- list ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [60, 80, 132])
-def test_lines_of_list_fit_the_terminal(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_list_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = said(capsys, "list")
+    out = fedsel("list")
     assert max(map(len, out.splitlines())) <= columns
     for text in (
         load_scenario("phones").description,
@@ -68,8 +48,8 @@ def test_a_long_name_is_whole_and_on_its_own_line(monkeypatch: pytest.MonkeyPatc
     assert "  bsfl  What bsfl does." in lines
 
 
-def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(said(capsys, "list", "--json"))
+def test_list_as_json(fedsel: Any) -> None:
+    facts = json.loads(fedsel("list", "--json"))
     assert [one["name"] for one in facts["scenarios"]] == list(scenario_names())
     assert {one["name"]: one["description"] for one in facts["scenarios"]} == {
         name: load_scenario(name).description for name in scenario_names()
@@ -88,14 +68,14 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_what_show_prints_is_the_scenario(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file := tmp_path / f"{name}.toml").write_text(said(capsys, "show", name))
+def test_what_show_prints_is_the_scenario(name: str, tmp_path: Path, fedsel: Any) -> None:
+    (file := tmp_path / f"{name}.toml").write_text(fedsel("show", name))
     assert load_scenario(str(file)) == load_scenario(name)
 
 
-def test_show_has_units_defaults_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_has_units_defaults_and_overrides(fedsel: Any) -> None:
     argv = ["phones", "--set", "wireless.max_latency_s=90,selectors.bsfl.alpha=2", "--rounds", "7", "--engine", "ray"]
-    lines = [" ".join(line.split()) for line in said(capsys, "show", *argv, "--set", "selector=bsfl").splitlines()]
+    lines = [" ".join(line.split()) for line in fedsel("show", *argv, "--set", "selector=bsfl").splitlines()]
     for line in (
         "rounds = 7 # command line",
         'engine = "ray" # command line',
@@ -109,8 +89,8 @@ def test_show_has_units_defaults_and_overrides(capsys: pytest.CaptureFixture[str
     assert not [line for line in lines if "min_latency" in line and line.startswith("#")]  # it has no default
 
 
-def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(said(capsys, "show", "smoke", "--json", "--set", "training.learning_rate=0.05"))
+def test_show_as_json(fedsel: Any) -> None:
+    facts = json.loads(fedsel("show", "smoke", "--json", "--set", "training.learning_rate=0.05"))
     scenario = load_scenario("smoke", {"training.learning_rate": 0.05})
     assert Scenario.model_validate(facts["scenario"]) == scenario
     assert facts["units"]["wireless.bandwidth_hz"] == "Hz"
@@ -119,24 +99,21 @@ def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "training.momentum" in facts["defaults"]
 
 
-def test_show_refuses_as_run_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'smoke'?" in refused(capsys, "show", "smok")
+def test_show_refuses_as_run_does(refused: Any) -> None:
+    assert "did you mean 'smoke'?" in refused("show", "smok")
     assert "'learning_rate' (did you mean 'training.learning_rate'?)" in refused(
-        capsys, "show", "smoke", "--set", "learning_rate=1"
+        "show", "smoke", "--set", "learning_rate=1"
     )
 
 
 # ---- cite ------------------------------------------------------------------------------------------------------------
 
 
-def test_cite_prints_each_entry_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cite_prints_each_entry_once(fedsel: Any, refused: Any) -> None:
     papers = registry.papers()
-    assert (
-        said(capsys, "cite", "cs-ucb", "bsfl", "cs-ucb-q")
-        == f"{papers['xia2020multi']}\n\n{papers['benami2025client']}\n"
-    )
-    assert said(capsys, "cite") == f"{registry.package_entry()}\n"
-    assert "did you mean 'bsfl'?" in refused(capsys, "cite", "bsfll")
+    assert fedsel("cite", "cs-ucb", "bsfl", "cs-ucb-q") == f"{papers['xia2020multi']}\n\n{papers['benami2025client']}\n"
+    assert fedsel("cite") == f"{registry.package_entry()}\n"
+    assert "did you mean 'bsfl'?" in refused("cite", "bsfll")
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
@@ -153,31 +130,31 @@ def texts(findings: Any, status: str) -> list[str]:
 
 
 def test_doctor_finds_this_installation_healthy(
-    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, fedsel: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    out = said(capsys, "doctor", "--data-dir", str(tmp_path))
+    out = fedsel("doctor", "--data-dir", str(tmp_path))
     for word in ("Python: 3.", "flwr 1.", "numpy ", "extra sim: ", "GPU: ", "Ray: ", "holds no data set", "GB free"):
         assert word in out, out
     assert out.splitlines()[-1] == "No problem found"
-    facts = json.loads(said(capsys, "doctor", "--data-dir", str(tmp_path), "--json"))
+    facts = json.loads(fedsel("doctor", "--data-dir", str(tmp_path), "--json"))
     assert facts["healthy"] is True
     assert {"topic", "status", "text", "cure"} == facts["findings"][0].keys()
 
 
 def test_doctor_ends_with_1_and_the_command_that_mends(
-    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, fedsel: Any
 ) -> None:
     monkeypatch.setenv("FEDSEL_DATA", str(tmp_path / "nowhere"))
-    lines = said(capsys, "doctor", status=1).splitlines()
+    lines = fedsel("doctor", status=1).splitlines()
     (at,) = [i for i, line in enumerate(lines) if line.startswith("problem  data: ")]
     assert "nowhere" in lines[at]
     assert lines[at + 1].strip() == "unset FEDSEL_DATA"
     assert lines[-1].startswith("1 problem found")
     monkeypatch.setenv("COLUMNS", "70")
-    narrow = [line for line in said(capsys, "doctor", status=1).splitlines() if "/" not in line]
+    narrow = [line for line in fedsel("doctor", status=1).splitlines() if "/" not in line]
     assert max(map(len, narrow)) <= 70
-    assert json.loads(said(capsys, "doctor", "--json", status=1))["healthy"] is False
+    assert json.loads(fedsel("doctor", "--json", status=1))["healthy"] is False
 
 
 def test_data_sets_are_found_by_their_files(tmp_path: Path) -> None:

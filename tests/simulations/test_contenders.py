@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from fedsel_flwr import cli
 from fedsel_flwr.selectors import catalogue, names
 from fedsel_flwr.simulations import compare, load_scenario
 from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
@@ -39,9 +37,8 @@ def test_a_comparison_of_all_says_who_is_left_out() -> None:
     assert left_out
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_command_line(tmp_path: Path, fedsel: Any) -> None:
     argv = ["compare", "smoke", "--selectors", "all", "--rounds", "1", "--seeds", "1", "--runs-dir", str(tmp_path)]
-    assert cli.main([*argv, "--set", "aggregation.over_selection=0.4"]) == 0
-    out = capsys.readouterr().out
+    out = fedsel(*argv, "--set", "aggregation.over_selection=0.4")
     assert "left out: pczfl: over_selection = 0.4" in out
     assert "\noort " in out

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations import engine, load_scenario, simulate
@@ -73,7 +72,7 @@ def test_a_run_in_which_nobody_delivers_says_why(caplog: Any) -> None:
     assert caplog.records[-1].getMessage() == result.diagnosis
 
 
-def test_on_the_command_line(capsys: Any, tmp_path: Any) -> None:
+def test_on_the_command_line(fedsel: Any, tmp_path: Any) -> None:
     keys = ["--set", "training.learning_rate=5", "--set", "rounds=6", "--quiet", "--runs-dir", str(tmp_path)]
-    assert main(["run", "digits", "--engine", "vectorized", "--selector", "random", *keys]) == 0
-    assert "random, seed 1: the run diverged or has learned nothing" in capsys.readouterr().out
+    out = fedsel("run", "digits", "--engine", "vectorized", "--selector", "random", *keys)
+    assert "random, seed 1: the run diverged or has learned nothing" in out

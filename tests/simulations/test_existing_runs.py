@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import JOURNAL, read_history
 from fedsel_flwr.rounds.journal import Journal
@@ -44,12 +43,8 @@ def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Pat
     assert [path.name for path in (tmp_path / "run").glob("model*")] == ["model-after-round-3.safetensors"]
     told: list[Any] = []
     result = simulate(smoke(), folder=tmp_path / "run", resume="must", checkpoint_every=2, on_round=told.append)
-    assert [record.round for record in told] == [
-        3,
-        4,
-        5,
-        6,
-    ]  # the last one that was kept is told again, after its evaluation
+    # The last one that was kept is told again, after its evaluation.
+    assert [record.round for record in told] == [3, 4, 5, 6]
     simulate(smoke(), folder=tmp_path / "straight")
     assert content(tmp_path / "run") == content(tmp_path / "straight")
     assert parts(result) == parts(simulate(smoke()))
@@ -312,29 +307,17 @@ def test_a_comparison_holds_its_folder_and_lets_it_go(tmp_path: Path) -> None:
     assert len(compare(smoke(), both, seeds=2, folder=tmp_path, resume=True).runs) == 4
 
 
-def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--selectors",
-        "random",
-        "--seeds",
-        "1",
-        "--rounds",
-        "3",
-        "--no-checkpoints",
-        "--runs-dir",
-        str(tmp_path),
-    ]
-    assert main(["compare", "smoke", *options]) == 0
+def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, fedsel: Any, refused: Any) -> None:
+    options = ("--selectors", "random", "--seeds", "1", "--rounds", "3", "--no-checkpoints", "--runs-dir", tmp_path)
+    fedsel("compare", "smoke", *options)
     (folder,) = tmp_path.iterdir()
     (folder / "model.safetensors").unlink()
-    capsys.readouterr()
     with held(folder):
-        assert main(["compare", "--resume", str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+        line = refused("compare", "--resume", folder)
     assert line.startswith("fedsel: error: another process writes to ")
     assert "rounds" not in line
     assert "Resume with" not in line
-    assert main(["compare", "--resume", str(folder)]) == 0
+    fedsel("compare", "--resume", folder)
 
 
 def test_a_journal_that_was_cut_is_not_said_to_hold_the_rounds_before(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.references import OWN_FILES
@@ -44,25 +43,21 @@ def choices(folder: Path) -> list[tuple[int, str]]:
     return [(row.round, row.client_id) for row in read_history(folder).clients]
 
 
-def test_a_changed_selector_is_refused_by_name_or_played_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_selector_is_refused_by_name_or_played_again(tmp_path: Path, fedsel: Any, refused: Any) -> None:
     rewritten(tmp_path / "mine.py", FASTEST)
     argv = ["--selectors", f"{tmp_path}/mine.py:Fastest,random", "--rounds", "6", "--runs-dir", f"{tmp_path}/runs"]
-    assert main(["compare", "smoke", "--seeds", "1", "--quiet", *argv]) == 0
+    fedsel("compare", "smoke", "--seeds", "1", "--quiet", *argv)
     (folder,) = (tmp_path / "runs").iterdir()
     resume = ["compare", "--resume", str(folder), "--quiet", "--trust"]
     before = choices(folder / "Fastest-seed1"), (folder / "random-seed1" / "run.json").stat().st_mtime_ns
     rewritten(tmp_path / "mine.py", FASTEST.replace("- mean", "+ mean"))
-    capsys.readouterr()
-    assert main(resume) == 2
-    said = capsys.readouterr().err
-    assert "was made with other code or data. Changed since then: selector 'Fastest'. Repeat it with --replay" in said
+    said = "was made with other code or data. Changed since then: selector 'Fastest'. Repeat it with --replay"
+    assert said in refused(*resume)
     assert choices(folder / "Fastest-seed1") == before[0]
-    assert main([*resume, "--replay"]) == 0
+    fedsel(*resume, "--replay")
     assert choices(folder / "Fastest-seed1") != before[0]
     assert (folder / "random-seed1" / "run.json").stat().st_mtime_ns == before[1]  # it fits, and was read back
-    assert main(resume) == 0
+    fedsel(*resume)
 
 
 class Fixed(Random):
@@ -192,13 +187,12 @@ def test_a_damaged_run_is_played_again(tmp_path: Path) -> None:
         assert repr(again.history.rounds) == repr(whole.history.rounds)
 
 
-def test_replay_needs_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_needs_resume(tmp_path: Path, refused: Any) -> None:
     with pytest.raises(ParameterError, match="replay = True"):
         simulate(SMOKE, folder=tmp_path, replay=True)
     with pytest.raises(ParameterError, match="replay = True"):
         compare(SMOKE, ["random"], folder=tmp_path, replay=True)
-    assert main(["run", "smoke", "--replay"]) == 2
-    assert "--replay needs --resume" in capsys.readouterr().err
+    assert "--replay needs --resume" in refused("run", "smoke", "--replay")
 
 
 PROGRAM = """

@@ -49,8 +49,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(run_options, "CHECKPOINT_SHARE", 1.0)
-    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-        monkeypatch.setenv(name, "0")
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(("fedsel_own_", "marking"))]:
         del sys.modules[name]
@@ -112,16 +110,6 @@ def run_with_code(folder: Path, label: str) -> None:
     (folder / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
 
 
-def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line with which a command is refused."""
-    capsys.readouterr()
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1), err
-    assert err.startswith("fedsel: error: ")
-    return err.strip()
-
-
 # ---- code ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,22 +125,20 @@ CODE = [
 
 
 @pytest.mark.parametrize(("key", "value"), CODE)
-def test_code_that_a_plan_names_is_not_run(
-    key: str, value: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_a_plan_names_is_not_run(key: str, value: str, here: Path, refused: Any) -> None:
     path = [int(part) if part.isdecimal() else part for part in key.split(".")]
     (written(here / "theirs", with_value(value, *path)) / "evil.py").write_text(MARKING)
     before = {*here.rglob("*")}
-    said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
+    said = refused("compare", "--resume", "theirs", "--quiet")
     assert f"{key.replace('.0', '[0]')} = {value!r}" in said
     assert said.endswith("enter: fedsel compare --resume theirs --quiet --trust")
     assert {*here.rglob("*")} == before
 
 
-def test_code_that_a_single_run_names_is_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_a_single_run_names_is_not_run(here: Path, refused: Any) -> None:
     """Neither by the command nor by ``compare``, whose caller gives the selectors himself."""
     run_with_code(here / "theirs", "evil")
-    assert "selectors[0].name = 'marking:X'" in refused(["run", "--resume", "theirs"], capsys)
+    assert "selectors[0].name = 'marking:X'" in refused("run", "--resume", "theirs")
     run_with_code(here / "compared" / "random-seed1", "random")
     with pytest.raises(FedSelError, match="selector is 'marking:X' there and 'random' here"):
         compare(smoke(2), "random", seeds=[1, 2], folder=here / "compared", resume=True)
@@ -172,24 +158,20 @@ FILES = [
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("key", "value"), FILES)
-def test_files_elsewhere_that_a_plan_names_are_not_read(
-    key: str, value: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_elsewhere_that_a_plan_names_are_not_read(key: str, value: str, here: Path, refused: Any) -> None:
     os.mkfifo(here / "pipe")
     (here / "secret.csv").write_text("secret\n")
     plan = good()
     table, name = key.split(".")
     plan["scenario"][table] |= {name: value} | ({"kind": "trace"} if table == "availability" else {})
     written(here / "theirs", json.dumps(plan))
-    said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
+    said = refused("compare", "--resume", "theirs", "--quiet")
     assert f"scenario.{key} = {value!r}" in said
     assert said.endswith("enter: fedsel compare --resume theirs --quiet --trust")
     assert "root:" not in said
 
 
-def test_files_of_the_plans_folder_and_shipped_ones_need_no_trust(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_the_plans_folder_and_shipped_ones_need_no_trust(here: Path, refused: Any) -> None:
     plan = good()
     plan["scenario"]["availability"] |= {"kind": "trace", "trace": "theirs/trace.csv"}
     (written(here / "theirs", json.dumps(plan)) / "trace.csv").write_text("round,client,state\n1,0,down\n")
@@ -199,7 +181,7 @@ def test_files_of_the_plans_folder_and_shipped_ones_need_no_trust(
     shutil.rmtree(here / "theirs")
     written(here / "theirs", json.dumps(plan))
     (here / "data").mkdir()
-    said = refused(["compare", "--resume", "theirs", "--quiet", "--data-dir", "data"], capsys)
+    said = refused("compare", "--resume", "theirs", "--quiet", "--data-dir", "data")
     assert "neither in the working directory nor in the data folder" in said
 
 
@@ -211,20 +193,20 @@ def test_what_a_killed_process_has_left_is_removed(theirs: Path) -> None:
         assert not (theirs / ".comparison.png-abcdefgh").exists()
 
 
-def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trusted_code_is_loaded(here: Path, refused: Any) -> None:
     written(here / "theirs", with_value("marking:X", "selectors", 0, "name"))
-    assert "marking has no 'X'" in refused(["compare", "--resume", "theirs", "--trust"], capsys)
+    assert "marking has no 'X'" in refused("compare", "--resume", "theirs", "--trust")
     assert (here / "was_run").exists()
 
 
 @pytest.mark.parametrize(
     "reference", ["os:abort", "subprocess:run", "builtins:exec", "mine.py:Path.unlink", "torch:os.abort", "this:s"]
 )
-def test_the_standard_library_is_never_called(reference: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_standard_library_is_never_called(reference: str, here: Path, refused: Any) -> None:
     """Trusted or not, and wherever a reference comes from."""
     sys.modules.pop("this", None)
     written(here / "theirs", with_value(reference, "scenario", "model", "name"))
-    said = refused(["compare", "--resume", "theirs", "--trust"], capsys)
+    said = refused("compare", "--resume", "theirs", "--trust")
     assert f"model {reference!r} is in Python's standard library" in said
     with pytest.raises(ParameterError, match="standard library"):
         load_reference(reference, "selector")
@@ -236,18 +218,18 @@ def test_a_partial_function_of_ones_own_is_loaded(here: Path) -> None:
     assert load_reference("./partly.py:small", "model").args == (3,)
 
 
-def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, refused: Any) -> None:
     """The line that is printed, typed as it stands, leaves what an uninterrupted comparison leaves."""
     line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--seeds", "1", "--quiet"]
     assert main([*line, "--runs-dir", "straight"]) == 0
     (here / "unplugged").touch()
-    said = refused([*line, "--runs-dir", "runs 2"], capsys)
+    said = refused(*line, "--runs-dir", "runs 2")
     (here / "unplugged").unlink()
     told = re.search(r"mine-seed1: 3 rounds\. Resume with: (fedsel compare --resume .+)$", said)
     assert told, said
     command = shlex.split(told[1])[1:]
     assert command[-1] == "--trust"
-    again = refused(command[:-1], capsys)
+    again = refused(*command[:-1])
     assert f"selectors[0].name = '{here}/mine.py:Mine'" in again
     assert again.endswith(f"enter: {told[1]}")
     assert main([*command, "--quiet"]) == 0
@@ -259,23 +241,23 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
 
 
 @pytest.mark.parametrize("trust", [[], ["--trust"]], ids=["strange", "trusted"])
-def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, refused: Any) -> None:
     written(here / "theirs", but(checkpoints={"checkpoint_dir": str(here / "away")}))
-    said = refused(["run", "--resume", "theirs", *trust], capsys)
+    said = refused("run", "--resume", "theirs", *trust)
     assert said.endswith(f"name it: fedsel run --resume theirs{' --trust' * len(trust)} --checkpoint-dir {here}/away")
     assert not (here / "away").exists()
 
 
-def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, refused: Any) -> None:
     line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--rounds", "3", "--checkpoint-dir", "kept"]
     assert main(line) == 0
     (folder,) = (here / "runs").iterdir()
     again = ["run", "--resume", str(folder), "--quiet"]
     for wrong in ([], ["--checkpoint-dir", "other"]):
-        assert "keeps its checkpoints elsewhere" in refused([*again, *wrong], capsys)
+        assert "keeps its checkpoints elsewhere" in refused(*again, *wrong)
     assert main([*again, "--checkpoint-dir", "kept"]) == 0
     written(here / "theirs", but())  # knows its own
-    assert "--checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
+    assert "--checkpoint-dir" in refused("run", "--resume", "theirs", "--checkpoint-dir", "x")
 
 
 def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,9 +305,7 @@ def theirs(two_runs: Path, here: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_links_in_a_folder_are_refused_by_name(
-    name: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_in_a_folder_are_refused_by_name(name: str, theirs: Path, here: Path, refused: Any) -> None:
     """By every command and function that reads or writes a folder; what they lead to stays as it is."""
     link, victim = theirs / name, here / "victim"
     victim.mkdir() if link.suffix == "" else victim.write_text("precious")
@@ -336,7 +316,7 @@ def test_links_in_a_folder_are_refused_by_name(
     link.symlink_to(victim)
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*")}
     for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
-        assert f"'theirs/{name}' is a link" in refused(argv, capsys)
+        assert f"'theirs/{name}' is a link" in refused(*argv)
     for resume in (False, True):
         with pytest.raises(ParameterError, match=f"theirs/{name}' is a link"):
             compare(smoke(2), "random", seeds=[1, 2], folder="theirs", resume=resume)
@@ -347,11 +327,11 @@ def test_links_in_a_folder_are_refused_by_name(
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*")} == before
 
 
-def test_a_pipe_in_a_folder_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_in_a_folder_is_refused(theirs: Path, refused: Any) -> None:
     """Reading it would wait for ever."""
     os.mkfifo(theirs / "random-seed2" / "journal.jsonl")
     for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
-        assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(argv, capsys)
+        assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(*argv)
 
 
 def test_a_saved_comparison_is_not_written_through_links(theirs: Path, here: Path) -> None:
@@ -387,17 +367,17 @@ NASTY = {
 
 
 @pytest.mark.parametrize("label", NASTY.values(), ids=NASTY)
-def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, refused: Any) -> None:
     """As when they are written: they reach the terminal, LaTeX, and names of folders."""
     path = theirs / "random-seed1" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"selector": label}))
     for argv in (["report", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
-        assert "is not a run" in refused(argv, capsys)
+        assert "is not a run" in refused(*argv)
     if label:
         with pytest.raises(ParameterError, match="label"):
             compare(smoke(), {label: "random"}, seeds=1)
     written(theirs, with_value(label, "selectors", 0, "label"))
-    assert "is not a plan" in refused(["compare", "--resume", "theirs"], capsys)
+    assert "is not a plan" in refused("compare", "--resume", "theirs")
 
 
 @pytest.mark.parametrize(
@@ -412,11 +392,11 @@ def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, capsys:
     ],
 )
 def test_a_run_that_was_changed_by_hand_is_refused_in_one_line(
-    name: str, text: str, words: str, theirs: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, words: str, theirs: Path, refused: Any
 ) -> None:
     (theirs / "random-seed1" / name).write_text(text)
     for argv in (["report", "theirs"], ["compare", "--resume", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
-        assert words in refused(argv, capsys)
+        assert words in refused(*argv)
 
 
 def test_a_label_is_no_html(theirs: Path) -> None:
@@ -509,26 +489,31 @@ BAD_VALUES: dict[str, list[Any]] = {
 }
 
 
-def refused_plan(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
+@pytest.fixture
+def refused_plan(here: Path, refused: Any) -> Any:
     """The line with which a plan is refused; nothing is written for it."""
-    theirs = written(here / "theirs", text)
-    before = sorted(os.listdir(here))
-    said = refused(["compare", "--resume", "theirs", "--trust", "--quiet"], capsys)
-    assert said.isprintable()
-    assert len(said) < 2000
-    assert (sorted(os.listdir(here)), os.listdir(theirs)) == (before, ["plan.json"])
-    return said
+
+    def read(text: str) -> str:
+        theirs = written(here / "theirs", text)
+        before = sorted(os.listdir(here))
+        said = refused("compare", "--resume", "theirs", "--trust", "--quiet")
+        assert said.isprintable()
+        assert len(said) < 2000
+        assert (sorted(os.listdir(here)), os.listdir(theirs)) == (before, ["plan.json"])
+        return said
+
+    return read
 
 
 @pytest.mark.parametrize(("text", "words"), HAND_MADE.values(), ids=HAND_MADE)
-def test_a_hand_made_plan_is_refused(text: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert words in refused_plan(text, here, capsys)
+def test_a_hand_made_plan_is_refused(text: str, words: str, refused_plan: Any) -> None:
+    assert words in refused_plan(text)
 
 
 @pytest.mark.parametrize("key", BAD_VALUES)
-def test_values_out_of_range_are_refused(key: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_out_of_range_are_refused(key: str, refused_plan: Any) -> None:
     for value in BAD_VALUES[key]:
-        refused_plan(but(**{key: value}), here, capsys)
+        refused_plan(but(**{key: value}))
 
 
 def test_the_plan_itself_runs(here: Path) -> None:
@@ -550,7 +535,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value, (*path, key))
 
 
-def test_a_value_of_another_kind_and_a_file_that_is_cut_are_refused(here: Path, capsys: Any) -> None:
+def test_a_value_of_another_kind_and_a_file_that_is_cut_are_refused(refused_plan: Any) -> None:
     texts = [json.dumps(good())[:length] for length in range(0, 1000, 50)]
     for path in places(good()):
         before = parent(good(), path)[path[-1]]
@@ -561,4 +546,4 @@ def test_a_value_of_another_kind_and_a_file_that_is_cut_are_refused(here: Path, 
             texts.append(with_value(value, *path))
     assert len(texts) > 500
     for text in texts[::7]:
-        refused_plan(text, here, capsys)
+        refused_plan(text)

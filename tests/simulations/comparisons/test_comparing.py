@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
@@ -53,9 +52,7 @@ def figures(comparison: Comparison, label: str) -> list[dict[str, Any]]:
     return table[table["selector"] == label].drop(columns="selector").fillna(-1).to_dict("records")
 
 
-def test_the_same_numbers_by_class_reference_entry_point_and_command(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_numbers_by_class_reference_entry_point_and_command(own: Path, fedsel: Any) -> None:
     fastest = load_reference("./mine.py:Fastest", "selector")
 
     def made(clients_per_round: int, seed: int) -> Selector:
@@ -68,24 +65,20 @@ def test_the_same_numbers_by_class_reference_entry_point_and_command(
     for label in other.selectors:
         assert figures(other, label) == expected, label
     argv = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Fastest,quickest,random", "--seeds", "1,4"]
-    assert cli.main([*argv, "--engine", "vectorized", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(fedsel(*argv, "--engine", "vectorized", "--json"))
     for label in ("Fastest", "quickest"):
         runs = [run for run in said["summary"] if run["selector"] == label]
         assert runs == [{k: None if v == -1 else v for k, v in one.items()} | {"selector": label} for one in expected]
     assert said["verdict"]["sentence"].startswith("random ")
     (folder,) = (own / "runs").iterdir()
     assert figures(Comparison.load(folder), "Fastest") == expected
-    assert cli.main(["report", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["selectors"] == said["verdict"]["selectors"]
+    assert json.loads(fedsel("report", folder, "--json"))["verdict"]["selectors"] == said["verdict"]["selectors"]
 
 
-def test_parameters_of_ones_own_selector_by_its_name(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_of_ones_own_selector_by_its_name(own: Path, fedsel: Any, refused: Any) -> None:
     argv = ["compare", "smoke", "--rounds", "2", "--selectors", "mine.py:Fastest", "--seeds", "1", "--json"]
-    assert cli.main([*argv, "--set", "selectors.Fastest.patience=2.0"]) == 0
-    capsys.readouterr()
-    assert cli.main([*argv, "--set", "selectors.Fastest.patients=0.0"]) == 2
-    assert "unknown key 'selectors.Fastest.patients'" in capsys.readouterr().err
+    fedsel(*argv, "--set", "selectors.Fastest.patience=2.0")
+    assert "unknown key 'selectors.Fastest.patients'" in refused(*argv, "--set", "selectors.Fastest.patients=0.0")
 
 
 def test_a_scenario_names_a_file_beside_it(own: Path) -> None:
@@ -97,23 +90,19 @@ def test_a_scenario_names_a_file_beside_it(own: Path) -> None:
         load_scenario(str(own / "study" / "s.toml"), {"selector": "./mine.py:Fastest"})
 
 
-def test_installed_names_are_listed_and_ours_stay_ours(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_installed_names_are_listed_and_ours_stay_ours(own: Path, fedsel: Any) -> None:
     assert {"quickest", "broken"} <= set(names())
-    assert cli.main(["list"]) == 0
-    out = capsys.readouterr().out
+    out = fedsel("list")
     assert re.search(r"^  quickest +The clients of the least mean latency", out, re.MULTILINE)
     assert re.search(r"^  broken +cannot be loaded: ", out, re.MULTILINE)
     assert read_contenders("bsfl")[0].name == "bsfl"
     assert "their_package" not in str(load_scenario("smoke", {"selector": "bsfl"}))
 
 
-def test_ten_seeds_are_the_default_and_the_effort_comes_first(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_ten_seeds_are_the_default_and_the_effort_comes_first(fedsel: Any, tmp_path: Path) -> None:
     assert inspect.signature(compare).parameters["seeds"].default == 10
-    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "random,round-robin", "--runs-dir", str(tmp_path)]
-    assert cli.main(argv) == 0
-    out = capsys.readouterr().out
+    options = ("--rounds", "2", "--selectors", "random,round-robin", "--runs-dir", tmp_path)
+    out = fedsel("compare", "smoke", *options)
     assert out.startswith("20 runs of 2 rounds\n")
     assert re.search(r"^all runs: about \d+ s$", out, re.MULTILINE)
     (folder,) = tmp_path.iterdir()
@@ -146,7 +135,7 @@ def test_the_effort_of_a_resumed_comparison_is_not_announced(
         assert "random: round 6/6" in said
 
 
-def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: Any, fedsel: Any) -> None:
     """By both, for the worst seed of each selector; not if rounds end early by design."""
     scenario = smoke(wireless__max_latency_s=0.15)
     comparison = compare(scenario, ["round-robin", "random"], seeds=2, folder=tmp_path)
@@ -165,8 +154,7 @@ def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.Cap
         assert float(share) == pytest.approx(100 * max(late.values()), abs=0.5)
         assert late[int(seed)] == max(late.values())
     assert capsys.readouterr().err.splitlines()[-2:] == remarks
-    assert cli.main(["report", str(tmp_path)]) == 0
-    assert set(remarks) < set(capsys.readouterr().out.splitlines())
+    assert set(remarks) < set(fedsel("report", tmp_path).splitlines())
     assert compare(smoke(), "random", seeds=1).remarks() == []
     early = smoke(wireless__max_latency_s=0.15, aggregation__over_selection=0.4)
     assert compare(early, "random", seeds=1).remarks() == []

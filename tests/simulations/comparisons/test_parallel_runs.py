@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 
-from fedsel_flwr import cli
 from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
@@ -105,20 +104,18 @@ def test_two_at_a_time_are_the_same_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "two").iterdir()}
 
 
-def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
     """By the command, with a selector from a file; the folder's log has what the other processes said."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "broken").touch()
     keys = ["--seeds", "1", "--rounds", "5", "--set", "training.learning_rate=0.05"]
-    begin = ["compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys]
-    assert cli.main(begin) == 2
-    said = capsys.readouterr().err
+    said = fedsel("compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys, status=2)
     assert re.search(r"the run of 'Mine' on seed 1 failed: ValueError: broken as asked \(mine\.py, line \d+\)", said)
     assert "Resume with: fedsel" in said
     (folder,) = (tmp_path / "runs").iterdir()
     (tmp_path / "broken").unlink()
-    assert cli.main(["compare", "--resume", str(folder), "--jobs", "1", "--json", "--trust"]) == 0
+    fedsel("compare", "--resume", folder, "--jobs", "1", "--json", "--trust")
     whole = Comparison.load(folder)
     alone = compare(smoke(5, training__learning_rate=0.05), ["bsfl", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
     rounds = {run.selector: repr(run.history.rounds) for run in whole.runs}

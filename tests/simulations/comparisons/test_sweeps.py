@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr import cli
 from fedsel_flwr.arguments import read_sweep
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import settings_tried, value_texts
@@ -69,10 +68,9 @@ def test_a_class_is_swept_by_its_label_and_keeps_the_scenarios_parameters() -> N
     assert set(got) == {(0.5, 2), (2.0, 2)}
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_command_line(tmp_path: Path, fedsel: Any) -> None:
     argv = ["compare", "smoke", "--rounds", "6", "--selectors", "bsfl,random", "--seeds", "2", "--runs-dir"]
-    assert cli.main([*argv, str(tmp_path), "--sweep", "selectors.bsfl.alpha=0.0,30"]) == 0
-    out = capsys.readouterr().out
+    out = fedsel(*argv, tmp_path, "--sweep", "selectors.bsfl.alpha=0.0,30")
     assert out.startswith("6 runs of 6 rounds\n")
     assert "\nSettings tried: 2 of bsfl.\n" in out
     assert "\nThe best of the 2 settings of bsfl looks better than it is" in out
@@ -86,13 +84,10 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     expected = compare(smoke(), ["bsfl", "random"], sweep=ALPHAS, seeds=2)
     read = Comparison.load(folder)
     assert read.table().sort_values(["seed", "selector"]).to_csv(index=False) == expected.to_csv()
-    assert cli.main(["report", str(folder)]) == 0
-    assert "\nSettings tried: 2 of bsfl.\n" in capsys.readouterr().out
+    assert "\nSettings tried: 2 of bsfl.\n" in fedsel("report", folder)
 
 
-def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(tmp_path: Path, fedsel: Any, refused: Any) -> None:
     """On the command line, and with the same arguments in Python."""
     whole, half = tmp_path / "whole", tmp_path / "half"
     options: dict[str, Any] = {"sweep": ALPHAS, "seeds": 2}
@@ -111,28 +106,27 @@ def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(
         if resumed == "in Python":
             compare(smoke(), ["bsfl", "random"], **options, folder=place, resume=True)
         else:
-            assert cli.main(["compare", "--resume", str(place), "--quiet"]) == 0
+            fedsel("compare", "--resume", place, "--quiet")
         assert {name: text for name, text in content(place).items() if name != "flower.log"} == content(whole)
-    assert cli.main(["compare", "--resume", str(whole), "--sweep", "selectors.bsfl.alpha=1,2"]) == 2
-    assert "Leave out --sweep" in capsys.readouterr().err
+    assert "Leave out --sweep" in refused("compare", "--resume", whole, "--sweep", "selectors.bsfl.alpha=1,2")
     more = compare(smoke(), ["bsfl", "random"], seeds=2, sweep={"selectors.bsfl.alpha": [0.0, 1, 30]}, folder=whole,
                    resume=True)  # fmt: skip
     assert more.selectors == ["bsfl alpha=0", "bsfl alpha=1", "bsfl alpha=30", "random"]
 
 
 def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any, refused: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FASTEST)
     argv = ["compare", "smoke", "--rounds", "2", "--selectors", "./mine.py:Fastest,random", "--seeds", "1", "--quiet"]
-    assert cli.main([*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5"]) == 0
+    fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5")
     (folder,) = (tmp_path / "runs").iterdir()
     rows = ["Fastest patience=1", "Fastest patience=2.5", "random"]
     assert Comparison.load(folder).selectors == rows
-    assert cli.main(["compare", "--resume", str(folder), "--quiet"]) == 2
-    assert cli.main(["compare", "--resume", str(folder), "--quiet", "--trust"]) == 0
-    assert cli.main([*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5", "--resume"]) == 0
+    refused("compare", "--resume", folder, "--quiet")
+    fedsel("compare", "--resume", folder, "--quiet", "--trust")
+    fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5", "--resume")
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 

@@ -151,7 +151,7 @@ def test_the_evaluation_of_the_round_that_ends_a_run_is_sent() -> None:
     assert found[5] == result.history.rounds[-1].accuracy
 
 
-def test_the_command_continues_without_a_tracker_that_is_away(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_continues_without_a_tracker_that_is_away(here: Path) -> None:
     (here / "away").touch()
     argv = ["compare", "smoke", "--rounds", "4", "--selectors", "bsfl,random", "--seeds", "1", "--quiet"]
     assert cli.main([*argv, "--track", "lines.py:Lines", "--track-clients", "0,"]) == 0
@@ -181,12 +181,11 @@ def test_the_command_continues_without_a_tracker_that_is_away(here: Path, capsys
     ],
 )
 def test_what_cannot_be_tracked_is_refused_before_anything_is_written(
-    options: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, here: Path, refused: Any
 ) -> None:
     if options[1] == "mlflow" and importlib.util.find_spec("mlflow"):
         pytest.skip("mlflow is installed")
-    assert cli.main(["compare", "smoke", *options]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused("compare", "smoke", *options)
     assert not (here / "runs").exists()
 
 

@@ -62,15 +62,12 @@ def test_the_command_leaves_rows_checks_and_picture(played: Path) -> None:
     assert {row["verdict"] for row in others} <= {"not run", "illustration"}
 
 
-def test_a_repeated_command_simulates_only_the_missing_runs(
-    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repeated_command_simulates_only_the_missing_runs(played: Path, tmp_path: Path, fedsel: Any) -> None:
     lines = (played / "xia-choices.csv").read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "xia-choices.csv").write_text("".join(lines[:1] + lines[2:]), "utf-8")
     figure = reproducing.load_figure(NAME)
     assert verdict_of(figure, results_of(figure, tmp_path)).word == "not run"
-    assert main(["reproduce", NAME, "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count(" took ") == 1
+    assert fedsel("reproduce", NAME, "--out", tmp_path).count(" took ") == 1
     assert rows_of(tmp_path / "xia-choices.csv") == rows_of(played / "xia-choices.csv")
 
 
@@ -106,11 +103,10 @@ def test_a_second_run_gives_the_recorded_row(name: str) -> None:
 
 
 def test_a_smoke_test_prints_no_verdict_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fedsel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", NAME, "--smoke"]) == 0
-    said = capsys.readouterr().out
+    said = fedsel("reproduce", NAME, "--smoke")
     assert re.search(rf"{NAME}: [0-9]+ short runs?, [0-9]+ s", said)
     assert not any(word in said for word in set(VERDICTS) - {"illustration"})
     assert list(tmp_path.iterdir()) == []
@@ -132,15 +128,13 @@ def test_a_smoke_test_plays_digits_if_the_data_set_is_missing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_figures_pass_their_smoke_test(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "all", "--smoke"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_all_figures_pass_their_smoke_test(fedsel: Any) -> None:
+    lines = fedsel("reproduce", "all", "--smoke").splitlines()
     assert [line.split(":")[0] for line in lines] == list(figure_names())
 
 
-def test_the_list_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_list_has_a_line_for_each_figure(fedsel: Any) -> None:
+    lines = fedsel("reproduce", "--list").splitlines()
     assert [line.split()[0] for line in lines] == list(figure_names())
     for line in lines:
         _, word, minutes, claim = re.split(" {2,}", line, maxsplit=3)

@@ -16,7 +16,6 @@ from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, Size
 from PIL import Image as Pillow
 from torch.utils.data import TensorDataset
 
-from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, simulate
 from fedsel_flwr.simulations.worlds import own_data
@@ -174,13 +173,6 @@ def pair_by_seed(seed):
     return examples(seed), examples(0)
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take longer than these runs."""
-    for name in ("plot", "plot_rounds"):
-        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
-
-
 def test_a_partition_may_be_a_function_of_the_seed() -> None:
     for seed in (1, 2):
         world = World(SMOKE.model_copy(update={"seed": seed}), OwnParts(data=dealt()))
@@ -215,15 +207,14 @@ def test_the_sentence_says_which_it_was(data: Any, said: str, tmp_path: Path, no
     [("by_seed", "2 seeds, data sets and partitions"), ("fixed", "2 seeds and one partition for all of them"),
      ("pair_by_seed", "2 seeds, data sets and partitions")],
 )  # fmt: skip
-def test_on_the_command_line(name: str, said: str, tmp_path: Path, capsys: Any, no_pictures: None) -> None:
+def test_on_the_command_line(name: str, said: str, tmp_path: Path, fedsel: Any, no_pictures: None) -> None:
     imports = "import numpy as np\nfrom fedsel_flwr.simulations import OwnData\n\n"
     functions = (examples, deal, blocks, fixed, by_seed, pair_by_seed)
     (tmp_path / "mine.py").write_text(imports + "\n".join(inspect.getsource(one) for one in functions))
     argv = ["compare", "smoke", "--selectors", "round-robin,random", "--seeds", "2", "--runs-dir", str(tmp_path)]
     for key, value in (KEYS | {"data.dataset": f"{tmp_path}/mine.py:{name}"}).items():
         argv += ["--set", f"{key}={value}"]
-    assert main(argv) == 0
-    assert f", on the same {said}" in capsys.readouterr().out.replace("\n", " ")
+    assert f", on the same {said}" in fedsel(*argv).replace("\n", " ")
 
 
 def broken(seed):
