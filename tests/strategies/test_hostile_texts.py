@@ -56,12 +56,11 @@ def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(
 
     odd = Odd("b", "b", number=2)
     strategy = selection("legacy", 2, base_of("legacy", fraction_evaluate=1.0, evaluate_metrics_aggregation_fn=mean))
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        federation = Server("legacy", strategy, [Odd("a", "a", number=2), odd]).play(1).federation
-        result = federation.server.evaluate_round(server_round=1, timeout=None)
-        assert result is not None
-        assert (result[0], result[1]) == (pytest.approx(0.3), {"acc": 0.5})  # the other's
-        assert strategy.aggregate_evaluate(1, [(odd, odd.evaluate(None, None, 1))], []) == (None, {})
+    federation = Server("legacy", strategy, [Odd("a", "a", number=2), odd]).play(1).federation
+    result = federation.server.evaluate_round(server_round=1, timeout=None)
+    assert result is not None
+    assert (result[0], result[1]) == (pytest.approx(0.3), {"acc": 0.5})  # the other's
+    assert strategy.aggregate_evaluate(1, [(odd, odd.evaluate(None, None, 1))], []) == (None, {})
     lines = [line for line in caplog.messages if line.startswith(f"round 1, client b: evaluation: {said}")]
     assert len(lines) == 3
     assert _harmless(lines)

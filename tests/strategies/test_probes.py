@@ -223,8 +223,7 @@ def test_an_error_in_an_answer_is_shown_with_its_reason(api: str, caplog: pytest
         return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
 
     failing = [1]
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        history = _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
+    history = _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
     assert [text for text in caplog.messages if "client 1" in text] == ["round 1, client 1: probe: KeyError: 'lr'"]
     assert [row.problem for row in history.clients] == ["", "probe: KeyError: 'lr'", "", ""]
     assert (history.problem_counts(), history.rounds[0].num_completed) == ({"probe": 1}, 4)
