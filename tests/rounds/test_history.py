@@ -85,10 +85,6 @@ def test_a_history_with_nan_is_equal_to_itself_and_to_a_copy() -> None:
     assert copy != 3
 
 
-def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
-    return 10.0 - server_round, {"accuracy": 0.1 * server_round, "other": "x"}
-
-
 @pytest.mark.parametrize(
     ("accuracy", "expected"),
     [

@@ -17,7 +17,6 @@ from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import BOTH, A, B, C, Counted, Spy, play_scripted, two_examples
 
-EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
 NAN = np.full((2, 2), np.nan)
 
 

@@ -12,13 +12,13 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import GPFL, LocalAccuracy, Random, create
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
+from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import message as message_api
 from tests.rounds.written import Written, core_of, facts
 from tests.simulations import inprocess
-from tests.simulations.test_diversity import Constant, choices
+from tests.simulations.test_diversity import choices
 from tests.strategies.numpy_world import validation
 
 MODEL = [np.zeros(2)]
@@ -105,7 +105,7 @@ def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
     together = simulate(chosen, engine="vectorized")
     legacy = inprocess.play(chosen)
     message = scenario(selector, api="message")
-    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 8), message)
+    flower = drive(inprocess.grid_of(message), message)
     assert choices(together) == choices(legacy) == choices(flower)
     sizes = [record.num_selected for record in together.history.rounds]
     assert sizes[:2] == [8, 8]

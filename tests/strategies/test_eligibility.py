@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import inspect
 import time
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds import eligibility
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
 from fedsel_flwr.rounds.roster import ConnectedClients
@@ -26,7 +27,6 @@ from fedsel_flwr.strategies import PCZFL, SelectionStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
-from tests.pages import ROOT
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.deployed import Deployment, Node, SuperLink
 from tests.strategies.either_api import BOTH, make, play
@@ -182,32 +182,28 @@ def test_a_bound_passes_and_who_is_gone_owes_nothing() -> None:
     assert "a" in forever
 
 
-def test_a_change_of_the_machines_date_and_a_restart_move_no_bound() -> None:
-    """In a new process, because the date of this one must not change: the wall clock goes back a day."""
-    code = """
-import time
-wall, monotonic = [1.8e9], [500.0]
-time.time, time.monotonic = (lambda: wall[0]), (lambda: monotonic[0])
-from fedsel_flwr.rounds.eligibility import Busy
-owed = Busy(60.0)
-owed.owe(["a"])
-wall[0], monotonic[0] = wall[0] - 86_400, monotonic[0] + 20
-state = owed.state_dict()
-print(*owed.free(["a", "b"]))
-monotonic[0] += 41
-print(*owed.free(["a", "b"]))
-monotonic[0] = 3.0  # the machine has restarted
-restarted = Busy(60.0)
-restarted.load_state_dict(state)
-print(*restarted.free(["a", "b"]))
-monotonic[0] += 41
-print(*restarted.free(["a", "b"]))
-restarted.load_state_dict({"until": {"a": 1.8e9}})  # of an earlier version, which wrote times
-monotonic[0] += 61
-print(*restarted.free(["a", "b"]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines() == ["b", "a b", "b", "a b", "a b"]
+def test_a_change_of_the_machines_date_and_a_restart_move_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock goes back a day, and the monotonic clock begins anew."""
+    wall, monotonic = [1.8e9], [500.0]
+    clocks = SimpleNamespace(time=lambda: wall[0], monotonic=lambda: monotonic[0])
+    monkeypatch.setattr(eligibility, "time", clocks)
+    assert inspect.signature(Busy).parameters["clock"].default is time.monotonic
+    owed = Busy(60.0, clocks.monotonic)
+    owed.owe(["a"])
+    wall[0], monotonic[0] = wall[0] - 86_400, monotonic[0] + 20
+    state = owed.state_dict()
+    assert owed.free(["a", "b"]) == ["b"]
+    monotonic[0] += 41
+    assert owed.free(["a", "b"]) == ["a", "b"]
+    monotonic[0] = 3.0  # the machine has restarted
+    restarted = Busy(60.0, clocks.monotonic)
+    restarted.load_state_dict(state)
+    assert restarted.free(["a", "b"]) == ["b"]
+    monotonic[0] += 41
+    assert restarted.free(["a", "b"]) == ["a", "b"]
+    restarted.load_state_dict({"until": {"a": 1.8e9}})  # of an earlier version, which wrote times
+    monotonic[0] += 61
+    assert restarted.free(["a", "b"]) == ["a", "b"]
 
 
 class First(Selector):
@@ -322,7 +318,6 @@ def test_a_cap_below_a_clients_fairness_is_refused(api: str) -> None:
 
 
 FOR_EVER = {name for name in names() if selector_class(name).asks_failed_for_ever}
-PAPERS = ("ben-ami-", "gpfl-", "pczfl-", "xia-")
 
 
 class Stubborn(First):

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 
 from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create, names
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
@@ -24,7 +23,6 @@ from tests.strategies import flower_world
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import make
 from tests.strategies.flower_world import comparable
-from tests.strategies.message.helpers import FakeGrid
 from tests.strategies.third_adapter import play_stacked
 
 
@@ -236,28 +234,9 @@ def test_core_and_measuring_run_in_a_process_without_flower_and_torch(tmp_path: 
     assert _run(FRESH, tmp_path).split() == ["10", "10"]
 
 
-class _Constant:
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-    def __call__(self, context: Context) -> Scenario:
-        return self.scenario
-
-
-class _Probed(inprocess.LocalProxy):
-    """Answers probes, too."""
-
-    def evaluate(self, ins: Any, timeout: Any, group_id: Any) -> Any:
-        with self._turn:
-            return self._world.client(self._partition_id).to_client().evaluate(ins)
-
-
-def _scenario_played(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def _scenario_played(**overrides: Any) -> Any:
     scenario = load_scenario("smoke", overrides)
-    if scenario.api == "message":
-        return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)
-    monkeypatch.setattr(inprocess, "LocalProxy", _Probed)
-    return inprocess.play(scenario)
+    return inprocess.play(scenario) if scenario.api == "legacy" else drive(inprocess.grid_of(scenario), scenario)
 
 
 def _assert_same_results(one: Any, other: Any) -> None:
@@ -277,9 +256,9 @@ def _assert_same_results(one: Any, other: Any) -> None:
         ("random", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
     ],
 )
-def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any], monkeypatch: Any) -> None:
+def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any]) -> None:
     common = {"selector": selector, "rounds": 10, "partition.kind": "dirichlet", **overrides}
-    legacy, message = (_scenario_played({**common, "api": api}, monkeypatch) for api in ("legacy", "message"))
+    legacy, message = (_scenario_played(**common, api=api) for api in ("legacy", "message"))
     _assert_same_results(legacy, message)
     accuracies = [[r.accuracy for r in h.rounds] for h in (legacy.history, message.history)]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
@@ -288,8 +267,7 @@ def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any], 
 def test_queries_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
     """The Message API's app says who it is, with ``num_examples`` and no text."""
     scenario = load_scenario("smoke", {"api": "message"})
-    node = inprocess.AppNode(ScenarioApp(_Constant(scenario)), 4)
-    FakeGrid()
+    node = [*inprocess.grid_of(scenario).nodes.values()][4]
     answer = node.handle(Message(RecordDict(), dst_node_id=6, message_type=MessageType.QUERY))
     assert isinstance(answer, RecordDict)
     (facts,) = answer.metric_records.values()
@@ -310,9 +288,9 @@ with open(sys.argv[1], "wb") as file:
 @pytest.mark.slow
 @pytest.mark.e2e_ci
 @pytest.mark.timeout(280)
-def test_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_ray(tmp_path: Path) -> None:
     _run(RAY, tmp_path, str(tmp_path / "result"), "legacy", "message", seconds=240)
-    legacy = _scenario_played({"rounds": 5, "selector": "cs-ucb", "api": "legacy"}, monkeypatch)
+    legacy = _scenario_played(rounds=5, selector="cs-ucb", api="legacy")
     assert len(legacy.history.rounds) == 5
     for result in pickle.loads((tmp_path / "result").read_bytes()):
         _assert_same_results(legacy, result)
