@@ -173,32 +173,19 @@ def _metric(key: str, value: Any) -> Fault:
     return fault
 
 
-def _examples(value: Any) -> Fault:
-    def fault(answer: Answer, timeout: float | None) -> None:
-        answer.num_examples = value
-
-    return fault
+def _part(name: str, value: Any) -> Fault:
+    """Another value of a part of the answer."""
+    return lambda answer, timeout: setattr(answer, name, value)
 
 
 def _raises(answer: Answer, timeout: float | None) -> None:
     raise TypeError("the battery; is: empty")
 
 
-def _status(answer: Answer, timeout: float | None) -> None:
-    answer.status = Status(Code.FIT_NOT_IMPLEMENTED, "no fit here")
-
-
 def _straggler(answer: Answer, timeout: float | None) -> None:
     """Would answer after three times the round's timeout: Flower's own proxy gives up with this error."""
     time.sleep(timeout or 0.0)
     raise ValueError("Expected one Message but got: 0")
-
-
-def _raw(*tensors: bytes) -> Fault:
-    def fault(answer: Answer, timeout: float | None) -> None:
-        answer.parameters = Parameters(tensors=list(tensors), tensor_type="numpy.ndarray")
-
-    return fault
 
 
 def _npz() -> bytes:
@@ -217,13 +204,15 @@ UPDATE_FAULTS: dict[str, Fault] = {
     "none": arrays_fault(lambda arrays: []),
     "text": arrays_fault(lambda arrays: [np.full(a.shape, "x") for a in arrays]),
     "complex": arrays_fault(lambda arrays: [a.astype(np.complex64) for a in arrays]),
-    "bytes": _raw(b"\x00garbage", b"more"),
-    "zip": _raw(_npz(), _npz()),
+    "bytes": _part("parameters", Parameters([b"\x00garbage", b"more"], "numpy.ndarray")),
+    "zip": _part("parameters", Parameters([_npz(), _npz()], "numpy.ndarray")),
     "too-large": arrays_fault(lambda arrays: [np.full(a.shape, 1e300) for a in arrays]),
 }
 EXAMPLE_FAULTS: dict[str, Fault] = {
-    "negative-examples": _examples(-5), "no-examples": _examples(0), "huge-examples": _examples(2**62),
-}  # fmt: skip
+    "negative-examples": _part("num_examples", -5),
+    "no-examples": _part("num_examples", 0),
+    "huge-examples": _part("num_examples", 2**62),
+}
 LATENCY_FAULTS: dict[str, Fault] = {
     "latency-negative": _metric("latency_s", -1),
     "latency-text": _metric("latency_s", "fast"),
@@ -238,7 +227,7 @@ FAULTS: dict[str, Fault] = {
     "latency-infinite": _metric("latency_s", float("inf")),
     "raises": _raises,
     "straggler": _straggler,
-    "status": _status,
+    "status": _part("status", Status(Code.FIT_NOT_IMPLEMENTED, "no fit here")),
     "impostor": _metric("client_id", "h0"),
     "energy-negative": _metric("energy_j", -3.0),
     "energy-text": _metric("energy_j", "much"),

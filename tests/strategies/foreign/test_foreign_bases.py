@@ -1,18 +1,31 @@
 """Strategies as people outside write them: wrapped equals alone, and the chosen nodes get their own messages.
 
 The clients, the runs and what is compared: ``world.py``. The strategies: ``own_start.py``,
-``own_messages.py``, ``own_payload.py``, ``legacy.py``.
+``own_messages.py``, ``own_payload.py``, ``legacy.py``. Whatever a strategy's fractions and minima say, it is shown the
+chosen nodes and no other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.server import strategy as legacy_bases
+from flwr.server.client_manager import SimpleClientManager
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as message_bases
+from flwr.serverapp.strategy import FedAvg
 
+from fedsel_flwr.errors import FedSelError, RunError
+from fedsel_flwr.selectors import RoundRobin
+from tests.strategies.either_api import BOTH, make
 from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
-from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, node_id, play
+from tests.strategies.foreign.legacy import Base as LegacyAverage
+from tests.strategies.foreign.own_messages import KnownNodes, MegabyteBudget, PerNodeProximal, proximal
+from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, asked, node_id, play
 
 CASES: dict[str, dict[str, Case]] = {
     "legacy": legacy.LEGACY,
@@ -70,3 +83,194 @@ def test_a_strangers_strategy_sees_the_chosen_nodes_alone(api: str, name: str, c
     rows = wrapped.strategy.history.clients
     chosen = [sorted(names[row.client_id] for row in rows if row.round == n) for n in _rounds_of(wrapped)]
     assert [one for one in chosen if one] == wrapped.cohorts
+
+
+def _chosen(base: Any, folder: Path, api: str = "message", cohort: int = 2, **case: Any) -> Played:
+    return play(api, Case(lambda _: base, **case), folder, True, cohort=cohort)
+
+
+@pytest.mark.parametrize("cohort", [1, 2, CLIENTS])
+@pytest.mark.parametrize("asks", [(0.1, 2, 2), (1.0, CLIENTS, CLIENTS), (0.5, 1, 1)])
+def test_fractions_and_minima_do_not_decide(cohort: int, asks: tuple[float, int, int], tmp_path: Path) -> None:
+    """They are the base's again after each call. The base never sees a node that does not exist."""
+    fraction, least, available = asks
+    base = KnownNodes(
+        fraction_train=fraction, min_train_nodes=least, min_available_nodes=available, fraction_evaluate=0.0
+    )
+    played = _chosen(base, tmp_path, cohort=cohort)
+    assert [len(one) for one in played.cohorts] == [cohort] * ROUNDS
+    assert base.seen == [sorted(node_id(k) for k in one) for one in played.cohorts]
+    assert (base.fraction_train, base.min_train_nodes, base.min_available_nodes) == asks
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_counters_count_the_chosen_nodes(cohort: int, tmp_path: Path) -> None:
+    base = MegabyteBudget(10**6, fraction_train=0.2, min_available_nodes=CLIENTS)
+    _chosen(base, tmp_path, cohort=cohort)
+    assert base.per_round == [cohort] * ROUNDS
+    assert base.spent == ROUNDS * cohort * 8 * 4
+
+
+def test_a_table_by_node_is_asked_for_the_chosen_nodes(tmp_path: Path) -> None:
+    base = PerNodeProximal(min_available_nodes=CLIENTS, min_train_nodes=4)
+    played = _chosen(base, tmp_path, client=lambda: proximal)
+    received: list[dict[int, Any]] = [{} for _ in played.cohorts]
+    for node, contents in played.outcome.trained.items():
+        for content in contents:
+            assert content["config"]["for-node"] == node
+            received[content["config"]["server-round"] - 1][node] = content["config"]["proximal-mu"]
+    assert [dict(sorted(one.items())) for one in received] == base.intended
+
+
+@pytest.mark.parametrize("layer", ["base", "inner"])
+def test_a_base_may_change_its_own_fraction(layer: str, tmp_path: Path) -> None:
+    """What the call itself sets stays."""
+
+    class Annealing(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            messages = super().configure_train(server_round, arrays, config, grid)
+            self.fraction_train = 0.5**server_round
+            return messages
+
+    inner = Annealing(fraction_train=0.9, min_train_nodes=3)
+    wrapper = message_bases.DifferentialPrivacyServerSideFixedClipping
+    base = inner if layer == "base" else wrapper(inner, 0.0, 1e6, 2)
+    played = _chosen(base, tmp_path)
+    assert [len(one) for one in played.cohorts] == [2] * ROUNDS
+    assert (inner.fraction_train, inner.min_train_nodes) == (0.5**ROUNDS, 3)
+
+
+class Computed(FedAvg):
+    """A fraction that a property keeps elsewhere."""
+
+    def __init__(self) -> None:
+        self.kept = 0.4
+        super().__init__(fraction_train=0.4, fraction_evaluate=0.0)
+
+    @property
+    def fraction_train(self) -> float:
+        return float(self.kept * 1)
+
+    @fraction_train.setter
+    def fraction_train(self, value: float) -> None:
+        self.kept = float(value)
+
+
+def test_a_computed_fraction_is_restored(tmp_path: Path) -> None:
+    base = Computed()
+    played = _chosen(base, tmp_path, cohort=1)
+    assert [len(one) for one in played.cohorts] == [1] * ROUNDS
+    assert base.fraction_train == base.kept == 0.4
+    assert "fraction_train" not in vars(base)
+
+
+def test_a_fault_in_the_base_restores_its_fractions(tmp_path: Path) -> None:
+    class Broken(FedAvg):
+        def configure_train(self, *args: Any, **kwargs: Any) -> Any:
+            super().configure_train(*args, **kwargs)
+            raise ZeroDivisionError("in somebody's code")
+
+    base = Broken(fraction_train=0.3, min_train_nodes=4, min_available_nodes=5)
+    with pytest.raises(ZeroDivisionError, match="somebody's code"):
+        _chosen(base, tmp_path)
+    assert (base.fraction_train, base.min_train_nodes, base.min_available_nodes) == (0.3, 4, 5)
+
+
+class _OneMessage(FedAvg):
+    """Keeps the first message of each round only; those of later rounds may differ from node to node."""
+
+    differs = False
+    keeps = 1
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        if self.differs:
+            for message in messages:
+                own = ConfigRecord({**config, "for-node": message.metadata.dst_node_id})
+                message.content = RecordDict({"arrays": arrays, "config": own})
+        return messages[: self.keeps]
+
+
+def test_a_node_without_a_message_gets_a_copy_if_all_are_equal(tmp_path: Path) -> None:
+    played = _chosen(_OneMessage(), tmp_path, cohort=3)
+    assert [len(one) for one in played.cohorts] == [3] * ROUNDS
+
+
+def test_a_node_without_a_message_of_its_own_is_an_error_that_names_the_base(tmp_path: Path) -> None:
+    base = _OneMessage()
+    base.differs, base.keeps = True, 2
+    with pytest.raises(RunError, match="_OneMessage"):
+        _chosen(base, tmp_path, cohort=3)
+
+
+def test_nobody_else_gets_a_message(tmp_path: Path) -> None:
+    """A base that adds a node of its own table chooses clients itself."""
+
+    class Favourite(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            content = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, "extra": True})})
+            return [*messages, Message(content, dst_node_id=node_id(4), message_type="train")]
+
+    with pytest.raises(RunError, match="Favourite"):
+        _chosen(Favourite(), tmp_path)
+
+
+def test_a_fraction_of_zero_is_named_before_round_1(tmp_path: Path) -> None:
+    trained: list[int] = []
+    with pytest.raises(FedSelError, match="fraction_train"):
+        _chosen(FedAvg(fraction_train=0.0), tmp_path, client=lambda: lambda number, content: trained.append(number))
+    assert trained == []
+
+
+@BOTH
+def test_the_cyclic_base_is_refused_at_construction(api: str) -> None:
+    bases: Any = message_bases if api == "message" else legacy_bases
+    with pytest.raises(FedSelError, match="FedXgbCyclic"):
+        make(api, RoundRobin(clients_per_round=2), bases.FedXgbCyclic())
+
+
+def test_a_base_that_wants_its_own_client_manager_is_named(tmp_path: Path) -> None:
+    class OwnManager(SimpleClientManager):
+        pass
+
+    class Asserting(LegacyAverage):
+        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+            assert isinstance(client_manager, OwnManager), "needs OwnManager"
+            return super().configure_fit(server_round, parameters, client_manager)
+
+    with pytest.raises(RunError, match=r"(?s)Asserting.*OwnManager"):
+        _chosen(Asserting(), tmp_path, api="legacy")
+
+
+@pytest.mark.parametrize("way", ["all", "index"])
+def test_a_base_that_takes_clients_that_were_not_chosen_is_named(way: str, tmp_path: Path) -> None:
+    """A bare KeyError says nothing to a user."""
+
+    class Favourites(LegacyAverage):
+        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+            pairs = super().configure_fit(server_round, parameters, client_manager)
+            everybody = client_manager.all() if way == "all" else client_manager.clients
+            return [(everybody["node-4"], pairs[0][1]), *pairs[1:]]
+
+    with pytest.raises(RunError, match=r"(?s)Favourites.*node-4" if way == "all" else "Favourites"):
+        _chosen(Favourites(), tmp_path, api="legacy")
+
+
+def test_a_base_may_look_at_the_arrays_of_its_messages(tmp_path: Path) -> None:
+    """Messages of one round share their arrays, and no change of one node's config reaches another node."""
+
+    class Looking(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            assert all(asked(message.content)[0] == arrays for message in messages)
+            return messages
+
+    played = _chosen(Looking(), tmp_path, cohort=CLIENTS)
+    assert len(played.cohorts) == ROUNDS
