@@ -226,8 +226,6 @@ class DropoutMasks:
         Returns:
             Tensors of shape (n_active, width, …), zero in the padding.
         """
-        if not self._calls:
-            return []
         masks = [torch.zeros(len(lengths), width, *call.shape, dtype=self._dtype) for call in self._calls]
         # Clients outside, calls inside, because each client's generator draws in the order of its own forward pass.
         for i, length in enumerate(lengths):

@@ -245,17 +245,11 @@ def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
     """
     tape = MaskTape()
     taped: dict[nn.Module, ReplayedDropout] = {}
-
-    def replacement(module: nn.Module) -> ReplayedDropout:
-        # A layer in two places is replaced by one replacement.
-        return taped.setdefault(module, ReplayedDropout(module, tape))
-
-    if type(model) in (nn.Dropout, *FEATURE_WISE):
-        return replacement(model), tape
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
-                parent._modules[name] = replacement(child)
+                # A layer in two places is replaced by one replacement.
+                parent._modules[name] = taped.setdefault(child, ReplayedDropout(child, tape))
             elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
                 raise Unsupported(f"{type(child).__name__} is not supported: its masks cannot be drawn for each client")
     return model, tape
