@@ -162,7 +162,7 @@ class Advice:
             rows += f", {self.failed:,} failures"
         if self.left_out:
             rows += f", {self.left_out:,} without a measured time"
-        text = [
+        return [
             f"{self.num_clients:,} clients, {self.clients_per_round:,} per round; {rows}",
             *self.notes,
             f"spread between clients   {_numbers(self.spread)} (standard deviation of the clients' mean log seconds)",
@@ -173,7 +173,6 @@ class Advice:
             *self._table(),
             self.sentence,
         ]
-        return text
 
     def _table(self) -> list[str]:
         ends = sorted(self.selectors[0].saving)
@@ -188,14 +187,11 @@ class Advice:
             for one in self.selectors
         ]
         body.append(["random", *("-" for _ in ends), "-", f"{self.random_jain:.2f}"])
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        told = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                for row in (head, *body)]  # fmt: skip
-        told.append(
-            "Ranges are 95 % intervals in the model, not of a single run, and not corrected for several selectors."
-        )
-        told.append("*: without the time of probes. +: not predicted, because the selector also reads losses.")
-        return told
+        return [
+            *aligned([head, *body]),
+            "Ranges are 95 % intervals in the model, not of a single run, and not corrected for several selectors.",
+            "*: without the time of probes. +: not predicted, because the selector also reads losses.",
+        ]
 
 
 def advise(
@@ -430,6 +426,12 @@ def _numbers(one: Interval) -> str:
 
 def _percent(one: Interval) -> str:
     return f"{100 * one.estimate:.0f} % ({100 * one.low:.0f} to {100 * one.high:.0f} %)"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, in which each column is as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def plain_values(value: Any) -> Any:

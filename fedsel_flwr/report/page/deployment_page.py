@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.report.advice import aligned
 from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page.deployment_tables import DEPLOYMENT_PARTS, Deployment, read_deployment
 from fedsel_flwr.report.page.document import Chart, Columns, Document, missing_packages, write_page
@@ -318,9 +319,7 @@ def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
         "",
     ]
     shown = found.clients[:TEXT_CLIENTS]
-    cells = [list(CLIENT_HEAD), *(client_cells(one, found.last_round, 32, 60) for one in shown)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines += ["  ".join(cell.ljust(own) for cell, own in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines += aligned([CLIENT_HEAD, *(client_cells(one, found.last_round, 32, 60) for one in shown)])
     if len(found.clients) > len(shown):
         lines.append(f"The {len(shown)} costliest of {len(found.clients):,} clients. --json prints all of them.")
     advice = " ".join(advice_sentences(found)) if found.advice else f"no advice: {found.refusal}"
