@@ -179,11 +179,11 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
     from fedsel_flwr.callbacks.tracking import Tracking
-    from fedsel_flwr.report.progress import errors_in_one_line, logging_to
+    from fedsel_flwr.report.progress import PipeSafeConsole, errors_in_one_line, logging_to
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.comparing import PlanProgress, lock_comparison, run_plan
     from fedsel_flwr.simulations.comparisons.plan import find_newest_run
-    from fedsel_flwr.simulations.comparisons.report_page import show_comparison
+    from fedsel_flwr.simulations.comparisons.report_page import report_scenarios
     from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.run_options import RunOptions
     from fedsel_flwr.simulations.shutdown import end_descendants
@@ -205,6 +205,9 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     # Imported now, not when the first run ends. A signal during the import would find half a module for reading rounds.
     load_optional("pyarrow.parquet")
 
+    # Silent if the user wants no progress, or JSON on standard output.
+    console = PipeSafeConsole(quiet=args.json or args.quiet)
+
     def holds() -> str:
         there = describe_runs(folder)
         further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}{args.track_options}"
@@ -214,9 +217,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         with (
             logging_to(folder / "flower.log"),
             errors_in_one_line(folder / "flower.log"),
-            PlanProgress(
-                plan, announces=args.command == "compare" and resumed is None, console=_console(args)
-            ) as progress,
+            PlanProgress(plan, announces=args.command == "compare" and resumed is None, console=console) as progress,
         ):
             shutdown.on_signal, shutdown.folder = progress.stop, folder
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
@@ -237,7 +238,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         end_descendants()
         # The lock is released with this object.
         del held
-    show_comparison(comparison, args.json)
+    report_scenarios({scenario.name: comparison}, None, as_json=args.json)
     if not args.quiet:
         _print_note_on_page(folder)
     if not args.json:
@@ -315,13 +316,6 @@ def _report(args: argparse.Namespace) -> int:
     if target and not args.json:
         print(f"{Path(target).resolve()}")
     return 0
-
-
-def _console(args: argparse.Namespace) -> Any:
-    """Return the console of the progress: silent if the user wants no progress, or JSON on standard output."""
-    from fedsel_flwr.report.progress import PipeSafeConsole
-
-    return PipeSafeConsole(quiet=args.json or args.quiet)
 
 
 def _print_json(facts: object) -> None:

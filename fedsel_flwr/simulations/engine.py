@@ -174,19 +174,18 @@ def simulate(given: Arguments) -> RunResult:
         plan.attach(made, world, prints)
         return made
 
-    def begin_anew() -> Any:
-        discard_progress(Path(str(given.folder)))
-        return begin(replace(checkpoints, resume=False))
-
     written = None if given.folder is None else RunFolder(given.folder, scenario, label, prints)
     with contextlib.nullcontext() if written is None else contextlib.closing(written):
         # Done only after the folder is locked, so that no other process resumes from files that are removed here.
         try:
-            made = begin_anew() if anew else begin(checkpoints)
+            made = None if anew else begin(checkpoints)
         except RunError as error:
             if not given.replay:
                 raise RunError(f"{error}. {REPLAY_CURE}") if checkpoints.temporary else error from error
-            made = begin_anew()
+            made = None
+        if made is None:
+            discard_progress(Path(str(given.folder)))
+            made = begin(replace(checkpoints, resume=False))
         if written is None:
             result = _run(world, made, given, checkpoints, tracked, prints)
             _check_answered(scenario, given.strategy, result)

@@ -25,21 +25,8 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.storage import RUN_IN_USE, check_links, lock_folder, read_file
-from fedsel_flwr.simulations.run_identity import (
-    FILES,
-    IDENTITY,
-    PARTS,
-    RUN,
-    Identity,
-    check_digests,
-    digest_of,
-    digest_of_file,
-    read_identity,
-    read_record,
-    read_versions,
-    versions,
-    write_record,
-)
+from fedsel_flwr.simulations import run_identity
+from fedsel_flwr.simulations.run_identity import FILES, IDENTITY, PARTS, RUN, Identity, versions
 from fedsel_flwr.simulations.run_options import CHECKPOINTS
 from fedsel_flwr.simulations.scenario import Scenario, course_settings
 from fedsel_flwr.simulations.scenario_files import check_label, check_tree, describe_faults
@@ -136,19 +123,17 @@ class RunFolder:
             RunError: A file cannot be written.
         """
         scenario = self._scenario
-        record = {
-            "scenario": scenario.name,
-            "selector": self._label,
-            "versions": versions(),
-            IDENTITY: self._fingerprints,
-        }
+        record: dict[str, Any] = {"scenario": scenario.name, "selector": self._label, "versions": versions()}
+        record[IDENTITY] = self._fingerprints
         with disk_errors(self.path, THEN_RESUME):
             # Remove files of an earlier run. The model goes first, because with it the folder would count as finished.
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.TIMING):
                 (self.path / name).unlink(missing_ok=True)
             self._remove_saved_models()
             text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
-            write_record(self.path, record | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
+            run_identity.write_record(
+                self.path, record | {FILES: {run_folder.SCENARIO: run_identity.digest_of(text.encode())}}
+            )
             run_folder.write_scenario(self.path, text)
         if self._journal is not None:
             self._journal.begin()
@@ -189,16 +174,16 @@ class RunFolder:
             for name, columns in (own | dict(tables or {})).items():
                 written.append(self.path / f"{name}.parquet")
                 run_folder.write_table(written[-1], columns)
-            digests = {path.name: digest_of_file(path) for path in written}
+            digests = {path.name: run_identity.digest_of_file(path) for path in written}
             # Without a digest, so that equal runs have equal records.
             if result.timing:
                 run_folder.write_table(self.path / run_folder.TIMING, result.timing)
 
             # A folder with a model counts as finished, so the record gets every digest before the model gets its name.
             def record_digests(model: bytes) -> None:
-                record = read_record(self.path)
-                files = record.get(FILES, {}) | digests | {run_folder.MODEL: digest_of(model)}
-                write_record(self.path, record | {FILES: files})
+                record = run_identity.read_record(self.path)
+                files = record.get(FILES, {}) | digests | {run_folder.MODEL: run_identity.digest_of(model)}
+                run_identity.write_record(self.path, record | {FILES: files})
 
             run_folder.write_model(self.path, list(result.arrays), before=record_digests)
         # The history can still read the journal, because it keeps the file open.
@@ -295,7 +280,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
         ParameterError: A file is missing or damaged.
     """
     try:
-        record = read_record(folder)
+        record = run_identity.read_record(folder)
         tables = tomllib.loads(read_file(folder / run_folder.SCENARIO).decode())
         # Checked first, because the folder may come from another person.
         check_tree(record)
@@ -325,16 +310,18 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     """
     label, scenario = read_label(folder)
     finished = (folder / run_folder.MODEL).exists()
-    check_digests(folder, finished=finished)
+    found = run_identity.check_digests(folder, finished=finished).get("versions", {})
+    # A record of an older version does not have them.
+    made_with = {str(name): str(one) for name, one in found.items()} if isinstance(found, dict) else {}
     arrays = run_folder.read_model(folder) if finished else []
     accuracies, table = np.empty(0), folder / f"{CLIENT_ACCURACY}.parquet"
     if finished and table.exists():
         accuracies = np.asarray(run_folder.read_table(table, "accuracy")["accuracy"], dtype=np.float64)
     # Runs of older versions have no times.
     timing = run_folder.read_table(times) if finished and (times := folder / run_folder.TIMING).exists() else {}
-    history, prints = run_folder.read_history(folder), read_identity(folder)
+    history, prints = run_folder.read_history(folder), run_identity.read_identity(folder)
     result = RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies, timing=timing,
-                       versions=read_versions(folder))  # fmt: skip
+                       versions=made_with)  # fmt: skip
     return label, scenario, result
 
 
@@ -397,7 +384,7 @@ def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunRes
 
 def _check_fingerprints(folder: Path, label: str, here: Identity) -> None:
     """Refuse to resume a run whose code, data or scenario has changed."""
-    there = read_identity(folder)
+    there = run_identity.read_identity(folder)
     if names := [name for name in PARTS if there.get(name) != here.get(name)]:
         changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
         raise RunError(

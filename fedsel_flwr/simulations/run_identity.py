@@ -377,14 +377,8 @@ def read_identity(folder: Path) -> dict[str, str]:
     return found
 
 
-def read_versions(folder: Path) -> dict[str, str]:
-    """Read the versions with which a run was made; empty if its record does not have them."""
-    found = _read_or_refuse(folder).get("versions", {})
-    return {str(name): str(one) for name, one in found.items()} if isinstance(found, dict) else {}
-
-
-def check_digests(folder: Path, *, finished: bool) -> None:
-    """Refuse a run with a damaged file, or without the digests of its files.
+def check_digests(folder: Path, *, finished: bool) -> dict[str, Any]:
+    """Refuse a run with a damaged file, or without the digests of its files; return its record.
 
     Args:
         folder: Folder of the run.
@@ -413,6 +407,7 @@ def check_digests(folder: Path, *, finished: bool) -> None:
             problem = error.strerror or str(error)
         if problem:
             raise ParameterError(f"{str(folder / name)!r} is damaged: {problem}. {CURE}")
+    return record
 
 
 def _record_digest(rest: Mapping[str, Any]) -> str:

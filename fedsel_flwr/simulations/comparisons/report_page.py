@@ -167,16 +167,8 @@ def _differences(comparison: Comparison) -> list[tuple[str, str]]:
     return found
 
 
-def show_comparison(comparison: Comparison, as_json: bool = False) -> None:
-    """Print a comparison.
-
-    Args:
-        comparison: The comparison, with at least one finished run.
-        as_json: Whether to print its figures as JSON instead of the table, the remarks and the verdict.
-    """
-    if as_json:
-        print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
-        return
+def show_comparison(comparison: Comparison) -> None:
+    """Print the table, the remarks and the verdict of a comparison with at least one finished run."""
     verdict, scenario, summaries = comparison.verdict, comparison.scenario, comparison.summaries
     render_table(
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,

@@ -78,7 +78,7 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
     Raises:
         ParameterError: The selector needs a column that only training gives.
     """
-    system = _system(scenario)
+    system = scenario.system_model(np.asarray(_sizes(scenario)), model_bytes=int(scenario.system.payload_bytes))
     latency, available = draw_rounds(scenario, system)
     selector = _selector(scenario)
     chosen, completed = _select(scenario, selector, latency, available)
@@ -135,10 +135,6 @@ def draw_rounds(scenario: Scenario, system: System) -> tuple[FloatArray, BoolArr
         raise ParameterError("availability.kind = 'trace' needs a clock. Set 'always' or 'bernoulli' for choices")
     share = scenario.availability.probability if scenario.availability.kind == "bernoulli" else 1.0
     return latency, present < share
-
-
-def _system(scenario: Scenario) -> System:
-    return scenario.system_model(np.asarray(_sizes(scenario)), model_bytes=int(scenario.system.payload_bytes))
 
 
 def _sizes(scenario: Scenario) -> list[int]:

@@ -153,9 +153,7 @@ class FigureVerdict:
 
 def verdict_of(figure: PaperFigure, results: Results) -> FigureVerdict:
     """Return the verdict on a figure: "not run" if a run is missing."""
-    if figure.illustration:
-        return FigureVerdict(word="illustration")
-    if figure.left_out or results.missing:
+    if not figure.illustration and (figure.left_out or results.missing):
         return FigureVerdict(word="not run")
     return judge(figure, results.values)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real
-from fedsel_flwr.clients.streams import first_uniforms, stream
+from fedsel_flwr.clients.streams import first_uniforms
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.csv_files import read_csv
 from fedsel_flwr.rounds.roster import whole_numbers
@@ -40,20 +39,17 @@ class BernoulliAvailability:
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
         """Return whether a client is available; its id must be its partition id."""
-        partition_id = int(client_id) if re.fullmatch("[0-9]{1,10}", client_id) else -1
-        if not 0 <= partition_id < 2**32:
-            raise ParameterError(
-                "availability by probability needs the partition id, a whole number below 2**32, but a client "
-                f"reports client_id = {client_id!r}. Report the partition id, or use a trace."
-            )
-        return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
+        return bool(self.at([client_id], round, simulated_s)[0])
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-        """Return whether each client is available, shape (len(ids),), with the same values as single calls."""
-        numbers = whole_numbers(ids, digits=10)
+        """Return whether each client is available, shape (len(ids),)."""
+        numbers = whole_numbers(ids, digits=10) if ids else np.empty(0, dtype=np.int64)
         if numbers is None or (numbers >= 2**32).any():
-            # One by one, which names the first client whose id is not a partition id.
-            return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
+            wrong = next(one for one in ids if whole_numbers([one], digits=10) is None or int(one) >= 2**32)
+            raise ParameterError(
+                "availability by probability needs the partition id, a whole number below 2**32, but a client "
+                f"reports client_id = {wrong!r}. Report the partition id, or use a trace."
+            )
         return np.asarray(first_uniforms(self.seed, "availability", numbers, round) < self.probability)
 
 
