@@ -15,7 +15,6 @@ from fedsel_flwr.report.page.deployment_tables import read_deployment
 from fedsel_flwr.report.summary import mean_staleness
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.diagnosis import derived_tables
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
@@ -23,7 +22,6 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.simulations import inprocess
 from tests.simulations.cut_off_runs import cut_off, parts
-from tests.simulations.inprocess import in_process
 
 pytestmark = pytest.mark.timeout(120)
 BUFFERED = sorted(name for name in names() if selector_class(name).buffers)
@@ -34,11 +32,6 @@ def run(way: str = "vectorized", **keys: Any) -> RunResult:
     given = {key.replace("__", "."): value for key, value in keys.items()}
     api = {} if way == "vectorized" else {"api": way}
     return simulate(load_scenario("smoke", given | api), engine="vectorized" if way == "vectorized" else "ray")
-
-
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run_simulation", in_process)
 
 
 def test_the_selectors_that_need_whole_rounds() -> None:

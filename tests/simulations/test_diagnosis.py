@@ -9,11 +9,10 @@ import pytest
 
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.simulations import engine, load_scenario, simulate
+from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.diagnosis import chance_level, diagnose
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
-from tests.simulations.inprocess import in_process
 
 SMOKE = {"engine": "vectorized", "rounds": 6, "selector": "random"}
 
@@ -56,8 +55,7 @@ def test_what_counts(losses: list[float], accuracies: list[float], said: str) ->
 @pytest.mark.parametrize(
     ("rate", "said"), [(1e20, "in rounds 2 to 6 no client sent a model of finite size"), (0.05, "")]
 )
-def test_a_run_says_so(name: str, rate: float, said: str, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run_simulation", in_process)
+def test_a_run_says_so(name: str, rate: float, said: str, caplog: Any, without_ray: None) -> None:
     scenario = load_scenario("smoke", {**SMOKE, "training.learning_rate": rate, "api": "message"})
     result = simulate(scenario, engine=name)
     assert said in result.diagnosis if said else not result.diagnosis

@@ -17,22 +17,16 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.rounds.models import update_norm
 from fedsel_flwr.selectors import Probe, RoundReport, Selector, create
-from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies import SelectionStrategy
-from tests.simulations.inprocess import grid_of, in_process
+from tests.simulations.inprocess import grid_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_ray")]
 SMOKE = load_scenario("smoke")
 WAYS = pytest.mark.parametrize("way", ["legacy", "message", "vectorized"])
-
-
-@pytest.fixture(autouse=True)
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run_simulation", in_process)
 
 
 def run(way: str, rounds: int, keys: Mapping[str, Any] | None = None, **options: Any) -> Any:

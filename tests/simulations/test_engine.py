@@ -119,11 +119,6 @@ def own_strategy(api: str, **options: Any) -> Any:
     return package.SelectionStrategy(neighbours(), base, **options)
 
 
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run_simulation", in_process)
-
-
 @BOTH_APIS
 def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, without_ray: None) -> None:
     told: list[RoundRecord] = []

@@ -25,7 +25,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.simulations.inprocess import in_process, play
+from tests.simulations.cut_off_runs import parts
+from tests.simulations.inprocess import play
 
 SMOKE = load_scenario("smoke")
 BASES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
@@ -40,11 +41,6 @@ def smoke(**overrides: Any) -> Scenario:
 
 def settings_of(scenario: Scenario, selector: Any = None) -> Any:
     return make_strategy(world_of(scenario), selector=selector).core.settings
-
-
-def bits(result: RunResult) -> tuple[str, str, list[bytes]]:
-    """Everything a run leaves behind, comparable to the last bit."""
-    return repr(result.history.rounds), repr(result.history.clients), [array.tobytes() for array in result.arrays]
 
 
 def asked(result: RunResult) -> Counter[str]:
@@ -174,15 +170,14 @@ def test_data_weights_by_hand_reach_the_right_clients() -> None:
 
 @pytest.mark.parametrize("selector", ["bsfl", "random"])
 def test_the_order_in_which_clients_connect_changes_nothing_but_the_seed_does(selector: str) -> None:
-    first, *others = (bits(play(smoke(selector=selector, rounds=4), shuffle=shuffle)) for shuffle in (0, 1, 2))
+    first, *others = (parts(play(smoke(selector=selector, rounds=4), shuffle=shuffle)) for shuffle in (0, 1, 2))
     assert others == [first, first]
-    assert bits(play(smoke(selector=selector, rounds=4, seed=2))) != first
+    assert parts(play(smoke(selector=selector, rounds=4, seed=2))) != first
 
 
 @pytest.mark.parametrize(("name", "api"), [("smoke", "legacy"), ("phones", "legacy"), ("phones", "message")])
-def test_history_is_that_of_the_system_model(name: str, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_that_of_the_system_model(name: str, api: str, without_ray: None) -> None:
     """Latency, energy and their parts, by client id, as the system model draws them."""
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     scenario = load_scenario(name, {"rounds": 4, "api": api, "selector": "random"})
     history, world = engine.simulate(scenario).history, World(scenario)
     latest = scenario.wireless.max_latency_s

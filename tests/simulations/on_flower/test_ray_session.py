@@ -22,7 +22,6 @@ from ray import cloudpickle
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
-from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import SameScenario, simulate
 from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, client_of
@@ -34,7 +33,6 @@ from fedsel_flwr.simulations.worlds import world
 from fedsel_flwr.simulations.worlds.world import World, WorldCache, world_of
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import smoke
-from tests.simulations.inprocess import in_process
 
 SMOKE = load_scenario("smoke")
 
@@ -250,9 +248,8 @@ def test_the_death_of_ray_ends_the_process_with_one_line(victim: str, said: str,
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_quiet_keeps_flowers_log_out(
-    quiet: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quiet: bool, without_ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     for name in ("flwr", "fedsel_flwr"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
     simulate(SMOKE, quiet=quiet)

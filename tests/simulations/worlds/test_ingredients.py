@@ -15,11 +15,10 @@ from torch import nn
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
-from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
+from fedsel_flwr.simulations import OwnData, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
-from tests.simulations.inprocess import in_process
 
 FILE = '''
 import numpy as np
@@ -68,11 +67,10 @@ def own(mine: Any, **changed: Any) -> OwnData:
     return OwnData(**{"train": train, "test": test, "name": "blobs"} | changed)
 
 
-def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, without_ray: None) -> None:
     named = simulate(smoke(**NAMED))
     assert named.history.rounds[-1].accuracy > 0.8
     given = simulate(smoke(), model=mine.Net, data=mine.data())
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     on_flower = simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())
     for other in (given, on_flower):
         assert [row.client_id for row in other.history.clients] == [row.client_id for row in named.history.clients]
@@ -149,11 +147,10 @@ class Counting(nn.Module):
         return self.layer(x) * (1 + self.calls)
 
 
-def test_a_forward_pass_of_a_client_or_the_server_changes_no_other(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_of_a_client_or_the_server_changes_no_other(mine: Any, without_ray: None) -> None:
     """The same models and accuracies in both engines, which run other passes in another order."""
     keys = {"selector": "power-of-choice", "selectors.power-of-choice.candidates": 4, "rounds": 3}
     together = simulate(smoke(**keys), model=Counting, data=mine.data())
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     one_by_one = simulate(smoke(**keys), engine="ray", model=Counting, data=mine.data())
     for one, other in zip(together.arrays, one_by_one.arrays, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
