@@ -27,7 +27,8 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.run_identity import Identity
 from fedsel_flwr.simulations.scenario import Scenario, course_settings
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts
+from fedsel_flwr.simulations.worlds.own_data import as_data
 from fedsel_flwr.simulations.worlds.world import World
 
 P = ParamSpec("P")

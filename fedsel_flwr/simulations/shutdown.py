@@ -217,12 +217,8 @@ def _kill_descendants() -> int:
             if process.status() == psutil.STATUS_ZOMBIE:
                 # Collects the exit status of a child. Other descendants have another parent, which collects theirs.
                 process.wait(0)
-            elif not _is_tracker(process):
+            # The resource trackers of Python and loky end with their parent, which needs them.
+            elif not any(".resource_tracker import main" in part for part in process.cmdline()):
                 process.kill()
                 count += 1
     return count
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    """Return whether this is the resource tracker of Python or loky; they end with their parent, which needs them."""
-    return any(".resource_tracker import main" in part for part in process.cmdline())

@@ -211,7 +211,9 @@ class Processes:
         number = max(1, min(self._number, len(given)))
         threads = str(self._threads or max(1, cpu_count() // number))
         # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
-        workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
+        # The terminal sends Ctrl-C to all processes. Workers ignore it, and the parent ends them.
+        ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+        workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), **ignored)
         try:
             calls = {workers.submit(_call, one, common, os.getpid()): index for index, one in enumerate(own)}
             for ended in as_completed(calls):
@@ -248,11 +250,6 @@ def _packed(what: Any, name: str) -> bytes:
     finally:
         for module in files:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C in a worker process. The terminal sends it to all processes, and the parent ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _call(own: bytes, common: bytes, parent: int) -> Any:

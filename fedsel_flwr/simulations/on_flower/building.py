@@ -72,15 +72,12 @@ class LegacyApi:
             loss, accuracy = world.test(arrays)
             return loss, {"accuracy": accuracy}
 
-        def fit_config(round: int) -> dict[str, Scalar]:
-            return {"round": round}
-
         return getattr(legacy_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
             fraction_evaluate=0.0,
             min_available_clients=world.scenario.num_clients,
             initial_parameters=ndarrays_to_parameters(list(world.initial_arrays())),
             evaluate_fn=evaluate_fn,
-            on_fit_config_fn=fit_config,
+            on_fit_config_fn=lambda round: {"round": round},
             # Without a function, Flower warns in every run that metrics are not aggregated.
             fit_metrics_aggregation_fn=lambda metrics: {},
             **base_parameters(world.scenario),

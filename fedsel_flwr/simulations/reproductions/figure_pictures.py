@@ -119,7 +119,9 @@ def _curve_rows(figure: PaperFigure, results: Results, cell: str, curve: str) ->
         found = results.curves(curve, arm, cell, over)
         if not found:
             continue
-        grid = found[0][0] if over == "at" else _common_grid([x for x, _ in found])
+        # Points that every seed covers.
+        grid = np.linspace(max(x[0] for x, _ in found), min(x[-1] for x, _ in found), 50)
+        grid = found[0][0] if over == "at" else grid
         grid = grid[grid >= wanted.start]
         values = np.array([np.interp(grid, x, y) for x, y in found])
         lines = [{"x": x, "value": y} for x, y in zip(grid.tolist(), values.mean(axis=0).tolist(), strict=True)]
@@ -146,11 +148,6 @@ def _limits(name: str, values: Any) -> tuple[float, float]:
         return 0.0, 1.0
     # Only the clients that were selected until the end were selected at least once.
     return (0.0 if name in COUNTED else -math.inf), (float(values.max()) if name == "seen" else math.inf)
-
-
-def _common_grid(series: Sequence[Any]) -> Any:
-    """Return points that every series covers."""
-    return np.linspace(max(one[0] for one in series), min(one[-1] for one in series), 50)
 
 
 def _outcome_rows(figure: PaperFigure, results: Results, outcome: str, cells: Sequence[str]) -> Rows:

@@ -232,30 +232,23 @@ def _check_named(scenario: Scenario, dataset: Dataset) -> None:
         )
 
 
-def as_data(given: Any) -> OwnData | SeededData:
-    """Convert the user's data: examples, or a function of the seed that makes them."""
-    if isinstance(given, SeededData):
-        return given
-    return SeededData.from_function(given) if callable(given) and not isinstance(given, OwnData) else as_own_data(given)
-
-
 @lru_cache(maxsize=2)
 def _load_data_reference(name: str) -> OwnData | SeededData:
     """Import data by the reference ``package.module:name`` to the data, or to a function that makes them.
 
     The first parameter of the function may be ``seed``.
     """
-    return SENT_INPUTS.read(name, lambda: _import_data(name))
 
+    def imported() -> OwnData | SeededData:
+        found = load_reference(name, "data set")
+        if not callable(found):
+            return as_own_data(found)
+        if _parameters(found)[:1] == ["seed"]:
+            return SeededData(found, name)
+        with refusing_faults(f"data set {name!r} cannot be created"):
+            return as_own_data(found())
 
-def _import_data(name: str) -> OwnData | SeededData:
-    found = load_reference(name, "data set")
-    if not callable(found):
-        return as_own_data(found)
-    if _parameters(found)[:1] == ["seed"]:
-        return SeededData(found, name)
-    with refusing_faults(f"data set {name!r} cannot be created"):
-        return as_own_data(found())
+    return SENT_INPUTS.read(name, imported)
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:

@@ -168,13 +168,6 @@ class SeededData:
     make: Callable[[int], Any]
     name: str = "own"
 
-    @classmethod
-    def from_function(cls, make: Callable[..., Any]) -> SeededData:
-        """Return the data that a function makes, with the function's name."""
-        # functools.partial has no name, but its function has one. A lambda's "<lambda>" cannot be part of a file name.
-        name = str(getattr(getattr(make, "func", make), "__name__", "own"))
-        return cls(make, name if name.isidentifier() else "own")
-
     def of(self, seed: int) -> OwnData:
         """Return the examples of a seed.
 
@@ -183,6 +176,17 @@ class SeededData:
         """
         what = f"data {self.name!r}"
         return as_own_data(_call_with_seed(self.make, seed, what), what).of(seed)
+
+
+def as_data(given: Any) -> OwnData | SeededData:
+    """Convert the user's data: examples, or a function of the seed that makes them, whose name the data get."""
+    if isinstance(given, SeededData):
+        return given
+    if not callable(given):
+        return as_own_data(given)
+    # functools.partial has no name, but its function has one. A lambda's "<lambda>" cannot be part of a file name.
+    name = str(getattr(getattr(given, "func", given), "__name__", "own"))
+    return SeededData(given, name if name.isidentifier() else "own")
 
 
 def as_own_data(given: Any, what: str = "data") -> OwnData:
