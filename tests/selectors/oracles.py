@@ -105,10 +105,8 @@ class Oracle(Judge):
     def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
         self.rounds.append(PastRound(available=[int(client) for client in available]))
         size = min(self.m, len(available))
-        if len(chosen) != size or len(set(chosen)) != size or not set(chosen) <= set(available):
-            return f"{list(chosen)} is not {size} different clients of {list(available)}"
-        if size == 0:
-            return ""
+        if (fault := miscounted(chosen, available, size)) or size == 0:
+            return fault
         terms = {client: self.terms(client) for client in available}
         sets = combinations(sorted(available), size)
         scores = {members: self.score([terms[client] for client in members]) for members in sets}
@@ -248,11 +246,16 @@ class World:
         return rng.choice(self.grid, size) if self.grid else 0.05 / rng.uniform(0.02, 1.2, size)
 
 
+def miscounted(chosen: Sequence[int], available: Iterable[int], size: int) -> str:
+    """Say that `chosen` are not so many different available clients; '' if they are."""
+    right = len(chosen) == len(set(chosen)) == size and set(chosen) <= set(available)
+    return "" if right else f"{list(chosen)} is not {size} different clients of {sorted(available)}"
+
+
 def misplaced(scores: Mapping[int, float], chosen: Sequence[int], m: int) -> str:
     """Say why `chosen` are not m clients of the largest scores (all, if there are fewer); '' if they are."""
-    size = min(m, len(scores))
-    if len(chosen) != size or len(set(chosen)) != size or not set(chosen) <= set(scores):
-        return f"{list(chosen)} is not {size} different clients of {sorted(scores)}"
+    if fault := miscounted(chosen, scores, min(m, len(scores))):
+        return fault
     for inside in chosen:
         for outside in set(scores) - set(chosen):
             low, high = scores[inside], scores[outside]

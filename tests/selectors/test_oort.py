@@ -15,7 +15,7 @@ from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.oort import Oort
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
-from tests.selectors.oracles import Judge, World, follow
+from tests.selectors.oracles import Judge, World, follow, miscounted
 from tests.selectors.rounds import frozen
 
 Row = tuple[int, bool, float, float]  # client, completed, latency, rms loss (NaN where not told)
@@ -128,8 +128,8 @@ class OortOracle(Judge):
         scores = self.scores(available, t)
         self.rounds.append(PastRound(exploited=set(chosen) & set(scores)))
         size = min(self.m, len(available))
-        if len(set(chosen)) != size or not set(chosen) <= set(available):
-            return f"{list(chosen)} is not {size} different clients of {list(available)}"
+        if fault := miscounted(chosen, available, size):
+            return fault
         epsilon = max(self.least, self.exploration * self.decay ** (t - 1))
         exploit = math.floor(size * (1 - epsilon) + 1e-9)
         exploit = min(len(scores), max(exploit, size - (len(available) - len(scores))))

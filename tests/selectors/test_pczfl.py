@@ -13,7 +13,7 @@ import pytest
 
 from fedsel_flwr.selectors import RoundReport, create, pczfl
 from tests.selectors import rounds
-from tests.selectors.oracles import TOLERANCE, Judge, World, follow
+from tests.selectors.oracles import TOLERANCE, Judge, World, follow, miscounted
 
 Point = tuple[float, ...]
 
@@ -141,9 +141,9 @@ class PCZFLOracle(Judge):
         self.decided += len(candidates) < len(available)
         kept = {i: [client for client in clients if client in chosen] for i, clients in front.items()}
         self.chosen = {i: clients for i, clients in kept.items() if clients}
-        if len(chosen) != size or len(set(chosen)) != size or not set(chosen) <= candidates:
+        if fault := miscounted(chosen, candidates, size):
             doubt = " (rounding may decide: choose another seed)" if self.close_call else ""
-            return f"{sorted(chosen)} is not {size} of {sorted(candidates)}, on the front {sorted(front)}{doubt}"
+            return f"{fault}, on the front {sorted(front)}{doubt}"
         return ""
 
     def observe(self, report: Any) -> None:

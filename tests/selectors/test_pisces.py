@@ -16,7 +16,7 @@ from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.pisces import Pisces
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import Chances, frequencies, p_value
-from tests.selectors.oracles import Judge, World, follow
+from tests.selectors.oracles import Judge, World, follow, miscounted
 from tests.selectors.rounds import frozen
 
 Row = tuple[int, int, bool, bool, float, float]  # round, client, completed, spare, rms loss, staleness
@@ -87,8 +87,8 @@ class PiscesOracle(Judge):
         self.t += 1
         tried, new, last = self.parts(available, self.t)
         size = min(self.m, len(available))
-        if len(set(chosen)) != size or not set(chosen) <= set(available):
-            return f"{list(chosen)} is not {size} different clients of {list(available)}"
+        if fault := miscounted(chosen, available, size):
+            return fault
         inside, outside = set(tried) & set(chosen), set(tried) - set(chosen)
         self.decided += bool(inside and outside)
         self.lasts += bool(last)

@@ -35,6 +35,8 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     base_options: dict[str, Any] = field(default_factory=dict)
+    watch: Callable[[Any], object] = field(default=id, compare=False)
+    """Called with each strategy that is made."""
 
     def __str__(self) -> str:
         buffered = "-buffered" if "concurrency" in self.options else ""
@@ -55,7 +57,9 @@ class Run:
             own = {"evaluate_fn": evaluate_fn, "fit_metrics_aggregation_fn": lambda metrics: {}}
             options = {"total_rounds": self.rounds, **options}
         made = base(self.api, self.base, **own, **self.base_options)
-        return make(self.api, selector, made, on_round=seen.told.append, **options)
+        strategy = make(self.api, selector, made, on_round=seen.told.append, **options)
+        self.watch(strategy)
+        return strategy
 
     def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[str], object] = str) -> Seen:
         """Run to the end; ``step`` is called with "e" when a model is evaluated, with "t" when a client is trained."""

@@ -1,4 +1,4 @@
-"""How a run ends, in both APIs: by a caller's own signal as by a budget, or by an error, which the last model outlives."""
+"""How a run ends, in both APIs: by a caller's own signal as by a budget, or by an error, which the model outlives."""
 
 from __future__ import annotations
 
@@ -79,13 +79,10 @@ def test_the_signal_is_asked_once_a_round_after_the_round_was_told(api: str) -> 
         assert np.isfinite(history.rounds[-1].accuracy)
         return np.bool_(len(told) == END)
 
-    class Told(Run):
-        def strategy(self, *args: Any, **kwargs: Any) -> Any:
-            made = super().strategy(*args, **kwargs)
-            made._on_round = lambda record: told.append(record.round)
-            return made
+    def watch(strategy: Any) -> None:
+        strategy._on_round = lambda record: told.append(record.round)
 
-    Told(api, rounds=ALL, options={"should_stop": should_stop}).play()
+    Run(api, rounds=ALL, options={"should_stop": should_stop}, watch=watch).play()
     assert told == [1, 2, 3]
     assert asked == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 

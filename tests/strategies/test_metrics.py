@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,53 +160,33 @@ def test_an_error_in_the_metrics_does_not_end_the_run(api: str, monkeypatch: Any
     strategy.end_metrics()
 
 
-class Scraped(Run):
-    """A run whose metrics are scraped after each round, into LAST."""
-
-    def strategy(self, *args: Any, **kwargs: Any) -> Any:
-        made = super().strategy(*args, **kwargs)
-        told: Callable[[Any], None] = made._on_round
-
-        def on_round(record: Any) -> None:
-            told(record)
-            LAST.append(scrape(made.metrics_url))
-
-        made._on_round = on_round
-        return made
-
-
-LAST: list[Figures] = []
-
-
 @BOTH
 @pytest.mark.usefixtures("no_syncs")
 def test_a_resumed_run_is_the_same_and_counts_from_0(api: str, tmp_path: Path) -> None:
-    options = {"metrics_address": 0}
-    plain = Run(api, rounds=5).play()
-    first = Scraped(api, rounds=3, options=options).play(tmp_path)
-    assert LAST[-1]["fedsel_rounds_total", ""] == 3
-    assert 0 <= LAST[-1]["fedsel_checkpoint_age_seconds", ""] < 30
-    LAST.clear()
-    again = Scraped(api, rounds=5, options=options).play(tmp_path, resume="must")
+    scraped: list[Figures] = []
+
+    def watch(strategy: Any) -> None:
+        told = strategy._on_round
+        strategy._on_round = lambda record: (told(record), scraped.append(scrape(strategy.metrics_url)))
+
+    run, plain = Run(api, rounds=3, options={"metrics_address": 0}, watch=watch), Run(api, rounds=5).play()
+    first = run.play(tmp_path)
+    assert scraped[-1]["fedsel_rounds_total", ""] == 3
+    assert 0 <= scraped[-1]["fedsel_checkpoint_age_seconds", ""] < 30
+    scraped.clear()
+    again = replace(run, rounds=5).play(tmp_path, resume="must")
     # Metrics change nothing in a run.
     assert again.model == plain.model
     assert first.model != again.model
     # First the end of round 3 is repeated, which this process has not run.
-    assert [(one["fedsel_round", ""], one["fedsel_rounds_total", ""]) for one in LAST] == [(3, 0), (4, 1), (5, 2)]
-    LAST.clear()
+    assert [(one["fedsel_round", ""], one["fedsel_rounds_total", ""]) for one in scraped] == [(3, 0), (4, 1), (5, 2)]
 
 
 @BOTH
 @pytest.mark.usefixtures("no_syncs")
 def test_a_run_that_was_finished_before_leaves_no_server(api: str, tmp_path: Path) -> None:
-    made = []
-
-    class Kept(Run):
-        def strategy(self, *args: Any, **kwargs: Any) -> Any:
-            made.append(super().strategy(*args, **kwargs))
-            return made[-1]
-
+    made: list[Any] = []
     for resume in (False, "must"):
-        Kept(api, rounds=2, options={"metrics_address": 0}).play(tmp_path, resume=resume)
+        Run(api, rounds=2, options={"metrics_address": 0}, watch=made.append).play(tmp_path, resume=resume)
         assert made[-1].metrics_url is None
     assert len(made) == 2
