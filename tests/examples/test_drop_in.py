@@ -19,8 +19,7 @@ from fedsel_flwr.clients.telemetry import telemetry
 from fedsel_flwr.strategies.message import BSFL
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.pages import ROOT, blocks
-from tests.strategies.message.helpers import FakeGrid, fedavg
-from tests.strategies.message.models import arrays_of
+from tests.strategies.message.helpers import FakeGrid, arrays_of, fedavg
 
 EXAMPLE = ROOT / "examples" / "drop-in"
 README = EXAMPLE / "README.md"

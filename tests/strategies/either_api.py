@@ -19,8 +19,7 @@ from fedsel_flwr.strategies import message
 from tests.strategies import helpers
 from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
 from tests.strategies.message import helpers as message_helpers
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
-from tests.strategies.message.models import NAMES, named
+from tests.strategies.message.helpers import NAMES, FakeGrid, FakeNode, named, node_id
 
 APIS = ("legacy", "message")
 BOTH = pytest.mark.parametrize("api", APIS)

@@ -20,8 +20,7 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
 from tests.strategies.either_api import APIS, BOTH, base_of, make
 from tests.strategies.helpers import Federation, fleet
-from tests.strategies.message.helpers import FakeGrid, crowd, play
-from tests.strategies.message.models import arrays_of
+from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd, play
 from tests.strategies.resumed_runs import Run, Seen
 
 pytestmark = pytest.mark.usefixtures("no_syncs")

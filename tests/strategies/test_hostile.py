@@ -15,8 +15,8 @@ from fedsel_flwr.selectors import CSUCB
 from tests.strategies import helpers
 from tests.strategies.either_api import BASES, BOTH, RECORDING, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, fleet, initial, model, update
-from tests.strategies.message import faults as of_nodes
-from tests.strategies.message.models import NAMES, arrays_of
+from tests.strategies.message import helpers as of_nodes
+from tests.strategies.message.helpers import NAMES, arrays_of
 
 MAX_LATENCY, TIMEOUT = 4.0, 0.05
 KINDS = {

@@ -19,8 +19,7 @@ from fedsel_flwr.testing.in_process import play_round
 from tests.strategies import helpers
 from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet
-from tests.strategies.message.faults import reports
-from tests.strategies.message.helpers import FakeNode, RecordingBase
+from tests.strategies.message.helpers import FakeNode, RecordingBase, reports
 
 NASTY = "../../etc/cron.d/x\x1b[2J\n\x1b[32mINFO\x1b[0m :      round 9, all clients: fine\r\u2028\x00\u202e"
 NOT_FINITE = (math.nan, math.inf, -math.inf)

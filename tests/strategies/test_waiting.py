@@ -44,8 +44,7 @@ from tests.strategies.helpers import (
     run_rounds,
     update,
 )
-from tests.strategies.message.helpers import FakeGrid, crowd
-from tests.strategies.message.models import arrays_of
+from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd
 
 NODES = {"legacy": "clients", "message": "nodes"}
 TOO_FEW: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {

@@ -28,7 +28,7 @@ from tests.strategies.foreign.world import (
     trained,
 )
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial, model
-from tests.strategies.message.models import named
+from tests.strategies.message.helpers import named
 from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
 AROUND: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {

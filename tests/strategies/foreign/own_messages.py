@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg, FedProx, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords, aggregate_metricrecords
 
 from tests.strategies.foreign.world import CLIENTS, LOG, Case, asked, node_id, reply, trained
-from tests.strategies.message.models import named
+from tests.strategies.message.helpers import named
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 KNOWN = [node_id(k) for k in range(2 * CLIENTS)]

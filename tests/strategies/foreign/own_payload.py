@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from tests.strategies.foreign.world import LOG, Case, MessageClient, asked, honest, reply, trained
-from tests.strategies.message.models import named
+from tests.strategies.message.helpers import named
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 

@@ -24,8 +24,7 @@ from flwr.serverapp.strategy import Strategy as MessageBase
 from fedsel_flwr.selectors import RoundRobin
 from tests.strategies.either_api import make
 from tests.strategies.helpers import OK, FakeProxy, model, parameters_to_ndarrays, update
-from tests.strategies.message.helpers import FakeGrid, FakeNode
-from tests.strategies.message.models import arrays_of, named
+from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, named
 
 CLIENTS = 5
 FEW = 2

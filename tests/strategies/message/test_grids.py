@@ -18,8 +18,7 @@ from fedsel_flwr.strategies.wrapping.grids import SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_transport import addressed
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, train_message
-from tests.strategies.message.models import arrays_of
+from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, crowd, train_message
 
 POLL_S = 0.25  # how often the grid looks
 
