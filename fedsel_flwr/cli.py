@@ -181,10 +181,10 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.callbacks.tracking import Tracking
     from fedsel_flwr.report.progress import PipeSafeConsole, errors_in_one_line, logging_to
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
-    from fedsel_flwr.simulations.comparisons.comparing import PlanProgress, lock_comparison, run_plan
+    from fedsel_flwr.simulations.comparisons.comparing import PlanProgress, run_plan
     from fedsel_flwr.simulations.comparisons.plan import find_newest_run
     from fedsel_flwr.simulations.comparisons.report_page import report_scenarios
-    from fedsel_flwr.simulations.results import describe_runs
+    from fedsel_flwr.simulations.results import describe_runs, hold_folder
     from fedsel_flwr.simulations.run_options import RunOptions
     from fedsel_flwr.simulations.shutdown import end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
@@ -199,7 +199,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     world_of(plan.selectors[0].scenario(scenario, plan.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(scenario.name, args.runs_dir)).resolve()
     # Locked before the log is opened, because a refusal must not name rounds of another process.
-    held = lock_comparison(folder)
+    held = hold_folder(folder)
     tracking = tracking and tracking.begin(folder, _print_note)
     adopt_orphans()
     # Imported now, not when the first run ends. A signal during the import would find half a module for reading rounds.

@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.fingerprints import differences
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import RUN_IN_USE, check_links, lock_folder, read_file
+from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder, read_file
 from fedsel_flwr.simulations import run_identity
 from fedsel_flwr.simulations.run_identity import FILES, IDENTITY, PARTS, RUN, Identity, versions
 from fedsel_flwr.simulations.run_options import CHECKPOINTS
@@ -89,6 +89,24 @@ class RunResult:
         )
 
 
+def hold_folder(folder: Path, then: str = "") -> FolderLock | None:
+    """Create the folder of a run or of a comparison if needed, and lock it for this process.
+
+    Args:
+        folder: The folder.
+        then: Continuation of the cure in errors.
+
+    Returns:
+        The lock, which is held until its last reference is gone; None if folders cannot be locked.
+
+    Raises:
+        RunError: The folder cannot be created, or another process writes there.
+    """
+    with disk_errors(folder, then):
+        folder.mkdir(parents=True, exist_ok=True)
+    return lock_folder(folder, RUN_IN_USE)
+
+
 class RunFolder:
     """Folder of a run: written at the start (scenario), after each round, and at the end (history and model).
 
@@ -112,9 +130,7 @@ class RunFolder:
         self._fingerprints = dict(fingerprints or {})
         self._journal: Journal | None = None
         check_links(self.path)
-        with disk_errors(self.path, THEN_RESUME):
-            self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(self.path, RUN_IN_USE)
+        self._lock = hold_folder(self.path, THEN_RESUME)
 
     def begin(self) -> None:
         """Write the scenario and the record of the run, and begin the journal.

@@ -21,7 +21,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described,
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.progress import RunsProgress, log_file, logging_to
 from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, run_name
-from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder, make_folder, read_file, write_atomically
+from fedsel_flwr.rounds.storage import read_file, write_atomically
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.comparisons.parallel_runs import Given, Got, Job, Report
 from fedsel_flwr.simulations.comparisons.runtime_environment import (
@@ -32,7 +32,7 @@ from fedsel_flwr.simulations.comparisons.runtime_environment import (
 )
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import THEN_RESUME, RunResult, discard_progress, has_begun, read_run
+from fedsel_flwr.simulations.results import THEN_RESUME, RunResult, discard_progress, has_begun, hold_folder, read_run
 from fedsel_flwr.simulations.run_identity import RUN, run_parameters, versions
 from fedsel_flwr.simulations.run_options import CHECKPOINTS, RunOptions
 from fedsel_flwr.simulations.scenario import Scenario
@@ -360,8 +360,7 @@ def receive(job: Job, outcome: Outcome, track: Tracking | None) -> RunResult:
             file.write(outcome.log)
     with contextlib.ExitStack() as stack:
         place = job.place["folder"] or Path(stack.enter_context(TemporaryDirectory()))
-        make_folder(place)
-        lock = lock_folder(place, RUN_IN_USE)
+        lock = hold_folder(place, THEN_RESUME)
         with disk_errors(place, THEN_RESUME):
             try:
                 discard_progress(place)

@@ -6,17 +6,17 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fedsel_flwr.errors import ParameterError, disk_errors
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.progress import PipeSafeConsole, Progress
 from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, check_links, lock_folder
+from fedsel_flwr.rounds.storage import check_links
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.comparisons.cluster import Cluster, Watch
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, compare_choices
@@ -35,7 +35,7 @@ from fedsel_flwr.simulations.comparisons.plan import Plan, read_plan, write_plan
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import first_rounds, make_strategy, selector_params
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.results import RunResult, describe_runs
+from fedsel_flwr.simulations.results import RunResult, describe_runs, hold_folder
 from fedsel_flwr.simulations.run_identity import RUN
 from fedsel_flwr.simulations.run_options import CHECKPOINTS, RunOptions, takes
 from fedsel_flwr.simulations.scenario import Scenario
@@ -204,7 +204,11 @@ def run_plan(
         ParameterError: As in :func:`compare`.
         RunError: As in :func:`compare`.
     """
-    options = replace(_run_options(options), checkpoint_every=plan.checkpoints.checkpoint_every)
+    # Resources of Ray and the device follow below, from the plan.
+    options = replace(
+        RunOptions(**run_arguments(options)), **asdict(RayResources()), device="cpu", resume=bool(options.resume),
+        checkpoint_every=plan.checkpoints.checkpoint_every,
+    )  # fmt: skip
     comparison = Comparison(plan.scenario, reference=plan.reference, left_out=plan.left_out)
     own, folder, lock = options.own, None if options.folder is None else Path(options.folder), None
     if folder:
@@ -216,13 +220,11 @@ def run_plan(
     if not all(job.is_over(replace(options, replay=False)) for job in jobs):
         _check_worlds(jobs[: len(plan.selectors)], own)
     if folder:
-        lock = lock_comparison(folder)
+        lock = hold_folder(folder)
         write_plan(folder, plan.model_copy(update={"scenario": own.named_in(plan.scenario)}))
     # On a cluster, these two numbers are those of each vectorized run.
-    unused = ("num_cpus", "num_gpus") if plan.plays_on_cluster else ()
-    on_ray = replace(
-        options, **{name: getattr(plan.where, name) for name in plan.where.non_default if name not in unused}
-    )
+    unused = {"num_cpus": None, "num_gpus": None} if plan.plays_on_cluster else {}
+    on_ray = replace(options, **asdict(plan.where) | unused)
     first_rounds_there: History | None = None
     if rounds := min(plan.rounds_on_flower, plan.scenario.rounds):
         on_round = RunReport(f"{_title(plan, jobs[0])}, with Flower on Ray", rounds, start_run, update)
@@ -249,14 +251,6 @@ def run_plan(
     # Removing the last reference releases the lock, which must be held until the report is written.
     del lock
     return comparison
-
-
-def _run_options(given: RunOptions) -> RunOptions:
-    """Return the options that all runs share, without those of Ray and of the device, which the plan has."""
-    return replace(
-        RunOptions(**run_arguments(given)), resume=bool(given.resume), device="cpu",
-        **{name: getattr(RayResources(), name) for name in RayResources.__dataclass_fields__},
-    )  # fmt: skip
 
 
 def _jobs(plan: Plan, folder: Path | None) -> list[Job]:
@@ -332,17 +326,3 @@ def _check_folder(folder: Path, own: Collection[str], *, single: bool, resume: b
         raise ParameterError(
             f"{str(folder)!r} holds interrupted runs ({', '.join(cut_off[:3])}). Set resume=True, or take another"
         )
-
-
-def lock_comparison(folder: Path) -> FolderLock | None:
-    """Create the folder of a comparison if needed, and lock it for this process.
-
-    Returns:
-        The lock, which is held until its last reference is gone; None if folders cannot be locked.
-
-    Raises:
-        RunError: The folder cannot be created, or another process writes there.
-    """
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return lock_folder(folder, RUN_IN_USE)
