@@ -257,7 +257,8 @@ def _on_node(
 
     check_versions(expected)
     # The node fetches an input when a run first needs it, and its other processes read the same memory.
-    SENT_INPUTS.accept({name: partial(_fetch, name, reference) for name, reference in inputs.items()})
+    SENT_INPUTS.clear()
+    SENT_INPUTS.update({name: partial(_fetch, name, reference) for name, reference in inputs.items()})
     node, told = ray.get_runtime_context().get_node_id(), -PERIOD_S
 
     def report(rounds: int) -> None:

@@ -98,7 +98,7 @@ def own_modules() -> dict[str, Path]:
 
 
 def read_inputs(scenarios: Sequence[Scenario], own: OwnParts) -> dict[str, Any]:
-    """Read the data sets of scenarios, each once, for :class:`~fedsel_flwr.simulations.worlds.image_files.SentInputs`.
+    """Read the data sets of scenarios, each once, for :data:`~fedsel_flwr.simulations.worlds.image_files.SENT_INPUTS`.
 
     Args:
         scenarios: Scenarios of the runs.

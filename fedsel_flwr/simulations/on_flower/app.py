@@ -165,29 +165,18 @@ def log_message_only() -> Iterator[None]:
     try:
         yield
     except FedSelError as error:
-        logger = logging.getLogger(FLOWER)
+        logger, raised = logging.getLogger(FLOWER), error
         logger.debug("where the error was raised:", exc_info=error)
-        logger.addFilter(_MessageOnlyFilter(error))
+
+        def message_only(record: logging.LogRecord) -> bool:
+            """Let every record pass, and reduce the first one with the error to the error's message."""
+            if record.exc_info and record.exc_info[1] is raised:
+                record.msg, record.args, record.exc_info, record.exc_text = "%s", (str(raised),), None, None
+                logger.removeFilter(message_only)
+            return True
+
+        logger.addFilter(message_only)
         raise
-
-
-class _MessageOnlyFilter(logging.Filter):
-    """Filter that reduces the first record with the error to the error's message, and then removes itself.
-
-    Args:
-        error: The error.
-    """
-
-    def __init__(self, error: FedSelError) -> None:
-        super().__init__()
-        self._error = error
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass, and reduce the record of the error to its message."""
-        if record.exc_info and record.exc_info[1] is self._error:
-            record.msg, record.args, record.exc_info, record.exc_text = "%s", (str(self._error),), None, None
-            logging.getLogger(FLOWER).removeFilter(self)
-        return True
 
 
 def drive(

@@ -19,11 +19,11 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_tables import Synthetic
 from fedsel_flwr.simulations.worlds.image_files import (
     IMAGE_SETS,
-    SENT_INPUTS,
     ImageSet,
     find_data_folder,
     read_digits,
     read_image_set,
+    sent_or_read,
 )
 
 Inputs = npt.NDArray[np.float32]
@@ -126,7 +126,7 @@ def load_dataset(
     labels: Labels
     test_labels: Labels
     if images is not None:
-        (inputs, labels), (test_inputs, test_labels) = SENT_INPUTS.read(
+        (inputs, labels), (test_inputs, test_labels) = sent_or_read(
             name, lambda: read_image_set(name, find_data_folder(data_dir))
         )
         rows, test_rows = np.arange(len(labels)), np.arange(len(test_labels))

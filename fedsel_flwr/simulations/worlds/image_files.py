@@ -16,7 +16,7 @@ import socket
 import tarfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,30 +34,17 @@ SENT_FILES = "fedsel_sent_files"
 """Folder of the sent files, next to the folder of this package."""
 
 
-class SentInputs:
-    """Data sets that another process has read, by name; empty unless this process is on a node of a cluster."""
-
-    def __init__(self) -> None:
-        self._sent: Mapping[str, Callable[[], Any]] = {}
-
-    def accept(self, sent: Mapping[str, Callable[[], Any]]) -> None:
-        """Take the place of all earlier inputs.
-
-        Args:
-            sent: Name of an input -> function that returns it.
-        """
-        self._sent = sent
-
-    def read(self, name: str, read: Callable[[], Read]) -> Read:
-        """Return the sent input with a name; if there is none, read it here.
-
-        >>> SentInputs().read("digits", lambda: 3)
-        3
-        """
-        return cast(Read, self._sent[name]()) if name in self._sent else read()
+SENT_INPUTS: dict[str, Callable[[], Any]] = {}
+"""Name of an input that another process has sent -> function that returns it; empty unless on a node of a cluster."""
 
 
-SENT_INPUTS = SentInputs()
+def sent_or_read(name: str, read: Callable[[], Read]) -> Read:
+    """Return the sent input with a name; if there is none, read it here.
+
+    >>> sent_or_read("digits", lambda: 3)
+    3
+    """
+    return cast(Read, SENT_INPUTS.get(name, read)())
 
 
 def sent_file(path: str) -> Path:

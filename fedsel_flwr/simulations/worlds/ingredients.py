@@ -22,7 +22,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, torch_seeded
 from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
-from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS, find_data_folder, read_writers
+from fedsel_flwr.simulations.worlds.image_files import find_data_folder, read_writers, sent_or_read
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 
@@ -248,7 +248,7 @@ def _load_data_reference(name: str) -> OwnData | SeededData:
         with refusing_faults(f"data set {name!r} cannot be created"):
             return as_own_data(found())
 
-    return SENT_INPUTS.read(name, imported)
+    return sent_or_read(name, imported)
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
@@ -274,7 +274,7 @@ def _writers_of(scenario: Scenario, dataset: Dataset) -> IntArray:
             f"partition.kind = 'writers' needs data.dataset = 'mnist', got {dataset.name!r}, whose writers are "
             "unknown. Choose 'mnist', or another kind of partition."
         )
-    digits, writers = SENT_INPUTS.read(WRITERS, lambda: find_writers(scenario))
+    digits, writers = sent_or_read(WRITERS, lambda: find_writers(scenario))
     rows = dataset.file_rows
     if rows.max() >= len(digits) or (digits[rows] != dataset.train.labels).any():
         raise ParameterError(

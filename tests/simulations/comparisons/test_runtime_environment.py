@@ -123,7 +123,7 @@ def test_a_data_set_is_read_once_and_needs_no_folder_on_the_node(
     inputs = read_inputs(scenarios, OwnParts())
     assert (list(inputs), reads) == (["cifar-10"], [("cifar-10", tmp_path)])
     assert all(pixels.flags.c_contiguous for pixels, _, _ in inputs["cifar-10"])  # else Ray could not share them
-    monkeypatch.setattr(SENT_INPUTS, "_sent", {"cifar-10": lambda: restored("cifar-10", inputs["cifar-10"])})
+    monkeypatch.setitem(SENT_INPUTS, "cifar-10", lambda: restored("cifar-10", inputs["cifar-10"]))
     theirs = data_sets.load_dataset("cifar-10", data_dir="/no/such/folder", seed=1)
     assert theirs.train.inputs.strides == mine.train.inputs.strides != np.ascontiguousarray(mine.train.inputs).strides
     np.testing.assert_array_equal(theirs.train.inputs, mine.train.inputs)
