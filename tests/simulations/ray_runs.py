@@ -41,11 +41,6 @@ def with_one_actor() -> RunResult:
     return simulate(SMOKE, num_cpus=1)
 
 
-def once() -> RunResult:
-    """The smoke scenario, with an actor per core."""
-    return simulate(SMOKE)
-
-
 def played(text: str) -> RunResult:
     """A scenario, given as JSON."""
     return simulate(Scenario.model_validate_json(text), engine="ray")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
+from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
-from tests.processes import ROOT, Command
 from tests.simulations import inprocess
+from tests.simulations.ray_runs import outcome
 
 pytestmark = pytest.mark.timeout(120)
 KEYS: dict[str, Any] = {
@@ -25,16 +22,6 @@ KEYS: dict[str, Any] = {
     "partition.kind": "dirichlet", "partition.alpha": 0.3, "selectors.fedcor.warmup_rounds": 2,
     "selectors.fedcor.interval": 3, "selectors.nccb.clusters": 3,
 }  # fmt: skip
-
-
-class Constant:
-    """Says which scenario an app plays."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-    def __call__(self, context: Context) -> Scenario:
-        return self.scenario
 
 
 def choices(result: Any) -> list[tuple[Any, ...]]:
@@ -56,7 +43,7 @@ def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
     rounds = max(5, *PROBED[selector])
     scenario, message = scenario_of(selector, rounds), scenario_of(selector, rounds, api="message")
     together = simulate(scenario, engine="vectorized")
-    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 12), message)
+    flower = drive(inprocess.grid_of(message), message)
     assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
     assert [r.round for r in together.history.rounds if r.probe_s > 0] == PROBED[selector]
     assert all(r.round_s > r.probe_s for r in together.history.rounds)
@@ -72,7 +59,7 @@ def test_with_the_utility_of_pczfl_they_choose_the_same(selector: str, probed: l
     option = {f"selectors.{selector}.accuracy_weight": 0.5}
     scenario, message = scenario_of(selector, 5, **option), scenario_of(selector, 5, api="message", **option)
     together = simulate(scenario, engine="vectorized")
-    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 12), message)
+    flower = drive(inprocess.grid_of(message), message)
     assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
     assert [r.round for r in together.history.rounds if r.probe_s > 0] == probed
     assert choices(together) != choices(simulate(scenario_of(selector, 5), engine="vectorized"))
@@ -98,14 +85,7 @@ def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_pa
     """Also with a warm-up that all selectors share."""
     rounds = 8 if warmup else 5
     scenario = scenario_of(selector, rounds, **{"aggregation.warmup_rounds": warmup})
-    file = tmp_path / "result"
-    argv = (sys.executable, "-m", "tests.simulations.ray_runs", "played", str(file), scenario.model_dump_json())
-    command = Command(*argv, folder=tmp_path, cwd=ROOT)
-    try:
-        assert command.wait(240) == 0, command.stderr[-5000:]
-    finally:
-        command.kill()
-    ray, together = pickle.loads(file.read_bytes()), simulate(scenario, engine="vectorized")
+    ray, together = outcome("played", tmp_path, scenario.model_dump_json()), simulate(scenario, engine="vectorized")
     assert choices(ray) == choices(together)
     assert [record.probe_s for record in ray.history.rounds] == [record.probe_s for record in together.history.rounds]
     sizes = [record.num_selected for record in ray.history.rounds]

@@ -63,9 +63,9 @@ def test_smoke_learns(once: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["once", "with_one_actor"])
-def test_actors_of_ray_make_the_same_run(once: Any, name: str, tmp_path: Path) -> None:
-    assert parts(outcome(name, tmp_path)) == parts(once[0])
+def test_one_actor_of_ray_makes_the_same_run(once: Any, tmp_path: Path) -> None:
+    """With an actor per core: tests/test_cli.py."""
+    assert parts(outcome("with_one_actor", tmp_path)) == parts(once[0])
 
 
 # ---- faults before and after the rounds ----------------------------------------------------------------------------
