@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -16,7 +15,6 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import bsfl_solvers, create
 from fedsel_flwr.selectors.bsfl_solvers import _swaps, anneal, maximize
-from fedsel_flwr.testing import conformance
 from fedsel_flwr.theory import bsfl_genie
 from tests.selectors.oracles import enumerate_best, objective
 from tests.selectors.rounds import play
@@ -327,13 +325,6 @@ def test_bsfl_chooses_by_the_solver(kind: str) -> None:
     many = drive(300)
     assert many != drive(1)
     assert {k for chosen in many[:10] for k in chosen} == set(range(8))
-
-
-@pytest.mark.parametrize("check", ["choice", "determinism", "empty_and_short", "all_failed", "save_and_load"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_conformance(kind: str, check: str) -> None:
-    make = partial(create, "bsfl", clients_per_round=3, min_latency=0.1, solver=kind, solver_steps=20)
-    getattr(conformance, f"check_{check}")(make)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,17 +13,18 @@ from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.testing import CHECKS, check_stateful, play
 from fedsel_flwr.testing.conformance import check_spawned_process
 
-VARIANTS = {name: partial(create, name, clients_per_round=3, **example(name)) for name in names()} | {
-    "fedcor": partial(create, "fedcor", clients_per_round=3, warmup_rounds=3, interval=4),
-    "random-by-size-replacement": partial(create, "random-by-size", clients_per_round=3, replacement=True),
-    "bsfl-auto": partial(create, "bsfl", clients_per_round=3, min_latency="auto"),
-    "cs-ucb-auto": partial(create, "cs-ucb", clients_per_round=3, max_latency="auto"),
-    "cs-ucb-q-auto": partial(create, "cs-ucb-q", clients_per_round=3, max_latency="auto"),
-    "active-fl-utility": partial(create, "active-fl", clients_per_round=3, accuracy_weight=0.5),
-    "divfl-utility": partial(create, "divfl", clients_per_round=3, accuracy_weight=0.5),
-    "power-of-choice-utility": partial(
-        create, "power-of-choice", clients_per_round=3, candidates=5, accuracy_weight=0.5
-    ),
+three = partial(create, clients_per_round=3)
+VARIANTS = {name: partial(three, name, **example(name)) for name in names()} | {
+    "fedcor": partial(three, "fedcor", warmup_rounds=3, interval=4),
+    "random-by-size-replacement": partial(three, "random-by-size", replacement=True),
+    "bsfl-alsa": partial(three, "bsfl", min_latency=0.1, solver="alsa", solver_steps=20),
+    "bsfl-annealing": partial(three, "bsfl", min_latency=0.1, solver="annealing", solver_steps=20),
+    "bsfl-auto": partial(three, "bsfl", min_latency="auto"),
+    "cs-ucb-auto": partial(three, "cs-ucb", max_latency="auto"),
+    "cs-ucb-q-auto": partial(three, "cs-ucb-q", max_latency="auto"),
+    "active-fl-utility": partial(three, "active-fl", accuracy_weight=0.5),
+    "divfl-utility": partial(three, "divfl", accuracy_weight=0.5),
+    "power-of-choice-utility": partial(three, "power-of-choice", candidates=5, accuracy_weight=0.5),
 }
 
 
