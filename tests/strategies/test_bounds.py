@@ -152,6 +152,8 @@ def test_finite_numbers_whose_squares_overflow_poison_no_base(api: str, name: st
     assert played.strategy.history.clients[-1].problem == "arrays: 3e+38 at 0, beyond 1e+18"
 
 
+# ---- papers whose public codes average without weights ---------------------------------------------------------------
+
 UNWEIGHTED = ("power-of-choice", "cpow-d", "rpow-d", "active-fl", "fedcor")
 FLEET = 4
 

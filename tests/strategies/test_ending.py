@@ -189,6 +189,8 @@ def test_a_signal_of_start_must_be_a_function() -> None:
         _of_two().start(FakeGrid(crowd(3)), arrays_of(), 1, should_stop=3)
 
 
+# ---- the last model outlives an error --------------------------------------------------------------------------------
+
 ROUNDS, AT = 4, 3
 """Rounds of a whole run, and the one in which it breaks."""
 

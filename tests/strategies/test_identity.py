@@ -278,6 +278,9 @@ def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else
     assert len(again.strategy.history.rounds) == 4
 
 
+# ---- how many are admitted -------------------------------------------------------------------------------------------
+
+
 @BOTH
 def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy = selection(api, 100, max_clients=4, min_available=1)

@@ -267,6 +267,8 @@ def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api:
     assert start == 'strategy: selector RoundRobin(clients_per_round=12), base FedAvg, clock "virtual"'
 
 
+# ---- what was asked for arrives --------------------------------------------------------------------------------------
+
 NAN = [float("nan")] * 3
 
 

@@ -154,6 +154,9 @@ def test_an_error_of_plain_text_stays_the_message_it_is() -> None:
     assert sanitized(message) is message
 
 
+# ---- what cannot be averaged or clipped ------------------------------------------------------------------------------
+
+
 @BOTH
 @pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
 @pytest.mark.parametrize("size", [0.0, 1e-30])

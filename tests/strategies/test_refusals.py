@@ -205,6 +205,8 @@ def test_older_wrappers_are_warned_of_if_the_server_adds_noise(wrapper: str, on_
     assert all(f"guarantee of {wrapper}" in text for text in _warnings(caplog))
 
 
+# ---- parameters, errors and imports ----------------------------------------------------------------------------------
+
 EMPTY, ABSENT = inspect.Parameter.empty, object()
 DEFAULTS = {
     "base": None,

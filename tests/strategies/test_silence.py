@@ -294,6 +294,8 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
     assert rows["3"] == (8.0, "max_latency", "no answer")
 
 
+# ---- actors of Ray that died -----------------------------------------------------------------------------------------
+
 CLIENTS, ROUNDS = 4, 4
 DEAD = (
     "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.\n\tclass_name: "

@@ -280,6 +280,8 @@ def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
     assert caplog.messages == []
 
 
+# ---- who is dispatched -----------------------------------------------------------------------------------------------
+
 COHORT, FLEET, ROUNDS = 5, 12, 3
 AVERAGES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -187,6 +187,8 @@ def test_bagging_keeps_every_tree_of_every_round(api: str, tmp_path: Path) -> No
     assert grown_in(_played(api, "FedXgbBagging", tmp_path, wrap=True)[0]) == trees
 
 
+# ---- wrappers that count messages, as differential privacy with an accountant does -----------------------------------
+
 COHORT, FLEET = 3, 10
 
 

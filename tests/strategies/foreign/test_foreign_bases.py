@@ -85,6 +85,9 @@ def test_a_strangers_strategy_sees_the_chosen_nodes_alone(api: str, name: str, c
     assert [one for one in chosen if one] == wrapped.cohorts
 
 
+# ---- what a stranger's strategy is shown -----------------------------------------------------------------------------
+
+
 def _chosen(base: Any, folder: Path, api: str = "message", cohort: int = 2, **case: Any) -> Played:
     return play(api, Case(lambda _: base, **case), folder, True, cohort=cohort)
 

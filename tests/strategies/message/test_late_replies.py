@@ -177,6 +177,8 @@ def test_a_question_does_not_wait_behind_an_interrupted_upload(seconds: float, s
     assert late.busy.free(nodes) == nodes[1:]
 
 
+# ---- uploads that take long ------------------------------------------------------------------------------------------
+
 Sending = Callable[..., list[int]]
 
 
