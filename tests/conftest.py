@@ -93,6 +93,12 @@ def refused(fedsel: Callable[..., str]) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture(params=["legacy", "message"])
+def api(request: pytest.FixtureRequest) -> str:
+    """Either of Flower's APIs: a test that takes it runs in both."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with FashionMNIST/raw and MNIST/raw: $FEDSEL_DATA, or shared/data beside the repository."""

@@ -11,12 +11,11 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.strategies import Filter
-from tests.strategies.scripted import BOTH, A, B, C, Spy, play_scripted, two_examples
+from tests.strategies.scripted import A, B, C, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("score", "kept"),
     [
@@ -59,7 +58,6 @@ def test_a_model_whose_logits_overflow_is_not_kept_and_never_right() -> None:
     assert (np.isfinite(loss), loss > 1e5, accuracy) == (True, True, 0.0)
 
 
-@BOTH
 @pytest.mark.parametrize("averaging", [None, "fedpdp", "mean"])
 def test_when_every_model_overflows_the_global_one_stays_and_the_run_goes_on(api: str, averaging: Any) -> None:
     spy = Spy("kept")
@@ -73,7 +71,6 @@ def test_when_every_model_overflows_the_global_one_stays_and_the_run_goes_on(api
     assert [record.num_completed for record in strategy.history.rounds] == [2, 2, 2]
 
 
-@BOTH
 def test_of_a_multiset_the_copies_are_searched_and_weigh(api: str) -> None:
     """FedProx under FedCA (4): client 0, right by 1, drawn three times, and client 1, wrong by 2, are right together.
 

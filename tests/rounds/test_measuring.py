@@ -15,7 +15,7 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import FedCM, Filter, Validation
 from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.either_api import base_of, private, selection
-from tests.strategies.scripted import BOTH, A, B, C, Counted, Spy, play_scripted, two_examples
+from tests.strategies.scripted import A, B, C, Counted, Spy, play_scripted, two_examples
 
 NAN = np.full((2, 2), np.nan)
 
@@ -105,7 +105,6 @@ def counting(step: float, batches: int) -> Any:
     return fit
 
 
-@BOTH
 def test_a_counter_of_batches_changes_neither_projections_nor_norms(api: str) -> None:
     """Flower's average makes the counter a float after round 1, and one client has far more batches."""
     clients = [counting(0.3, 5), counting(0.2, 5), counting(0.1, 5), counting(-0.2, 400)]
@@ -145,7 +144,6 @@ def measurer_of(selector: Any) -> Measurer:
     return Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
 
 
-@BOTH
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
     selector, predict = gpfl(), Counted()
@@ -167,7 +165,6 @@ def test_without_a_direction_the_projection_is_zero() -> None:
         assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
 
 
-@BOTH
 def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> None:
     """Nobody is there in round 3: its G is .1 (.1, 1.05), and round 4's .1 times that plus the step (2, 1)."""
     strategy, models = play_scripted(
@@ -181,7 +178,6 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
     np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
 
 
-@BOTH
 def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
     """The differential-privacy wrapper clips the replies in place, to a norm of .5; the selector saw 3 and 4."""
     base = private(api, base_of(api), clients=2, clipping_norm=0.5)
@@ -195,7 +191,6 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
     np.testing.assert_allclose(after, [[0.25, 0.0], [0.0, 0.25]], atol=1e-9)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
     [
@@ -218,7 +213,6 @@ def test_the_model_is_run_no_more_often_than_needed(api: str, needs: tuple[str],
     assert len(predict.models) == calls
 
 
-@BOTH
 def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> None:
     """Rounds 1 and 3 make B and A; round 2's C is lost."""
     base = base_of(api)

@@ -11,10 +11,9 @@ import pytest
 from fedsel_flwr.selectors import Random
 from tests.rounds.written import Written, core_of
 from tests.strategies.either_api import Server, selection
-from tests.strategies.scripted import BOTH, A, C, Counted, Scripted, Spy, play_scripted, two_examples
+from tests.strategies.scripted import A, C, Counted, Scripted, Spy, play_scripted, two_examples
 
 
-@BOTH
 def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:
     """Client 1 says neither its examples nor its energy score: the selector hears of clients 0 and 2."""
     spy = Spy("energy_score")
@@ -35,7 +34,6 @@ def _of_accuracy(spy: Spy) -> list[tuple[list[int], list[float]]]:
     return [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
 
 
-@BOTH
 def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     """One newcomer a round: they hear w0's accuracy, although the model is right on both by then."""
     spy, predict = Spy("accuracy"), Counted()

@@ -8,10 +8,9 @@ import pytest
 
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of
-from tests.strategies.scripted import BOTH, MAX_LATENCY, Spy, play_scripted
+from tests.strategies.scripted import MAX_LATENCY, Spy, play_scripted
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("warmup", "expected"),
     [
@@ -32,7 +31,6 @@ def test_energy_scores_from_joules(api: str, warmup: int, expected: list[list[fl
     assert strategy.history.problem_counts() == {}, "a score that follows from joules is not missing"
 
 
-@BOTH
 def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
     said = {0: {"energy_j": 2.0, "energy_score": 0.875}, 1: {"energy_j": 4.0}, 2: {"energy_score": 0.25}}
     spy = Spy("energy_score")
@@ -40,7 +38,6 @@ def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
     assert spy.reports[0].energy_score.tolist() == [0.875, 0.0, 0.25]  # type: ignore[union-attr]
 
 
-@BOTH
 def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(api: str, caplog: Any) -> None:
     spy = Spy("energy_score", requires=("energy_score",))
     strategy, models = play_scripted(
@@ -55,7 +52,6 @@ def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_onl
     assert "clients ['1'] lack energy_score and count as failed for the selector" in caplog.text
 
 
-@BOTH
 def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     """Nobody is there in round 1, and nobody reports joules above 0 in round 2: E_max is round 3's 4 J."""
     joules = {2: (0.0, 0.0), 3: (4.0, 1.0), 4: (8.0, 2.0)}
@@ -69,7 +65,6 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     assert all(report.completed.all() for report in spy.reports)
 
 
-@BOTH
 def test_no_update_of_a_synchronous_round_is_stale(api: str) -> None:
     spy = Spy("staleness")
     play_scripted(api, spy, lambda k, t, w: w, 2, start=[1.0])

@@ -16,7 +16,7 @@ from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
 from fedsel_flwr.strategies import SelectionStrategy, message
-from tests.strategies.either_api import BOTH, selection
+from tests.strategies.either_api import selection
 
 
 @pytest.mark.parametrize("cls", [SelectionStrategy, message.SelectionStrategy])
@@ -112,7 +112,6 @@ WRONG: list[tuple[str, str, tuple[Any, ...]]] = [
 """Options, what is said of them, and values that are refused so."""
 
 
-@BOTH
 @pytest.mark.parametrize(("options", "said", "values"), WRONG)
 def test_wrong_values_are_refused_by_name(api: str, options: str, said: str, values: tuple[Any, ...]) -> None:
     for name in options.split():

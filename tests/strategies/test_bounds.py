@@ -17,7 +17,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
-from tests.strategies.either_api import BOTH, Played, Server, close, play, selection
+from tests.strategies.either_api import Played, Server, close, play, selection
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, model, update
 from tests.strategies.message.helpers import ProbeProxy
 
@@ -39,13 +39,11 @@ def _assert_mean(arrays: list[Any], *weights: int) -> None:
         np.testing.assert_allclose(array.ravel(), mean.ravel(), rtol=1e-5, atol=1e-6)
 
 
-@BOTH
 def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
     for array, alone in zip(_play(api).arrays, update(2, model(), 1), strict=True):
         np.testing.assert_allclose(array, alone, rtol=1e-5, atol=1e-6)
 
 
-@BOTH
 @LIMITS
 @pytest.mark.parametrize("averaging", [None, "fedpdp"])
 def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, counts: int, averaging: Any) -> None:
@@ -59,7 +57,6 @@ def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, count
         assert [metrics["num-examples"] for metrics in played.given()[0]] == [10, 13, counts]
 
 
-@BOTH
 @LIMITS
 def test_a_selector_reads_the_limit_from_the_roll_call_on(api: str, limit: Any, counts: int, caplog: Any) -> None:
     played = _play(api, RandomBySize(clients_per_round=1, seed=0), 3, max_examples=limit)
@@ -67,7 +64,6 @@ def test_a_selector_reads_the_limit_from_the_roll_call_on(api: str, limit: Any, 
     assert f"max_examples: client c2: 1000000000000 claimed, counted as {counts}" in caplog.messages
 
 
-@BOTH
 @LIMITS
 def test_evaluations_by_clients_weigh_by_the_limit(api: str, limit: Any, counts: int) -> None:
     losses = []
@@ -103,7 +99,6 @@ def _norm(factor: float = 1.0) -> float:
     return float(np.sqrt(sum((factor * a.astype(float) ** 2 * factor).sum() for a in update(2, model(), 1))))
 
 
-@BOTH
 def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played = _changed(api, lambda a: 1000 * a, monkeypatch, max_update_norm=20.0)
     last = played.strategy.history.clients[-1]
@@ -116,7 +111,6 @@ def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.Mo
     _assert_mean(played.arrays, 10, 13)
 
 
-@BOTH
 @pytest.mark.parametrize(("share", "counts"), [(1 + 1e-9, {}), (1 - 1e-9, {"update norm": 1})])
 def test_an_update_at_the_limit_counts(api: str, share: float, counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     played = _changed(api, lambda a: a, monkeypatch, max_update_norm=_norm() * share)
@@ -135,7 +129,6 @@ def test_under_secure_aggregation_there_is_no_norm_of_a_client() -> None:
         strategy.aggregate_fit(1, results, [])
 
 
-@BOTH
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
 def test_finite_numbers_whose_squares_overflow_poison_no_base(api: str, name: str, monkeypatch: Any) -> None:
     """3e38 is a float32; let in, it made a model of NaN of FedAvgM's, and FedAdam's step 0 for ever."""
@@ -166,7 +159,6 @@ def after_a_round(api: str, name: str, **options: Any) -> list[np.ndarray]:
     return Server(api, strategy, clients).play(1).models[0]
 
 
-@BOTH
 @pytest.mark.parametrize("name", UNWEIGHTED)
 def test_the_new_model_is_the_plain_mean_and_fedpdp_brings_the_weights_back(api: str, name: str) -> None:
     plain, weighted = after_a_round(api, name), after_a_round(api, name, averaging="fedpdp")

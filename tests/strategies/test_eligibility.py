@@ -29,7 +29,7 @@ from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.deployed import Deployment, Node, SuperLink
-from tests.strategies.either_api import BOTH, make, play
+from tests.strategies.either_api import make, play
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.scripted import play_scripted, two_examples
 
@@ -69,7 +69,6 @@ def test_a_straggler_is_asked_again_when_its_answer_has_come(api: str, clock: An
     assert [record.num_available for record in history.rounds] == [2 + ("c1" in clients) for clients in chosen]
 
 
-@BOTH
 def test_a_node_that_was_away_and_came_back_is_asked(api: str) -> None:
     world = busy(api, 3, {1: {"train": [inf, 0.0]}}, min_available=2)
     node: Any = world.grid.nodes[3]
@@ -84,7 +83,6 @@ def test_a_node_that_was_away_and_came_back_is_asked(api: str) -> None:
     assert [("c1" in clients) for clients in world.play(4, between).chosen()] == [True, False, False, True]
 
 
-@BOTH
 def test_when_everybody_is_busy_the_round_waits_for_the_first(api: str) -> None:
     start = time.monotonic()
     world = busy(api, 2, {0: {"train": [0.7, 0.0]}, 1: {"train": [inf]}}, timeout=0.5, wait_timeout=20.0).play(2)
@@ -92,7 +90,6 @@ def test_when_everybody_is_busy_the_round_waits_for_the_first(api: str) -> None:
     assert 0.6 < time.monotonic() - start < 5.0
 
 
-@BOTH
 def test_when_everybody_hangs_they_are_asked_again_after_the_wait(api: str, caplog: pytest.LogCaptureFixture) -> None:
     world = busy(api, 2, {k: {"train": [inf]} for k in range(2)}, timeout=0.2, wait_timeout=0.3).play(2)
     assert world.chosen() == [["c0", "c1"]] * 2
@@ -100,7 +97,6 @@ def test_when_everybody_hangs_they_are_asked_again_after_the_wait(api: str, capl
     assert any("2 of 2 clients" in message and "min_completed" in message for message in caplog.messages)
 
 
-@BOTH
 def test_a_probe_or_an_evaluation_that_was_not_answered_leaves_a_client_busy(api: str) -> None:
     selector = PowerOfChoice(clients_per_round=2, candidates=3, seed=0)
     world = busy(api, 3, {1: {"evaluate": [inf]}}, selector, roll_call_timeout=0.4).play(3)
@@ -109,7 +105,6 @@ def test_a_probe_or_an_evaluation_that_was_not_answered_leaves_a_client_busy(api
     assert (world.chosen(), world.asked("evaluate")) == ([["c0", "c1"], ["c0"], ["c0"]], [3, 1])
 
 
-@BOTH
 def test_a_roll_call_that_was_not_answered_leaves_a_node_busy_until_the_answer(api: str) -> None:
     works = {1: {"query": [0.5, 0.0]}, 0: {"train": [0.2]}}
     world = busy(api, 3, works, timeout=2.0, roll_call_timeout=0.2).play(5)
@@ -117,7 +112,6 @@ def test_a_roll_call_that_was_not_answered_leaves_a_node_busy_until_the_answer(a
     assert world.asked("query") == [1, 2, 1]
 
 
-@BOTH
 def test_late_answers_that_cannot_be_fetched_end_nothing(api: str, caplog: pytest.LogCaptureFixture) -> None:
     world = busy(api, 3, {1: {"train": [inf]}})
     link: Any = world.grid
@@ -231,7 +225,6 @@ def asked(core: Any, rounds: int, connected: str = "abcd") -> list[list[str]]:
     return found
 
 
-@BOTH
 def test_no_client_is_asked_above_the_cap(api: str) -> None:
     """By hand, cap .5: 0 in rounds 1 to 5, then 5/5 > .5; 1 in 6 to 10 (0: 5/10); 0 in 11 (6/11); 1 in 12."""
     strategy, _ = play_scripted(
@@ -305,7 +298,6 @@ def test_a_resumed_run_keeps_the_shares_and_a_newcomer_has_none() -> None:
     assert cap.state_dict()["asked"][0] == cap.state_dict()["rounds"][0] == 0
 
 
-@BOTH
 def test_a_cap_below_a_clients_fairness_is_refused(api: str) -> None:
     given = {"clients_per_round": 1, "max_latency": 5.0, "fairness": {"a": 0.4, "b": 0.2}}
     make(api, "CSUCBQ", **given, max_participation=0.4)
@@ -335,7 +327,6 @@ def test_a_stubborn_selector_leaves_a_failing_client_out_by_default(cooldown: An
     assert "".join(row.client_id for row in played.strategy.history.clients) == spared
 
 
-@BOTH
 @pytest.mark.parametrize("name", names())
 def test_auto_asks_the_selectors_class(api: str, name: str) -> None:
     options = {"validation": two_examples(), "learning_rate": 0.1, "max_latency": 60.0}
@@ -356,7 +347,6 @@ def test_a_papers_strategy_and_a_scenario_say_it_too(given: Any) -> None:
         assert make_strategy(world_of(scenario)).core.settings.cooldown is on
 
 
-@BOTH
 @pytest.mark.parametrize("ids", [["1", "3"], (1, 3), {"3", "1", "not there"}], ids=("list", "numbers", "set"))
 @pytest.mark.parametrize("clock", ["virtual", "server"])
 def test_only_these_are_asked(api: str, ids: Any, clock: Any) -> None:

@@ -18,7 +18,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
-from tests.strategies.either_api import APIS, BOTH, base_of, make
+from tests.strategies.either_api import APIS, base_of, make
 from tests.strategies.helpers import Federation, fleet
 from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd, play
 from tests.strategies.resumed_runs import Run, Seen
@@ -38,7 +38,6 @@ def _of_two(api: str = "message", selector: Any = None, fraction_evaluate: float
     return make(api, selector, base_of(api, fraction_evaluate=fraction_evaluate), **options)
 
 
-@BOTH
 @EVALUATES
 def test_the_run_ends_with_model_history_and_checkpoint(api: str, evaluates: bool, tmp_path: Path) -> None:
     """Neither a checkpoint nor an evaluation was due in that round; it has both, as the last round of a run has."""
@@ -57,7 +56,6 @@ def test_the_run_ends_with_model_history_and_checkpoint(api: str, evaluates: boo
         assert '"accuracy":0.' in (stopped.journal or "").splitlines()[-1].replace(" ", "")
 
 
-@BOTH
 @EVALUATES
 def test_a_resumed_run_plays_on_only_if_the_signal_is_off(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=ALL, evaluates=evaluates)
@@ -68,7 +66,6 @@ def test_a_resumed_run_plays_on_only_if_the_signal_is_off(api: str, evaluates: b
     assert run.play(tmp_path, resume="must").result() == run.play().result()
 
 
-@BOTH
 def test_the_signal_is_asked_once_a_round_after_the_round_was_told(api: str) -> None:
     told: list[int] = []
     asked: list[tuple[int, int, int]] = []
@@ -266,7 +263,6 @@ class Breaking(Run):
 OPTIONS = {"wait_timeout": 0.5}
 
 
-@BOTH
 @pytest.mark.parametrize("where", ["aggregation", "interrupt"])
 def test_without_checkpoints_it_is_at_hand(api: str, where: str, caplog: pytest.LogCaptureFixture) -> None:
     run = Breaking(api, where=where)
@@ -282,7 +278,6 @@ def test_without_checkpoints_it_is_at_hand(api: str, where: str, caplog: pytest.
     assert whole.play().model == [array.tobytes() for array in whole.made[-1].last_model.arrays]
 
 
-@BOTH
 @pytest.mark.parametrize("where", ["aggregation", "evaluation", "on_round", "waiting", "interrupt"])
 def test_with_checkpoints_it_is_on_the_disk_though_none_was_due_and_the_run_goes_on_from_it(
     api: str, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -313,7 +308,6 @@ def test_a_full_disk_keeps_error_and_model(api: str, failure: Exception, tmp_pat
     assert strategy.last_model.round == 2
 
 
-@BOTH
 @pytest.mark.parametrize(("where", "told"), [("aggregation", 1), ("interrupt", 0)])
 def test_the_log_says_where_it_is_unless_somebody_interrupts(api: str, where: str, told: int, caplog: Any) -> None:
     run = Breaking(api, where=where)

@@ -13,7 +13,7 @@ from flwr.common.constant import ErrorCode
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import CSUCB
 from tests.strategies import helpers
-from tests.strategies.either_api import BASES, BOTH, RECORDING, Server, base_of, close, mean_of, private, selection
+from tests.strategies.either_api import BASES, RECORDING, Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, fleet, initial, model, update
 from tests.strategies.message import helpers as of_nodes
 from tests.strategies.message.helpers import NAMES, arrays_of
@@ -45,7 +45,6 @@ def _names(api: str) -> list[str]:
     return [*FAULTS, *(of_nodes.FAULTS if api == "message" else ())]
 
 
-@BOTH
 @pytest.mark.parametrize("honest", [0, 3])
 def test_every_fault_is_counted_named_and_kept_from_model_base_and_selector(api: str, honest: int, caplog: Any) -> None:
     for fault in _names(api):
@@ -110,7 +109,6 @@ def test_what_is_not_usable_reaches_the_base_as_an_error_of_its_node() -> None:
     assert (gone.metadata.src_node_id, gone.error.code) == (1, ErrorCode.NODE_UNAVAILABLE)
 
 
-@BOTH
 @pytest.mark.parametrize("base", ["FedAvg", "FedMedian", "Krum"])
 def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
     for fault in [*_names(api), *(of_nodes.ODD_BUT_GOOD if api == "message" else ())]:
@@ -125,7 +123,6 @@ def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
         assert [a.dtype for a in server.models[-1]] == [np.dtype(np.float32)] * 2, fault
 
 
-@BOTH
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int8, np.float16, np.bool_])
 def test_another_dtype_changes_neither_model_nor_honest_updates(api: str, dtype: Any, monkeypatch: Any) -> None:
     """Refused or converted: but FedAvg, left alone, adds everyone into an array of the first client's type."""

@@ -14,7 +14,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies.wrapping.grids import registrations
 from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
-from tests.strategies.either_api import BOTH, Server, selection
+from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import ABSENT, FakeProxy, all_in, chosen, fleet, row_of
 
 HOW = pytest.mark.parametrize("how", ["name", "claim"])
@@ -33,7 +33,6 @@ def known(api: str, how: str, name: str) -> Node:
     return Node(api, {"name": name}) if how == "name" else Node(api, says={"client_id": name})
 
 
-@BOTH
 def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: str, caplog: Any) -> None:
     """Nor does what clients say count: the reports of all claim to be "victim", which is no problem of theirs."""
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
@@ -49,7 +48,6 @@ def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: s
     assert world.grid.looked_up == 2
 
 
-@BOTH
 @HOW
 def test_a_restarted_node_has_its_row_and_its_statistics(api: str, how: str) -> None:
     """Its node id is a new one."""
@@ -64,7 +62,6 @@ def test_a_restarted_node_has_its_row_and_its_statistics(api: str, how: str) -> 
     assert selector.state_dict()["plays"].tolist() == [5, 6]
 
 
-@BOTH
 @HOW
 @pytest.mark.parametrize("others", [[], [5]])
 def test_of_two_nodes_of_one_id_the_second_is_refused_until_the_first_is_gone(
@@ -83,7 +80,6 @@ def test_of_two_nodes_of_one_id_the_second_is_refused_until_the_first_is_gone(
     assert second.asked("train") == 1
 
 
-@BOTH
 def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
     nodes = {31: Node(api, {"public_key": key("a")}), 32: Node(api, {"name": "part-0"}), 33: Node(api, {})}
@@ -97,7 +93,6 @@ def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any)
     assert "client id '31' belongs to node 31" in world.strategy.roster.refused["44"]
 
 
-@BOTH
 def test_the_same_key_is_the_same_client(api: str) -> None:
     nodes = {1: Node(api, {"public_key": key("a")}), 2: Node(api, {"public_key": key("b"), "name": "b"})}
     world = Deployment(api, everybody(), nodes, identity="key").play(1)
@@ -110,7 +105,6 @@ def test_the_same_key_is_the_same_client(api: str) -> None:
     assert len(world.strategy.roster.ids) == 3
 
 
-@BOTH
 def test_node_ids_when_they_are_asked_for(api: str) -> None:
     world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
     assert world.chosen() == [["899", "900"]]
@@ -149,7 +143,6 @@ def _claiming(api: str, name: str, claim: str, **options: Any) -> Node:
     return Node(api, {"name": name} if name else {}, says={"client_id": claim}, **options)
 
 
-@BOTH
 @pytest.mark.parametrize("thief", ["", "part-9"])
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("options", [{"identity": "claim"}, {"clock": "virtual", "missing_columns": "random"}])
@@ -175,7 +168,6 @@ def test_a_claim_never_takes_the_row_of_a_registered_node(
     assert selector.state_dict()["plays"].tolist() == ([3, 5] if away else [5, 5])
 
 
-@BOTH
 def test_of_two_that_claim_one_id_at_once_the_registered_one_has_it(api: str) -> None:
     nodes = {1: _claiming(api, "", "alice"), 2: _claiming(api, "part-0", "alice")}
     world = Deployment(api, everybody(), nodes, identity="claim").play(2)
@@ -183,7 +175,6 @@ def test_of_two_that_claim_one_id_at_once_the_registered_one_has_it(api: str) ->
     assert world.chosen() == [["alice"]] * 2
 
 
-@BOTH
 def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
     """Of a connected client, of one that is away, and in what it reports."""
     selector = CSUCB(clients_per_round=5, max_latency=9.0, seed=0)
@@ -201,7 +192,6 @@ def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
     assert (state["mean"][[rows["thief"], rows["4"]]] == 0.0).all()
 
 
-@BOTH
 def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -> None:
     """On the server's clock too: they are ours. The grid is not asked about them."""
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
@@ -232,7 +222,6 @@ def test_an_old_flower_tells_node_ids_alone() -> None:
     assert (told["1"].name, told["1"].public_key) == ("", b"")
 
 
-@BOTH
 def test_a_node_of_which_the_server_does_not_know_yet_waits_for_a_round(api: str) -> None:
     """It came after the list was made: it must not be bound to a row under another identity for good."""
     world = Deployment(api, everybody(), named(api, 2))
@@ -247,7 +236,6 @@ def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **option
     return Deployment(api, "CSUCBQ", nodes, clients_per_round=2, fairness=fairness, **options)
 
 
-@BOTH
 def test_parameters_by_client_are_keyed_by_names(api: str) -> None:
     """A nameless stranger does not end a run whose clients have values."""
     world = _fair(api, {**named(api, 2), 3: Node(api, {})}, {"part-0": 0.4, "part-1": 0.5})
@@ -255,7 +243,6 @@ def test_parameters_by_client_are_keyed_by_names(api: str) -> None:
     assert world.strategy.roster.refused == {"3": "client '3' refused: no entry in fairness"}
 
 
-@BOTH
 def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them(api: str) -> None:
     claims = {"says": {"client_id": "alice"}}
     cases: list[tuple[Any, Any, list[str]]] = [
@@ -281,7 +268,6 @@ def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else
 # ---- how many are admitted -------------------------------------------------------------------------------------------
 
 
-@BOTH
 def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy = selection(api, 100, max_clients=4, min_available=1)
     Server(api, strategy, fleet(6)).play(3)
@@ -291,7 +277,6 @@ def test_max_clients_refuses_the_rest_and_says_so(api: str, caplog: pytest.LogCa
     assert strategy.selector.num_clients == 4
 
 
-@BOTH
 def test_max_new_per_round_admits_a_few_at_a_time_and_does_not_hold_back_known_clients(api: str) -> None:
     strategy, proxies = selection(api, 100, max_new_per_round=2, min_available=1), fleet(3)
     server = Server(api, strategy, proxies).play(1)
@@ -311,7 +296,6 @@ def _evicting(api: str = "legacy") -> tuple[Any, Server, list[FakeProxy]]:
     return strategy, Server(api, strategy, proxies).play(2), proxies
 
 
-@BOTH
 def test_a_row_is_evicted_only_after_more_than_evict_after_rounds_away(api: str) -> None:
     strategy, server, proxies = _evicting(api)
     server.disconnect(proxies[1])  # last seen in round 2

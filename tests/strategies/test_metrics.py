@@ -18,7 +18,7 @@ from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.callbacks.test_prometheus import Figures, is_open, scrape
-from tests.strategies.either_api import BOTH, Server, selection
+from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.resumed_runs import Run
 
@@ -85,7 +85,6 @@ def hostile() -> list[FakeProxy]:
     ]
 
 
-@BOTH
 def test_a_run_with_failures_has_the_figures_of_its_history(api: str) -> None:
     scraper = Scraper()
     strategy = scraper.strategy = selection(api, 8, metrics_address=0, on_round=scraper, total_rounds=ROUNDS)
@@ -118,7 +117,6 @@ def test_the_vectorized_engine_has_them_too() -> None:
     assert not is_open(scraper.urls[-1])
 
 
-@BOTH
 def test_a_taken_port_ends_the_run_before_its_first_round(api: str) -> None:
     clients = fleet(2)
     with socket.socket() as taken:
@@ -132,7 +130,6 @@ def test_a_taken_port_ends_the_run_before_its_first_round(api: str) -> None:
     assert (clients[0].asked, clients[0].fit_rounds, len(strategy.history.rounds)) == (0, [], 0)
 
 
-@BOTH
 def test_an_error_that_ends_the_run_ends_its_metrics(api: str) -> None:
     urls = []
 
@@ -147,7 +144,6 @@ def test_an_error_that_ends_the_run_ends_its_metrics(api: str) -> None:
     assert selection(api, 1).metrics_url is None
 
 
-@BOTH
 def test_an_error_in_the_metrics_does_not_end_the_run(api: str, monkeypatch: Any, caplog: Any) -> None:
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("broken")
@@ -160,7 +156,6 @@ def test_an_error_in_the_metrics_does_not_end_the_run(api: str, monkeypatch: Any
     strategy.end_metrics()
 
 
-@BOTH
 @pytest.mark.usefixtures("no_syncs")
 def test_a_resumed_run_is_the_same_and_counts_from_0(api: str, tmp_path: Path) -> None:
     scraped: list[Figures] = []
@@ -182,7 +177,6 @@ def test_a_resumed_run_is_the_same_and_counts_from_0(api: str, tmp_path: Path) -
     assert [(one["fedsel_round", ""], one["fedsel_rounds_total", ""]) for one in scraped] == [(3, 0), (4, 1), (5, 2)]
 
 
-@BOTH
 @pytest.mark.usefixtures("no_syncs")
 def test_a_run_that_was_finished_before_leaves_no_server(api: str, tmp_path: Path) -> None:
     made: list[Any] = []

@@ -21,7 +21,7 @@ from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.rounds.written import Written, core_of, facts
-from tests.strategies.either_api import BOTH, RECORDING, Played, Server, base_of, play, selection
+from tests.strategies.either_api import RECORDING, Played, Server, base_of, play, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, fleet, model, update
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
 from tests.strategies.scripted import MAX_LATENCY, Spy
@@ -57,7 +57,6 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= logging.WARNING]
 
 
-@BOTH
 @pytest.mark.parametrize("name", [*PROBES, *REPLIES])
 def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api: str, name: str) -> None:
     if api == "legacy" and PROBES.get(name) == "loss":
@@ -80,7 +79,6 @@ def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api:
     assert server.strategy.history.rounds == []
 
 
-@BOTH
 def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(api: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
     server = server_of(api, Spy("energy_score", requires=("energy_score",)))
@@ -92,7 +90,6 @@ def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(api: str, 
         server.play(1)
 
 
-@BOTH
 def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(api: str) -> None:
     """On the server's clock nobody needs to report it, and no other selector needs it."""
 
@@ -112,7 +109,6 @@ def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(ap
     assert history.problem_counts() == {"latency": 3}
 
 
-@BOTH
 def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
     server = server_of(api, Spy("loss", requires=("loss",)), busy_timeout=0.0)
     for proxy in server.proxies:
@@ -125,7 +121,6 @@ def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
     assert [one.num_completed for one in server.strategy.history.rounds] == [0, 0]
 
 
-@BOTH
 def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_remark(api: str, caplog: Any) -> None:
     def report(record: Any) -> None:
         for proxy in server.proxies:
@@ -148,7 +143,6 @@ def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_r
     assert history.remarks() == {remark: 3}
 
 
-@BOTH
 def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCaptureFixture) -> None:
     def stop_reporting(record: Any) -> None:
         for proxy in server.proxies:
@@ -161,7 +155,6 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
     assert server.strategy.history.problem_counts() == {"loss": 2 * CLIENTS, "missing_columns": 2}
 
 
-@BOTH
 def test_what_a_selector_may_do_without_is_said_once(api: str, caplog: Any, monkeypatch: Any) -> None:
     """Nobody asked for it, and the selector does not require it."""
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
@@ -214,7 +207,6 @@ def test_every_column_that_clients_report_has_a_name_that_can_be_changed() -> No
         MetricKeys(los="eval_loss")
 
 
-@BOTH
 @pytest.mark.parametrize("key", ["eval_loss", "loss"])
 def test_a_mapped_name_is_that_of_the_answer_to_a_probe(api: str, key: str) -> None:
     """The client's own metric comes first; in the legacy API the result's loss stands for a missing one."""
@@ -236,7 +228,6 @@ def test_in_the_legacy_api_the_results_own_loss_has_the_mapped_name() -> None:
     assert server.strategy.selector.state_dict()["loss"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-@BOTH
 def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -> None:
     keys = MetricKeys(rms_loss="my_rms", gradient="my_gradient", num_examples="size")
     vector = np.array([1.0, 2.0], dtype=np.float32).tobytes()
@@ -251,7 +242,6 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
     assert server.strategy.history.problem_counts() == {}
 
 
-@BOTH
 def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api: str, caplog: Any) -> None:
     proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(13)]
     server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), proxies)
@@ -310,7 +300,6 @@ ODD = pytest.mark.parametrize(
 )
 
 
-@BOTH
 @pytest.mark.parametrize("name", ["gradient", "sketch"])
 def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str) -> None:
     played = _played(api, spy := Spy(name), [{name: vector_of(*_own(k))} for k in range(CLIENTS)], rounds=2)
@@ -322,7 +311,6 @@ def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str
     ] * CLIENTS
 
 
-@BOTH
 @ODD
 def test_an_odd_vector_is_missing_and_its_model_is_averaged(api: str, odd: bytes | None, problem: str) -> None:
     reported: list[dict[str, Any]] = [{"gradient": vector_of(*_own(k))} for k in range(CLIENTS)]
@@ -341,7 +329,6 @@ def test_an_odd_vector_is_missing_and_its_model_is_averaged(api: str, odd: bytes
         np.testing.assert_allclose(array, np.average(own, axis=0, weights=[10, 13, 16, 19]), rtol=1e-5, atol=1e-5)
 
 
-@BOTH
 def test_where_nobody_has_a_vector_the_round_goes_on(api: str) -> None:
     played = _played(api, spy := Spy("gradient"), [{}, {}], missing_columns="random")
     assert np.isnan(spy.reports[0].gradient).all()
@@ -349,7 +336,6 @@ def test_where_nobody_has_a_vector_the_round_goes_on(api: str) -> None:
     assert played.strategy.history.problem_counts() == {"gradient": 2, "missing_columns": 1}
 
 
-@BOTH
 @ODD
 def test_vectors_arrive_with_the_answers_to_a_probe(api: str, odd: bytes | None, problem: str, caplog: Any) -> None:
     def answer(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -365,7 +351,6 @@ def test_vectors_arrive_with_the_answers_to_a_probe(api: str, odd: bytes | None,
     np.testing.assert_array_equal(told, [[_own(0), _own(1), NAN, _own(3)]] * 2)
 
 
-@BOTH
 def test_a_metric_of_that_name_that_nobody_asked_for_is_left_alone(api: str) -> None:
     """A number in either API; bytes, which only the legacy API has."""
     extra: dict[str, Any] = {"gradient": 0.5, **({"sketch": b"1234"} if api == "legacy" else {})}
@@ -391,7 +376,6 @@ def test_a_model_may_have_the_name_of_a_vector(name: str, needs: tuple[str, ...]
     assert len(played.arrays) == 2
 
 
-@BOTH
 @pytest.mark.parametrize("name", ["loss", "rms_loss", "local_accuracy"])
 def test_numbers_arrive_and_a_missing_one_is_missing_in_its_row_alone(api: str, name: str) -> None:
     played = _played(api, spy := Spy(name), [{name: 0.125}, {}, {name: 0.375}, {name: float("nan")}])
@@ -403,7 +387,6 @@ def test_numbers_arrive_and_a_missing_one_is_missing_in_its_row_alone(api: str, 
     assert (history.problem_counts(), history.rounds[0].num_completed) == ({name: 2}, 4)
 
 
-@BOTH
 @pytest.mark.parametrize(("name", "value"), [("loss", 0.5), ("gradient", vector_of(1.0, 2.0))])
 def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(api: str, name: str, value: Any) -> None:
     played = _played(api, spy := Spy(name, requires=(name,)), [{name: value}, {}, {name: value}])
@@ -421,7 +404,6 @@ def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(a
         (("sketch", "energy", "gradient", "loss"), "gradient,loss,sketch"),
     ],
 )  # fmt: skip
-@BOTH
 def test_the_train_config_asks_for_columns_in_copies(api: str, needs: tuple[str, ...], asked: str | None) -> None:
     proxies, shared = fleet(2), ConfigRecord({"lr": 0.5})
     base = base_of(api, **({"on_fit_config_fn": lambda server_round: shared} if api == "legacy" else {}))

@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.untrusted import MAX_METRICS
 from fedsel_flwr.strategies.wrapping.message_transport import sanitized
 from fedsel_flwr.testing.in_process import play_round
 from tests.strategies import helpers
-from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
+from tests.strategies.either_api import RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet
 from tests.strategies.message.helpers import FakeNode, RecordingBase, reports
 
@@ -157,7 +157,6 @@ def test_an_error_of_plain_text_stays_the_message_it_is() -> None:
 # ---- what cannot be averaged or clipped ------------------------------------------------------------------------------
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
 @pytest.mark.parametrize("size", [0.0, 1e-30])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -203,7 +202,6 @@ def _evaluating(api: str, cls: Any) -> Any:
     return base
 
 
-@BOTH
 @pytest.mark.parametrize(("examples", "counts"), [([0, 0, 0], (3, 0)), ([7, 7, 0], (2, 1)), ([0, 0, 7], (3, 0))])
 def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_it(
     api: str, examples: list[int], counts: tuple[int, int]
@@ -249,7 +247,6 @@ def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
     assert server.play(1).result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(0.1)}
 
 
-@BOTH
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(api: str, value: float, caplog: Any) -> None:
     """In this round only, and said with client and key; the update is used."""

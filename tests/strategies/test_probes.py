@@ -17,7 +17,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import MetricKeys
-from tests.strategies.either_api import BASES, BOTH, Server, base_of, private, selection
+from tests.strategies.either_api import BASES, Server, base_of, private, selection
 from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
 from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
 from tests.strategies.trees import TreeNode, TreeProxy
@@ -61,7 +61,6 @@ def _proxies(count: int = 6, **kwargs: Any) -> list[ProbeProxy]:
     return [ProbeProxy(f"node-{k}", k, number=k, probe_s=0.25 + 0.125 * k, **kwargs) for k in range(count)]
 
 
-@BOTH
 def test_request_round_trip_inform_choice(api: str) -> None:
     """The lowest local accuracies of each round are chosen, at the model of that round, which is then sent."""
     proxies = _proxies(6)
@@ -80,7 +79,6 @@ def test_request_round_trip_inform_choice(api: str) -> None:
         assert sent == [asked[number - 1] for number in proxy.fit_rounds]
 
 
-@BOTH
 @pytest.mark.parametrize("channels", [1, 4, 6])
 def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, channels: int) -> None:
     proxies = _proxies(6)
@@ -95,7 +93,6 @@ def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, c
         assert (record.simulated_s, record.total_energy_j) == pytest.approx((n * record.round_s, n * record.energy_j))
 
 
-@BOTH
 def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_together(api: str) -> None:
     proxies = _proxies(6, answer=lambda p, m: {**m, "loss": 2.0 + p.number, "rms_loss": 0.5 * p.number})
     selector = Curious(clients_per_round=2, asks=[1, 4], columns=("loss", "rms_loss"))
@@ -107,7 +104,6 @@ def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_to
     assert [r.probe_s for r in history.rounds] == [0.75] * 2  # client 4's
 
 
-@BOTH
 def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> None:
     """``loss`` and ``accuracy`` of an ordinary ``evaluate``; they cost max_latency, as no time is told."""
     proxies = _proxies(3, answer=lambda p, m: {"accuracy": 0.25 * p.number})
@@ -122,7 +118,6 @@ def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> N
 HOSTILE: dict[str, Any] = {"nan": np.nan, "infinite": np.inf, "minus": -np.inf, "list": [0.1, 0.2], "huge": 2**63 - 1}
 
 
-@BOTH
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("key", ["local_accuracy", "latency_s", "energy_j"])
 def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: str, key: str) -> None:
@@ -139,7 +134,6 @@ def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: s
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 
-@BOTH
 def test_an_answer_cannot_speak_for_another_client(api: str) -> None:
     proxies = _proxies(3, answer=lambda p, m: {**m, "client_id": 0, "local_accuracy": 0.1 * p.number})
     selector = Curious(clients_per_round=1, columns=("local_accuracy",))
@@ -147,7 +141,6 @@ def test_an_answer_cannot_speak_for_another_client(api: str) -> None:
     assert selector.informed[-1] == ([0, 1, 2], {"local_accuracy": [0.0, 0.1, 0.2]})
 
 
-@BOTH
 def test_metric_keys_name_the_cost_of_a_probe(api: str) -> None:
     keys = MetricKeys(latency="seconds", energy="joules")
     proxies = _proxies(2, extra={"seconds": 1.0}, answer=lambda p, m: {**m, "seconds": 3.0, "joules": 4.0})
@@ -165,7 +158,6 @@ class Unasked:
         return []
 
 
-@BOTH
 def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none(api: str) -> None:
     """An app that reads its own key in every evaluation finds it, and a wrapper's inner base names the records."""
     kind = type("Base", (Unasked, BASES[api].FedAvg), {})
@@ -197,7 +189,6 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
     assert base.strategy.configured == (2 if api == "legacy" else 0), "Flower's own evaluations alone"
 
 
-@BOTH
 def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(api: str, caplog: Any) -> None:
     def raises(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
@@ -221,7 +212,6 @@ def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(ap
         _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
 
 
-@BOTH
 def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(api: str, caplog: Any) -> None:
     """Boosted trees have none before round 1. Who is asked later has not been asked before."""
     selector = create("active-fl", clients_per_round=2, seed=0)

@@ -24,7 +24,7 @@ from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.strategies import BSFL, CSUCB, Filter, SelectionStrategy, Validation, message
 from tests.processes import ROOT
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import BOTH, PACKAGES, Server, base_of, private, selection
+from tests.strategies.either_api import PACKAGES, Server, base_of, private, selection
 from tests.strategies.flower_world import legacy_base, proxies
 from tests.strategies.helpers import OK
 
@@ -72,7 +72,6 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@BOTH
 @pytest.mark.parametrize("case", MISSING)
 def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     name, params, message = MISSING[case]
@@ -82,7 +81,6 @@ def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-@BOTH
 @pytest.mark.parametrize("name", ["fedcm-ucb", "fedcm-ts"])
 def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: str, name: str) -> None:
     settings = _strategy(api, name, filter=None).core.settings
@@ -91,7 +89,6 @@ def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: str, name: st
     assert (given.filter, given.averaging) == (Filter(score="accuracy"), "mean")
 
 
-@BOTH
 def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: str) -> None:
     with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5\b.*filter"):
         _fedca(api, base_of(api, "Krum", num_malicious_nodes=1), 7)
@@ -99,7 +96,6 @@ def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: str) -> Non
     assert _fedca(api, trusting, 7).base is trusting
 
 
-@BOTH
 def test_a_filter_needs_a_validation_set_and_with_everything_given_no_selector_is_refused(api: str) -> None:
     for name in names():
         assert _strategy(api, name).selector.name == name
@@ -117,7 +113,6 @@ def test_a_validation_set_without_predict_or_labels(predict: Any, labels: Any) -
         Validation(predict, np.eye(2), np.array(labels))
 
 
-@BOTH
 @pytest.mark.parametrize("averaging", ["fedpdp-exact", "fedavg-absent"])
 def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_averages(api: str, averaging: str) -> None:
     for base in (base_of(api, "FedAdam"), private(api, base_of(api))):
@@ -132,7 +127,6 @@ def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_aver
             _strategy(api, "random", base_of(api, weighted_by_key="share"), averaging=averaging)
 
 
-@BOTH
 @pytest.mark.parametrize("averaging", ["fedpdp", "mean", None])
 def test_schemes_that_only_weigh_are_for_every_base(api: str, averaging: str | None) -> None:
     base = base_of(api, "FedAdam")
@@ -142,7 +136,6 @@ def test_schemes_that_only_weigh_are_for_every_base(api: str, averaging: str | N
 PRIVATE = ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive", "ClientSideAdaptive"]
 
 
-@BOTH
 @pytest.mark.parametrize("name", names())
 def test_readers_of_updates_are_warned_of_under_differential_privacy(api: str, name: str, caplog: Any) -> None:
     _strategy(api, name)
@@ -157,7 +150,6 @@ def test_readers_of_updates_are_warned_of_under_differential_privacy(api: str, n
         caplog.clear()
 
 
-@BOTH
 def test_fedcas_filter_under_differential_privacy(api: str, caplog: pytest.LogCaptureFixture) -> None:
     _fedca(api, private(api, base_of(api)))
     assert len(_warnings(caplog)) == 1

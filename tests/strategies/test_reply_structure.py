@@ -17,7 +17,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.testing.in_process import play_round, record_of
-from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
+from tests.strategies.either_api import RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import RecordingBase
 
@@ -122,7 +122,6 @@ def same(one: Sequence[Arrays], other: Sequence[Arrays]) -> bool:
     return plain[0] == plain[1]
 
 
-@BOTH
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
     base, clients = own(api), fleet_of(*[LAYOUTS[name]] * 3)
@@ -135,7 +134,6 @@ def test_a_base_gets_what_its_clients_send(api: str, name: str) -> None:
     assert strategy.history.problem_counts() == {}
 
 
-@BOTH
 def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(api: str, caplog: Any) -> None:
     base = own(api)
     strategy = wrapped(api, base, 5)
@@ -151,7 +149,6 @@ def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(ap
     assert base.failures == [1, 1]
 
 
-@BOTH
 def test_later_rounds_are_held_against_the_first(api: str) -> None:
     """Even if all clients deviate, or send what they received."""
     strategy = wrapped(api, own(api), 3)
@@ -161,7 +158,6 @@ def test_later_rounds_are_held_against_the_first(api: str) -> None:
     assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [0, 3, 3, 0]
 
 
-@BOTH
 def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
     strategy = wrapped(api, own(api), 4)
     bad: Layout = lambda m: [*m, np.full(2, np.inf)]  # noqa: E731
@@ -170,7 +166,6 @@ def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
     assert rows(strategy, 1) == {"1": "arrays: not finite at 2"}
 
 
-@BOTH
 def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> None:
     base = own(api)
     strategy = wrapped(api, base, 4)
@@ -183,7 +178,6 @@ def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> N
     assert len(base.given) == 1
 
 
-@BOTH
 def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
     """A round without any reply, and one with fewer than min_completed."""
     base = own(api)
@@ -199,7 +193,6 @@ def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
     assert [len(one) for one in base.given] == [3]
 
 
-@BOTH
 def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str) -> None:
     """Faults of the others, the order of arrays and their types: as with FedAvg itself."""
     faults: dict[str, Layout] = {
@@ -222,7 +215,6 @@ def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str)
         assert len(ended[1][0]) == (name not in ("double", "int"))
 
 
-@BOTH
 def test_a_resumed_run_keeps_the_structure(api: str) -> None:
     usual, odd = LAYOUTS["flat"], LAYOUTS["packed"]
     first = wrapped(api, own(api), 3)
@@ -238,7 +230,6 @@ def test_a_resumed_run_keeps_the_structure(api: str) -> None:
     assert repr(first.state_dict()) == repr(strategy.state_dict())
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("base", "options", "cure"),
     [
@@ -263,7 +254,6 @@ def test_a_run_whose_updates_all_differ_alike_ends(api: str, base: str, options:
         assert f"{cure} updates like that model. Do without it, and set compare_models=False" in text
 
 
-@BOTH
 @pytest.mark.parametrize("sizes", [[5], [5, 5, 6, 6], [5, 6, 7]], ids=["one", "half", "none"])
 def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[int]) -> None:
     strategy = wrapped(api, own(api), len(sizes), min_available=1)
@@ -272,7 +262,6 @@ def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[i
         play_round(strategy, clients, MODEL)
 
 
-@BOTH
 def test_one_broken_client_does_not_end_the_run(api: str) -> None:
     """Nor do several that differ in different ways, nor all of a later round."""
     fewer, shape = LAYOUTS["kept-at-home"], LAYOUTS["flat"]
@@ -285,7 +274,6 @@ def test_one_broken_client_does_not_end_the_run(api: str) -> None:
     assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [3, 3, 2, 3]
 
 
-@BOTH
 def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
     class OwnWrapper(type(own(api))):  # type: ignore[misc]
         """Wraps another strategy, as differential privacy does."""
@@ -315,7 +303,6 @@ def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
     assert selection(api, 3, base_of(api), compare_models=False).core.settings.compare_models is False
 
 
-@BOTH
 def test_without_the_comparison_flowers_own_average_gets_what_it_gets_alone(api: str) -> None:
     """The personal layers stay at home, and FedAvg averages the others."""
     strategy = wrapped(api, base_of(api), 3, compare_models=False)
@@ -323,7 +310,6 @@ def test_without_the_comparison_flowers_own_average_gets_what_it_gets_alone(api:
     assert same([model], [[np.full((2, 3), 1.0, dtype=np.float32)]])
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("options", "reader"),
     [
@@ -343,7 +329,6 @@ def test_what_reads_updates_needs_the_comparison(api: str, options: dict[str, An
         selection(api, selector, base, compare_models=False, **options)
 
 
-@BOTH
 def test_trees_grow_and_cannot_be_compared(api: str) -> None:
     own_options = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
     base = base_of(api, "FedXgbBagging", **own_options)
@@ -359,7 +344,6 @@ class Plain(Random):
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
 
 
-@BOTH
 def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> None:
     """They replace the weights of the replies that have one."""
     base = own(api)
@@ -368,7 +352,6 @@ def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> 
     assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
 
 
-@BOTH
 def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:
     without = client(as_sent, examples=0)
     for base, clients, failed in (

@@ -22,7 +22,6 @@ from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import Startup
 from tests.strategies import deployed
 from tests.strategies.deployed import Deployment, Node, lines
-from tests.strategies.either_api import BOTH
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 
@@ -73,7 +72,6 @@ def test_who_wants_claims_has_everybody_asked(caplog: Any) -> None:
     assert lines(caplog, "roll call") == [NO_QUERY]
 
 
-@BOTH
 @pytest.mark.parametrize(("averaging", "asked"), [(None, 0), ("fedpdp", 0), ("fedavg-absent", 4)])
 def test_nobody_is_asked_where_the_server_knows_all_that_is_read(api: str, averaging: Any, asked: int) -> None:
     crowd = nodes(api, 4, says={"client_id": "x", "num_examples": 12})
@@ -81,7 +79,6 @@ def test_nobody_is_asked_where_the_server_knows_all_that_is_read(api: str, avera
     assert sum(world.asked("query")) == asked
 
 
-@BOTH
 def test_the_numbers_of_examples_are_asked_for_where_the_selector_reads_them(api: str) -> None:
     crowd = {k: Node(api, {"name": f"part-{k}"}, says={"client_id": "x", "num_examples": 10 * k}) for k in (1, 2, 3)}
     world = Deployment(api, selector := fair(), crowd).play(1)
@@ -301,7 +298,6 @@ class Starting(deployed.SuperLink):
 Starting.__name__ = "InMemoryGrid"
 
 
-@BOTH
 def test_the_start_of_a_simulations_actors_is_no_time_of_the_roll_call(api: str) -> None:
     """The clock starts with the first answer."""
     apps = {100 + k: Node(api, says={"client_id": k}) for k in range(10)}
@@ -311,7 +307,6 @@ def test_the_start_of_a_simulations_actors_is_no_time_of_the_roll_call(api: str)
     assert world.chosen() == [[str(k) for k in range(10)]]
 
 
-@BOTH
 def test_a_start_is_waited_for_no_longer_than_wait_timeout(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     startup = Startup(0.4)
     start = time.monotonic()

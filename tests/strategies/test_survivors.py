@@ -10,7 +10,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, create
-from tests.strategies.either_api import BOTH, RECORDING, Server, base_of, private, selection
+from tests.strategies.either_api import RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import FakeProxy, fleet, model, row_of
 from tests.strategies.scripted import Spy, play_scripted, two_examples
 
@@ -29,7 +29,6 @@ def _stays(server: Server) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(server.models[-1], model(), strict=True))
 
 
-@BOTH
 def test_fewer_than_min_completed_keeps_the_model_and_still_observes(api: str) -> None:
     server = _server(api, 2, 2, RECORDING[api](), min_completed=3).play(2)
     assert _stays(server)
@@ -51,7 +50,6 @@ def test_a_base_that_accepts_no_failures_drops_the_round_but_the_selector_learns
     assert not _stays(server.play(1))
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
 def test_a_dp_wrapper_sees_every_failure_and_drops_the_round(api: str, kind: str) -> None:
     """The noise is calibrated for three clients: two must not be averaged."""
@@ -71,12 +69,10 @@ def test_too_few_survivors_are_a_clear_error(api: str, base: str, good: int, bad
         _server(api, good, bad, base_of(api, base, num_malicious_nodes=1)).play(1)
 
 
-@BOTH
 def test_min_completed_lets_krum_skip_a_round_instead(api: str) -> None:
     assert _stays(_server(api, 3, 2, base_of(api, "Krum", num_malicious_nodes=1), min_completed=5).play(2))
 
 
-@BOTH
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(api: str, wrapped: bool) -> None:
     base = base_of(api, "Krum", num_malicious_nodes=1)
@@ -114,7 +110,6 @@ def test_without_a_cool_down_the_selector_is_the_papers() -> None:
     assert max(asked[k] for k in range(CLIENTS) if k != BAD) <= 5, asked
 
 
-@BOTH
 def test_who_fails_for_the_selector_alone_cools_down_and_its_model_is_averaged(api: str) -> None:
     """Client 1 reports no score in round 1: it is out in rounds 2 and 3, and completed round 1 in the history."""
     spy = Spy("energy_score", requires=("energy_score",))

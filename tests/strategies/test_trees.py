@@ -15,7 +15,7 @@ from flwr.common import FitIns, FitRes, Parameters
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
-from tests.strategies.either_api import BOTH, base_of, private
+from tests.strategies.either_api import base_of, private
 from tests.strategies.foreign.world import Case, asked, play, reply
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.scripted import Spy, two_examples
@@ -93,7 +93,6 @@ def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(
     assert all(problem.startswith(said) for _, problem in problems)
 
 
-@BOTH
 def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     api: str, caplog: Any, tmp_path: Path
 ) -> None:
@@ -108,7 +107,6 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
 
 
-@BOTH
 @pytest.mark.parametrize("reads", ["update", "accuracy", "filter", ""])
 def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str, tmp_path: Path) -> None:
     """Whether a selector reads them, FedCA's filter does, or without them the averaging scheme mixes them."""
@@ -120,7 +118,6 @@ def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str, t
         _play(tmp_path, api, rounds=1, **options)
 
 
-@BOTH
 def test_bases_whose_models_grow_are_known_inside_their_wrappers_too(api: str) -> None:
     start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
     trees = base_of(api, "FedXgbBagging", **start)

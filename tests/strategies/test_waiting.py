@@ -31,7 +31,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.wrapping import waiting
-from tests.strategies.either_api import BOTH, Server, base_of, close, mean_of, private, selection
+from tests.strategies.either_api import Server, base_of, close, mean_of, private, selection
 from tests.strategies.helpers import (
     OK,
     FakeProxy,
@@ -71,7 +71,6 @@ def _meanwhile(action: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-@BOTH
 @pytest.mark.parametrize("case", TOO_FEW)
 def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out(api: str, case: str) -> None:
     base, options, connected, wanted = TOO_FEW[case]
@@ -83,7 +82,6 @@ def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out
         Server(api, strategy, fleet(connected)).play(1)
 
 
-@BOTH
 def test_a_base_that_trains_on_more_clients_than_there_are(api: str) -> None:
     """Flower's legacy sample never sees the number: the selector decides. The Message API's waits for it."""
     strategy = selection(api, 3, base_of(api, min_train_nodes=50))
@@ -94,14 +92,12 @@ def test_a_base_that_trains_on_more_clients_than_there_are(api: str) -> None:
         assert len(*Server(api, strategy, fleet(6)).play(1).dispatched()) == 3
 
 
-@BOTH
 def test_min_available_looks_inside_a_dp_wrapper_and_a_given_one_counts_even_below_the_bases(api: str) -> None:
     assert selection(api, 4, private(api, base_of(api, min_available_nodes=9))).min_available == 9
     strategy = selection(api, 4, base_of(api, min_available_nodes=50, min_train_nodes=50), min_available=2)
     assert Server(api, strategy, fleet(3)).play(2).dispatched() == [["0", "1", "2"]] * 2
 
 
-@BOTH
 def test_late_registrations_are_waited_for_before_round_one(api: str) -> None:
     """The round-1 race: FedAvg alone would scale its fraction by the nodes seen so far."""
     strategy = selection(api, 3, base_of(api, fraction_train=0.5), min_available=12, wait_timeout=10.0)
@@ -119,7 +115,6 @@ def test_late_registrations_are_waited_for_before_round_one(api: str) -> None:
     assert strategy.selector.num_clients == 12
 
 
-@BOTH
 def test_clients_that_leave_are_not_chosen_and_their_return_is_noticed(api: str) -> None:
     """And the wait ends as soon as enough are there."""
     strategy = selection(api, 4, min_available=2, wait_timeout=60.0)
@@ -137,7 +132,6 @@ def test_clients_that_leave_are_not_chosen_and_their_return_is_noticed(api: str)
     assert [proxy.asked for proxy in proxies] == [2, 1, 1, 1]
 
 
-@BOTH
 @pytest.mark.parametrize(
     "base", ["FedAvg", "FedAdam", "FedMedian", "FedTrimmedAvg", "Krum", {"fraction_train": 0.1}], ids=str
 )

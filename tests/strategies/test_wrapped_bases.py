@@ -15,7 +15,7 @@ from flwr.common import FitIns, FitRes, Parameters
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from tests.strategies.either_api import BASES, BOTH, Server, base_of, selection
+from tests.strategies.either_api import BASES, Server, base_of, selection
 from tests.strategies.foreign.world import (
     CLIENTS,
     Case,
@@ -173,14 +173,12 @@ def test_a_wrapped_base_ends_where_it_ends_alone(api: str, name: str, own_functi
         assert alone.returned["evaluate_metrics_clientapp"][1].keys() == {"eval_loss"}
 
 
-@BOTH
 @pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "DifferentialPrivacyServerSideFixedClipping"])
 def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str, tmp_path: Path) -> None:
     alone, wrapped = (_played(api, name, tmp_path, wrap, broken=(2,)) for wrap in (False, True))
     assert wrapped == alone
 
 
-@BOTH
 def test_bagging_keeps_every_tree_of_every_round(api: str, tmp_path: Path) -> None:
     """The model changes its size in every round, and starts from nothing."""
     trees = [[0.5 * k, -0.25 * n] for n in (1, 2, 3) for k in range(CLIENTS)]

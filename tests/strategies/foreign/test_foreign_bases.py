@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.either_api import BOTH, make
+from tests.strategies.either_api import make
 from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
 from tests.strategies.foreign.legacy import Base as LegacyAverage
 from tests.strategies.foreign.own_messages import KnownNodes, MegabyteBudget, PerNodeProximal, proximal
@@ -230,7 +230,6 @@ def test_a_fraction_of_zero_is_named_before_round_1(tmp_path: Path) -> None:
     assert trained == []
 
 
-@BOTH
 def test_the_cyclic_base_is_refused_at_construction(api: str) -> None:
     bases: Any = message_bases if api == "message" else legacy_bases
     with pytest.raises(FedSelError, match="FedXgbCyclic"):

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.server import strategy as legacy
-from flwr.serverapp import strategy as message
 
 from fedsel_flwr.selectors import RoundRobin
-from tests.strategies.either_api import BOTH, make
-
-BASES: dict[str, Any] = {"legacy": legacy.FedAvg, "message": message.FedAvg}
+from tests.strategies.either_api import BASES, make, private
 
 
 def _saving(api: str) -> Any:
-    class Saving(BASES[api]):
+    class Saving(BASES[api].FedAvg):
         """Has a setter, a property and a value that its server app reads and sets."""
 
         patience = 3
@@ -49,14 +45,17 @@ def _saving(api: str) -> Any:
     return Saving()
 
 
-def _wrapped(api: str) -> tuple[Any, Any]:
-    base = _saving(api)
-    return base, make(api, RoundRobin(clients_per_round=2), base)
+@pytest.fixture
+def base(api: str) -> Any:
+    return _saving(api)
 
 
-@BOTH
-def test_a_method_of_the_base_can_be_called(api: str) -> None:
-    base, strategy = _wrapped(api)
+@pytest.fixture
+def strategy(api: str, base: Any) -> Any:
+    return make(api, RoundRobin(clients_per_round=2), base)
+
+
+def test_a_method_of_the_base_can_be_called(base: Any, strategy: Any) -> None:
     assert strategy.set_save_path(Path("some/where"), run="a") == "where/a"
     assert (base.save_path, base.run, base.calls) == (Path("some/where"), "a", 1)
     assert strategy.calls == 1
@@ -66,9 +65,7 @@ def test_a_method_of_the_base_can_be_called(api: str) -> None:
     assert hasattr(strategy, "calls")
 
 
-@BOTH
-def test_an_attribute_of_the_base_can_be_set(api: str) -> None:
-    base, strategy = _wrapped(api)
+def test_an_attribute_of_the_base_can_be_set(base: Any, strategy: Any) -> None:
     strategy.patience = 5
     strategy.calls = 7
     strategy.rate = 1.0
@@ -79,19 +76,17 @@ def test_an_attribute_of_the_base_can_be_set(api: str) -> None:
     assert strategy.patience == 6
 
 
-@BOTH
-def test_the_strategys_own_names_stay_its_own(api: str) -> None:
-    base, strategy = _wrapped(api)
+def test_the_strategys_own_names_stay_its_own(base: Any, strategy: Any) -> None:
     base.history, base.selector = "the base's", "the base's"
     assert strategy.history.rounds == []
     assert isinstance(strategy.selector, RoundRobin)
     assert strategy.base is base
 
 
-@BOTH
 @pytest.mark.parametrize("paper", [False, True])
-def test_a_name_in_neither_is_an_attribute_error_that_names_both(api: str, paper: bool) -> None:
-    base, strategy = _wrapped(api)
+def test_a_name_in_neither_is_an_attribute_error_that_names_both(
+    api: str, base: Any, strategy: Any, paper: bool
+) -> None:
     if paper:
         strategy = make(api, "CSUCB", base, clients_per_round=2, max_latency=9.0)
         assert strategy.set_save_path(Path("x")) == "x/"
@@ -102,43 +97,33 @@ def test_a_name_in_neither_is_an_attribute_error_that_names_both(api: str, paper
     assert not hasattr(strategy, "no_such_name")
 
 
-@BOTH
-def test_private_names_of_the_base_stay_private(api: str) -> None:
-    _, strategy = _wrapped(api)
+def test_private_names_of_the_base_stay_private(strategy: Any) -> None:
     assert not hasattr(strategy, "_secret")
     assert not hasattr(strategy, "__no_such_protocol__")
 
 
-@BOTH
-def test_a_faulty_property_of_the_base_names_what_it_lacks(api: str) -> None:
-    _, strategy = _wrapped(api)
+def test_a_faulty_property_of_the_base_names_what_it_lacks(strategy: Any) -> None:
     with pytest.raises(AttributeError, match="never_set"):
         strategy.broken  # noqa: B018
 
 
-@BOTH
 def test_wrappers_of_privacy_hand_on_the_names_of_what_they_wrap(api: str) -> None:
     """A wrapper of Flower's has no such method, alone or wrapped, but the layer inside is the user's strategy."""
-    wrapper = (legacy if api == "legacy" else message).DifferentialPrivacyServerSideFixedClipping
-    strategy = make(api, RoundRobin(clients_per_round=2), wrapper(_saving(api), 0.1, 1.0, 2))
+    strategy = make(api, RoundRobin(clients_per_round=2), private(api, _saving(api)))
     assert strategy.strategy.set_save_path(Path("y")) == "y/"
     with pytest.raises(AttributeError, match="DifferentialPrivacyServerSideFixedClipping"):
         strategy.set_save_path(Path("y"))
 
 
-@BOTH
-def test_a_name_that_nobody_has_yet_is_the_bases(api: str) -> None:
+def test_a_name_that_nobody_has_yet_is_the_bases(base: Any, strategy: Any) -> None:
     """A base may read in its start what its user sets before."""
-    base, strategy = _wrapped(api)
     strategy.set_later = 3
     assert base.set_later == strategy.set_later == 3
     strategy._private = 4
     assert not hasattr(base, "_private")
 
 
-@BOTH
-def test_a_class_of_a_users_own_keeps_the_names_that_it_sets(api: str) -> None:
-    base, strategy = _wrapped(api)
+def test_a_class_of_a_users_own_keeps_the_names_that_it_sets(base: Any, strategy: Any) -> None:
     own = type("Own", (type(strategy),), {"__module__": "somebody"})(RoundRobin(clients_per_round=2), base)
     own.extra = 5
     assert own.extra == 5
