@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import GPFL, LocalAccuracy, Random, create
@@ -15,10 +14,10 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.strategies import message as message_api
 from tests.rounds.written import Written, core_of, facts
 from tests.simulations import inprocess
 from tests.simulations.test_diversity import choices
+from tests.strategies.either_api import make
 from tests.strategies.numpy_world import validation
 
 MODEL = [np.zeros(2)]
@@ -83,14 +82,14 @@ def test_an_opening_that_keeps_the_model_gives_way() -> None:
         assert core.collect(dict.fromkeys(chosen, reply)).enough is enough
 
 
-@pytest.mark.parametrize("api", [legacy_api, message_api])
-def test_a_warm_up_that_leaves_nothing_is_refused(api: Any) -> None:
+def test_a_warm_up_that_leaves_nothing_is_refused(api: str) -> None:
     keys = {"validation": validation(), "learning_rate": 0.1}
     with pytest.raises(ParameterError, match=r"warmup_rounds = 5 .* total_rounds = 5"):
-        api.SelectionStrategy(GPFL(clients_per_round=2, total_rounds=5), warmup_rounds=5, **keys)
+        make(api, GPFL(clients_per_round=2, total_rounds=5), warmup_rounds=5, **keys)
     with pytest.raises(ParameterError, match=r"warmup_rounds = 5 leaves gpfl"):
-        api.GPFL(clients_per_round=2, total_rounds=5, warmup_rounds=5, **keys)
-    assert api.GPFL(clients_per_round=2, total_rounds=5, warmup_rounds=4, **keys).selector.common_warmup == 4
+        make(api, "GPFL", clients_per_round=2, total_rounds=5, warmup_rounds=5, **keys)
+    made = make(api, "GPFL", clients_per_round=2, total_rounds=5, warmup_rounds=4, **keys)
+    assert made.selector.common_warmup == 4
 
 
 @pytest.mark.parametrize("rounds", [5, -1])

@@ -24,12 +24,11 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL, SelectionStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.deployed import Deployment, Node, SuperLink
-from tests.strategies.either_api import make, play
+from tests.strategies.either_api import base_of, make, play, selection
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.scripted import play_scripted, two_examples
 
@@ -356,16 +355,14 @@ def test_only_these_are_asked(api: str, ids: Any, clock: Any) -> None:
     assert [record.num_available for record in history.rounds] == [2] * 3
 
 
-@pytest.mark.parametrize("kind", [SelectionStrategy, MessageStrategy])
-def test_a_list_that_names_nobody_ends_the_run_at_the_first_roll_call(kind: Any) -> None:
+def test_a_list_that_names_nobody_ends_the_run_at_the_first_roll_call(api: str) -> None:
     """Not "02", but "2" is the id of the third client."""
-    strategy = kind(Random(clients_per_round=2, seed=0), availability=["02", "x"], min_available=1)
+    strategy = selection(api, 2, availability=["02", "x"], min_available=1)
     with pytest.raises(RunError, match=r"names 2 clients: 0 known, 2 unknown, such as '02'.* the history, such as '0'"):
         play_round(strategy, [lambda model, config: (model, 10, {"latency_s": 0.5})] * 3, [np.zeros(2)])
 
 
-@pytest.mark.parametrize("kind", [SelectionStrategy, MessageStrategy])
-def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(kind: Any, tmp_path: Path, caplog: Any) -> None:
+def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(api: str, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "trace.csv").write_text("round,client,state\n1,0.0,down\n1,1.0,down\n1,2,down\n")
     trace = TraceAvailability(tmp_path / "trace.csv")
     for given, numbers, expected in (
@@ -374,7 +371,7 @@ def test_what_a_list_or_a_trace_names_in_vain_is_one_warning(kind: Any, tmp_path
         (["2", "1", "0"], "", [3, 3]),
     ):
         caplog.clear()
-        strategy = kind(Random(clients_per_round=3, seed=0), availability=given, min_available=1)
+        strategy = make(api, Random(clients_per_round=3, seed=0), base_of(api), availability=given, min_available=1)
         for number in (1, 2):
             clients = [lambda model, config: (model, 10, {"latency_s": 0.5})] * 3
             play_round(strategy, clients, [np.zeros(2)], number)
