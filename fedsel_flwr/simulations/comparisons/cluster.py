@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -51,6 +51,7 @@ Watch = Callable[[RunsProgress], None]
 """Function called about once a second with the progress of all runs."""
 
 
+@dataclass(frozen=True)
 class Cluster:
     """Calls on the nodes of a Ray cluster, each a task with the cores and GPUs of one run: an ``Executor``.
 
@@ -66,19 +67,14 @@ class Cluster:
         quiet: Whether to show nothing while Ray is joined.
     """
 
-    def __init__(
-        self,
-        where: RayResources,
-        at_a_time: int | None = None,
-        *,
-        scenarios: Sequence[Scenario] = (),
-        own: OwnParts = OwnParts(),  # noqa: B008 (frozen)
-        watch: Watch | None = None,
-        what_is_left: Callable[[], str] = str,
-        quiet: bool = False,
-    ) -> None:
-        self._where, self._at_a_time, self._scenarios, self._own = where, at_a_time, scenarios, own
-        self._watch, self._what_is_left, self._quiet = watch, what_is_left, quiet
+    where: RayResources
+    at_a_time: int | None = None
+    _: KW_ONLY
+    scenarios: Sequence[Scenario] = ()
+    own: OwnParts = OwnParts()  # noqa: RUF009 (frozen)
+    watch: Watch | None = None
+    what_is_left: Callable[[], str] = str
+    quiet: bool = False
 
     def map(
         self,
@@ -102,11 +98,11 @@ class Cluster:
         waiting = deque(enumerate(names))
         with self._joined(playing) as options:
             sent = self._send(shared)
-            progress = _Progress(self._watch, sent[2], rounds or [0] * len(given))
+            progress = _Progress(self.watch, sent[2], rounds or [0] * len(given))
             task = ray.remote(_on_node)
 
             def begin() -> None:
-                while waiting and len(playing) < (self._at_a_time or len(given)):
+                while waiting and len(playing) < (self.at_a_time or len(given)):
                     index, name = waiting.popleft()
                     try:
                         reference = task.options(name=name, **options).remote(index, call, given[index], *sent)
@@ -119,7 +115,7 @@ class Cluster:
                 ended, _ = ray.wait(list(playing), num_returns=1, timeout=PERIOD_S)
                 if not ended:
                     # Otherwise the calls would wait for a node for ever.
-                    self._where.check_nodes([node["Resources"] for node in _living_nodes()], "run")
+                    self.where.check_nodes([node["Resources"] for node in _living_nodes()], "run")
                     progress.tell(playing.values())
                     continue
                 index = playing.pop(ended[0])
@@ -153,17 +149,17 @@ class Cluster:
         import ray
 
         options = {
-            "num_cpus": self._where.client_cpus, "num_gpus": self._where.gpus_per_client(), "max_retries": RETRIES,
+            "num_cpus": self.where.client_cpus, "num_gpus": self.where.gpus_per_client(), "max_retries": RETRIES,
             # The default fills half of this machine first.
             "scheduling_strategy": "SPREAD",
         }  # fmt: skip
         with contextlib.ExitStack() as stack:
-            with runtime_environment(self._scenarios, max(1, int(self._where.client_cpus))) as environment:
+            with runtime_environment(self.scenarios, max(1, int(self.where.client_cpus))) as environment:
                 if ray.is_initialized():
                     # The caller's own connection to Ray keeps its environment. Only the variables can be added to it.
                     options["runtime_env"] = {"env_vars": environment["env_vars"]}
-                session = RaySession(self._where, self._quiet, "run", environment)
-                stack.enter_context(session.open(self._what_is_left))
+                session = RaySession(self.where, self.quiet, "run", environment)
+                stack.enter_context(session.open(self.what_is_left))
             try:
                 yield options
             finally:
@@ -182,7 +178,7 @@ class Cluster:
         # Pickling raises errors of many kinds, including errors of the user's code.
         except Exception as error:
             raise _unsendable("what the runs share", error) from error
-        inputs = {name: ray.put(value) for name, value in read_inputs(self._scenarios, self._own).items()}
+        inputs = {name: ray.put(value) for name, value in read_inputs(self.scenarios, self.own).items()}
         # On this machine, so that the queue does not die with another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         return common, inputs, Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}), versions()

@@ -182,6 +182,7 @@ def play_in_order(
             yield ended.pop(number)
 
 
+@dataclass(frozen=True)
 class Processes:
     """Worker processes on this machine: an :class:`Executor`. They end with the calls.
 
@@ -190,8 +191,8 @@ class Processes:
         threads: Number of threads of each process. If None, an equal share of the cores.
     """
 
-    def __init__(self, number: int, threads: int | None = None) -> None:
-        self._number, self._threads = number, threads
+    number: int
+    threads: int | None = None
 
     def map(
         self,
@@ -208,8 +209,8 @@ class Processes:
         # Packed once for all calls, because the caller's data may be large.
         common = _packed((call, shared), "what the runs share")
         own = [_packed(one, repr(name)) for one, name in zip(given, names, strict=True)]
-        number = max(1, min(self._number, len(given)))
-        threads = str(self._threads or max(1, cpu_count() // number))
+        number = max(1, min(self.number, len(given)))
+        threads = str(self.threads or max(1, cpu_count() // number))
         # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
         # The terminal sends Ctrl-C to all processes. Workers ignore it, and the parent ends them.
         ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,7 @@ _SHARING = threading.Lock()
 """Held while the world is put into Ray."""
 
 
+@dataclass(frozen=True)
 class RaySession:
     """Ray session of one run.
 
@@ -60,15 +61,11 @@ class RaySession:
         runtime_env: Ray's runtime environment of the processes on a cluster. If None, the search path for modules.
     """
 
-    def __init__(
-        self,
-        resources: RayResources,
-        quiet: bool = False,
-        what: str = "client",
-        runtime_env: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.resources, self._quiet, self._what, self._runtime_env = resources, quiet, what, runtime_env
-        self._over = threading.Event()
+    resources: RayResources
+    quiet: bool = False
+    what: str = "client"
+    runtime_env: Mapping[str, Any] | None = None
+    _over: threading.Event = field(default_factory=threading.Event, init=False)
 
     @contextlib.contextmanager
     def open(self, what_is_left: Callable[[], str] = str) -> Iterator[None]:
@@ -89,10 +86,10 @@ class RaySession:
             return
         try:
             # The status shows nothing outside a terminal.
-            with contextlib.nullcontext() if self._quiet else Console(stderr=True).status("Starting Ray"):
+            with contextlib.nullcontext() if self.quiet else Console(stderr=True).status("Starting Ray"):
                 self._start(ray, what_is_left)
             if self.resources.address is not None:
-                self.resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]], self._what)
+                self.resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]], self.what)
             yield
         finally:
             if ray.is_initialized():
@@ -128,7 +125,7 @@ class RaySession:
         servers with the thread that started them, so this thread runs until the session is over.
         """
         try:
-            _init(ray, self.resources, self._runtime_env)
+            _init(ray, self.resources, self.runtime_env)
         except BaseException as error:
             started.set_exception(error)
             return
