@@ -43,16 +43,6 @@ def test_an_app_installs_its_dependencies_and_no_module_of_a_common_name(app: Pa
     assert len(said) == len(wanted)
 
 
-def test_the_page_of_an_app_installs_this_package_with_it() -> None:
-    """pip must find fedsel-flwr by its path, as long as no index has it."""
-    needy = [app for app in APPS if "fedsel-flwr" in (app / "pyproject.toml").read_text("utf-8")]
-    assert needy
-    for app in needy:
-        name = app.relative_to(ROOT).as_posix()
-        page = (ROOT / "examples" / app.relative_to(ROOT / "examples").parts[0] / "README.md").read_text("utf-8")
-        assert f"pip install -c constraints.txt . ./{name}\n" in page, name
-
-
 # ---- publishing ----------------------------------------------------------------------------------------------------
 
 

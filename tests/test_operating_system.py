@@ -245,17 +245,3 @@ def test_a_worker_knows_that_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch)
     asked = types.SimpleNamespace(pid_exists=lambda process: process == 7)
     monkeypatch.setitem(sys.modules, "psutil", asked)
     assert [operating_system.has_lost(parent) for parent in (7, 8)] == [False, True]
-
-
-def test_no_other_room_asks_for_the_system() -> None:
-    package = Path(operating_system.__file__).parent
-    asks = ("sys.platform", "os.name", "platform.system()", "fcntl", "getrlimit", "O_NOFOLLOW", ".prctl(")
-    found = {
-        (path.relative_to(package).as_posix(), word)
-        for path in package.rglob("*.py")
-        for word in asks
-        if word in path.read_text("utf-8")
-    }
-    others = {(room, word) for room, word in found if room != "operating_system.py"}
-    # The name of the system, as a line of the doctor's findings.
-    assert others == {("simulations/doctor.py", "platform.system()")}
