@@ -68,6 +68,17 @@ def cut_off(scenario: Scenario, after: int = 3, **options: Any) -> None:
         simulate(scenario, on_round=stop, **options)
 
 
+def stop_after(rounds: int) -> Callable[[Any, int], None]:
+    """An ``update`` that ends a comparison after so many rounds of all its runs."""
+    left = iter(range(rounds - 1))
+
+    def update(record: Any, failed: int) -> None:
+        if next(left, None) is None:
+            raise Stop
+
+    return update
+
+
 @dataclass(frozen=True)
 class Run:
     """A run of the smoke scenario, with a checkpoint after every so many rounds."""

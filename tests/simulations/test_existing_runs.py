@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.run_options import CheckpointPace
 from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings
 from tests.processes import ROOT
 from tests.simulations import cut_off_runs
-from tests.simulations.cut_off_runs import Stop, content, cut_off, parts
+from tests.simulations.cut_off_runs import Stop, content, cut_off, parts, stop_after
 from tests.simulations.inprocess import in_process
 from tests.simulations.test_scenario_files import OTHER_VALUES
 
@@ -226,14 +226,10 @@ def test_seeds_may_be_added(tmp_path: Path) -> None:
 
 
 def test_rounds_on_flower_are_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(record: Any, failed: int) -> None:
-        if record.round == 5:
-            raise Stop
-
     scenario, options = smoke(api="message"), {"seeds": 1, "rounds_on_flower": 2, "folder": tmp_path}
     monkeypatch.setattr(engine, "run_simulation", in_process)
     with pytest.raises(Stop):
-        compare(scenario, ["random", "bsfl"], update=stop, **options)  # type: ignore[arg-type]
+        compare(scenario, ["random", "bsfl"], update=stop_after(2 + 5), **options)  # type: ignore[arg-type]
     monkeypatch.setattr(engine, "run_simulation", None)
     result = compare(scenario, ["random", "bsfl"], resume=True, **options)  # type: ignore[arg-type]
     assert result.agreement == Agreement(rounds=2, parted=0)

@@ -15,7 +15,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import settings_tried, value_texts
 from fedsel_flwr.selectors import BSFL, PowerOfChoice
 from fedsel_flwr.simulations import Comparison, compare
-from tests.simulations.cut_off_runs import FASTEST, Stop, content, parts, smoke
+from tests.simulations.cut_off_runs import FASTEST, Stop, content, parts, smoke, stop_after
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ALPHAS = {"selectors.bsfl.alpha": [0.0, 30]}
@@ -92,17 +92,10 @@ def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(tmp_path: Path, 
     whole, half = tmp_path / "whole", tmp_path / "half"
     options: dict[str, Any] = {"sweep": ALPHAS, "seeds": 2}
     compare(smoke(), ["bsfl", "random"], **options, folder=whole)
-
-    def stop(record: Any, failures: int) -> None:
-        told.append(record.round)
-        if len(told) == 10:
-            raise Stop
-
     for resumed in ("by its plan", "in Python"):
-        told: list[int] = []
         place = half / resumed
         with pytest.raises(Stop):
-            compare(smoke(), ["bsfl", "random"], **options, folder=place, update=stop)
+            compare(smoke(), ["bsfl", "random"], **options, folder=place, update=stop_after(10))
         if resumed == "in Python":
             compare(smoke(), ["bsfl", "random"], **options, folder=place, resume=True)
         else:

@@ -14,12 +14,11 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.simulations import compare, load_scenario, simulate
 from fedsel_flwr.simulations.run_identity import run_parameters
 from fedsel_flwr.strategies import SelectionStrategy
-from tests.simulations.cut_off_runs import Stop, parts, smoke
+from tests.simulations.cut_off_runs import Stop, parts, smoke, stop_after
 
 pytestmark = [pytest.mark.usefixtures("no_pictures"), pytest.mark.timeout(240)]
 
@@ -95,16 +94,9 @@ def test_every_run_is_a_run_of_the_tracker() -> None:
 
 
 def test_a_resumed_run_is_a_new_run_with_all_rounds_and_a_finished_one_is_not_sent_again() -> None:
-    count = 0
-
-    def stop(record: RoundRecord, failed: int) -> None:
-        nonlocal count
-        if (count := count + 1) == 9:
-            raise Stop
-
     options: dict[str, Any] = {"seeds": 2, "folder": "study", "track": TRACK}
     with pytest.raises(Stop):
-        compare(smoke(6), ["bsfl", "random"], update=stop, checkpoint_every=2, **options)
+        compare(smoke(6), ["bsfl", "random"], update=stop_after(9), checkpoint_every=2, **options)
     assert rounds("bsfl-seed1") == [1, 2, 3, 4, 5, 6]
     assert rounds("random-seed1") == [1, 2, 3]
     assert lines("random-seed1")[-1] == {"failed": True}
