@@ -70,8 +70,8 @@ ON_PAPERS = [block for block in BLOCKS if is_code(block) and not block.not_run a
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    process = Warm()
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    process = Warm(tmp_path_factory.mktemp("statuses"))
     yield process
     process.close()
 
