@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,14 +28,8 @@ RUN_FILES = {
     "model.safetensors", "timing.parquet",
 }  # fmt: skip
 FILES = RUN_FILES | {
-    "plan.json",
-    "report.html",
-    "comparison.png",
-    "rounds.png",
-    "runs.csv",
-    "comparison.tex",
-    "summary.json",
-}
+    "plan.json", "report.html", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -148,32 +143,19 @@ def test_compare_runs_every_selector_on_every_seed(own_folder: Path, fedsel: Any
 # ---- one run from the shell ----------------------------------------------------------------------------------------
 
 
-class Shell:
-    """A finished ``fedsel`` command."""
-
-    def __init__(self, folder: Path, *argv: str) -> None:
-        (work := folder / "work").mkdir()
-        command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=folder, cwd=work)
-        try:
-            self.status = command.wait(120)
-            self.left = command.left()
-            self.started = command.number_started
-        finally:
-            command.kill()
-        self.out, self.err, self.seconds = command.stdout, command.stderr, command.seconds
-        self.folder = Path(self.out.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """``fedsel run smoke``."""
-    return Shell(tmp_path_factory.mktemp("first"), "run", "smoke")
+def first(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """``fedsel run smoke``, which has ended and left no process."""
+    folder = tmp_path_factory.mktemp("first")
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", "run", "smoke", folder=folder, cwd=folder) as command:
+        assert command.wait(120) == 0, command.stderr
+        assert command.left() == []
+        place = Path(command.stdout.splitlines()[-1])
+        return SimpleNamespace(out=command.stdout, err=command.stderr, started=command.number_started, folder=place)
 
 
-def test_run_prints_plain_lines_a_table_and_the_folder_and_leaves_no_process(first: Shell) -> None:
-    assert first.status == 0, first.err
+def test_run_prints_plain_lines_a_table_and_the_folder_and_leaves_no_process(first: Any) -> None:
     assert first.started > 4  # Ray was there: server, raylet, actors
-    assert first.left == []
     assert first.err == ""  # no terminal: Ray starts without a word
     assert "\x1b" not in first.out
     lines = first.out.splitlines()
@@ -188,7 +170,7 @@ def test_run_prints_plain_lines_a_table_and_the_folder_and_leaves_no_process(fir
     assert first.folder.is_dir()
 
 
-def test_run_folder_holds_everything(first: Shell) -> None:
+def test_run_folder_holds_everything(first: Any) -> None:
     assert {path.name for path in first.folder.iterdir()} == FILES | {"flower.log"}
     assert (first.folder / "comparison.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     history = read_history(first.folder)
@@ -201,7 +183,7 @@ def test_run_folder_holds_everything(first: Shell) -> None:
     assert "configure_fit" in (first.folder / "flower.log").read_text()
 
 
-def test_summary_is_json_that_any_reader_takes(first: Shell) -> None:
+def test_summary_is_json_that_any_reader_takes(first: Any) -> None:
     """No NaN and no Infinity, which only Python's reader knows."""
 
     def refuse(constant: str) -> None:
@@ -216,7 +198,7 @@ def test_summary_is_json_that_any_reader_takes(first: Shell) -> None:
     assert summary["time_to_target_s"] == (reached[0] if reached else None)
 
 
-def test_the_resolved_scenario_is_the_same_run(first: Shell) -> None:
+def test_the_resolved_scenario_is_the_same_run(first: Any) -> None:
     """Played in this process, without Ray: the same choices, latencies and losses, and the same model, bit by bit."""
     history = read_history(first.folder)
     result = play(load_scenario(str(first.folder / "scenario.toml")))
@@ -236,8 +218,7 @@ raise SystemExit(main())
 
 def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     argv = ["run", "smoke", "--rounds", "3000", "--selector", "random"]
-    command = Command(sys.executable, "-c", BUSY, *argv, folder=tmp_path, cwd=tmp_path)
-    try:
+    with Command(sys.executable, "-c", BUSY, *argv, folder=tmp_path, cwd=tmp_path) as command:
         command.wait_for("random: round    1/3000", timeout=100)
         assert command.number_started > 4
         time.sleep(0.5)
@@ -246,8 +227,6 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         assert command.wait(30) == 130
         assert time.monotonic() - pressed < 10
         assert command.left() == []
-    finally:
-        command.kill()
     (said,) = command.stderr.splitlines()
     told = re.fullmatch(
         r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1", said
