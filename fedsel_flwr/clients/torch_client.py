@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -42,6 +43,7 @@ LatencyMode = Literal["measured", "model"]
 Delay = Literal["virtual", "sleep"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TorchClient(NumPyClient):
     """Simulated client that trains on its examples; the system model simulates its channel and its processor.
 
@@ -69,42 +71,38 @@ class TorchClient(NumPyClient):
         capped), ``energy_j`` (always modelled, hence ``energy_modelled`` = 1), ``train_loss``, ``client_id``.
     """
 
-    def __init__(
-        self,
-        *,
-        partition_id: int,
-        model: nn.Module,
-        inputs: npt.NDArray[np.float32],
-        labels: Targets,
-        settings: TrainingSettings,
-        system: System,
-        test_inputs: npt.NDArray[np.float32] | None = None,
-        test_labels: Targets | None = None,
-        energy_score: float | None = None,
-        latency_mode: LatencyMode = "measured",
-        delay: Delay = "virtual",
-        objective: Objective = CLASSIFICATION,
-        dropout: ClientDropout | None = None,
-    ) -> None:
-        one_of("latency_mode", latency_mode, get_args(LatencyMode))
-        one_of("delay", delay, get_args(Delay))
-        self._partition_id, self._model, self._train = partition_id, model, (inputs, labels)
+    partition_id: int
+    model: nn.Module
+    inputs: npt.NDArray[np.float32]
+    labels: Targets
+    settings: TrainingSettings
+    system: System
+    test_inputs: npt.NDArray[np.float32] | None = None
+    test_labels: Targets | None = None
+    energy_score: float | None = None
+    latency_mode: LatencyMode = "measured"
+    delay: Delay = "virtual"
+    objective: Objective = CLASSIFICATION
+    dropout: ClientDropout | None = None
+
+    def __post_init__(self) -> None:
+        """Check the modes."""
+        one_of("latency_mode", self.latency_mode, get_args(LatencyMode))
+        one_of("delay", self.delay, get_args(Delay))
+        self._train = self.inputs, self.labels
         self._test = (
-            inputs if test_inputs is None else test_inputs,
-            labels if test_labels is None else test_labels,
+            self.inputs if self.test_inputs is None else self.test_inputs,
+            self.labels if self.test_labels is None else self.test_labels,
         )
-        self._energy_score = energy_score
-        self._settings, self._system = settings, system
-        self._latency_mode, self._delay, self._objective, self._dropout = latency_mode, delay, objective, dropout
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Return the client's identity and the number of its training examples."""
-        facts: dict[str, Scalar] = {"client_id": self._partition_id, "num_examples": len(self._train[1])}
-        return facts if self._energy_score is None else facts | {"energy_score": self._energy_score}
+        facts: dict[str, Scalar] = {"client_id": self.partition_id, "num_examples": len(self._train[1])}
+        return facts if self.energy_score is None else facts | {"energy_score": self.energy_score}
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the model's arrays."""
-        return get_arrays(self._model)
+        return get_arrays(self.model)
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train from the received model; return the arrays, the number of examples and the metrics.
@@ -113,27 +111,27 @@ class TorchClient(NumPyClient):
         client that drops out returns the received model, with metrics that declare that this reply never arrives.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
-        outcome = REPLIED if self._dropout is None else self._dropout.outcomes([self._partition_id], round)[0]
+        outcome = REPLIED if self.dropout is None else self.dropout.outcomes([self.partition_id], round)[0]
         if outcome == CRASHED:
-            return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome)
-        delays = with_answering(self._system.draw(self._partition_id, round), asked, self._shares)
-        model = fresh_copy(self._model, parameters)
-        order = stream(self._system.seed, "data-order", self._partition_id, round)
+            return parameters, len(self._train[1]), dropout_metrics(self.partition_id, outcome)
+        delays = with_answering(self.system.draw(self.partition_id, round), asked, self._shares)
+        model = fresh_copy(self.model, parameters)
+        order = stream(self.system.seed, "data-order", self.partition_id, round)
         start = time.perf_counter()
         answers, loss = {}, math.nan
         # The model of a lost reply is not used, so it is trained only if its time is measured.
-        if outcome == REPLIED or self._latency_mode == "measured":
+        if outcome == REPLIED or self.latency_mode == "measured":
             answers = self._answers(model, asked, round)
-            loss = train(model, *self._train, self._settings.at(round), order, self._objective)
+            loss = train(model, *self._train, self.settings.at(round), order, self.objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
-            self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,
-            compute_s=None if self._latency_mode == "model" else measured,
+            self.system, self.partition_id, delays, train_loss=loss, energy_score=self.energy_score,
+            compute_s=None if self.latency_mode == "model" else measured,
         )  # fmt: skip
-        if self._delay == "sleep":
-            time.sleep(max(0.0, min(float(metrics["latency_s"]), self._system.max_latency_s) - measured))
+        if self.delay == "sleep":
+            time.sleep(max(0.0, min(float(metrics["latency_s"]), self.system.max_latency_s) - measured))
         if outcome != REPLIED:
-            return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome, metrics)
+            return parameters, len(self._train[1]), dropout_metrics(self.partition_id, outcome, metrics)
         return get_arrays(model), len(self._train[1]), metrics | answers
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
@@ -143,10 +141,10 @@ class TorchClient(NumPyClient):
         :mod:`fedsel_flwr.clients.answering`, and the cost of the answer. A probe is charged for the examples that it
         asks about. A measured time of a probe for only a mini-batch's loss does not contain the test examples.
         """
-        model = fresh_copy(self._model, parameters)
+        model = fresh_copy(self.model, parameters)
         start = time.perf_counter()
-        loss, accuracy = evaluate(model, *self._test, objective=self._objective)
-        metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
+        loss, accuracy = evaluate(model, *self._test, objective=self.objective)
+        metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self.partition_id}
         if "probe" in config:
             asked, round = asked_columns(config["probe"]), _round(config)
             # Flower asked for the evaluation of the test examples above, and the probe did not.
@@ -156,23 +154,23 @@ class TorchClient(NumPyClient):
             metrics |= self._answers(model, asked - {"local_accuracy"}, round)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
-            delays = self._system.draw(self._partition_id, round)
-            measured = None if self._latency_mode == "model" else time.perf_counter() - start
-            metrics |= probe_costs(self._system, delays, asked, self._shares, measured)
+            delays = self.system.draw(self.partition_id, round)
+            measured = None if self.latency_mode == "model" else time.perf_counter() - start
+            metrics |= probe_costs(self.system, delays, asked, self._shares, measured)
         return loss, len(self._test[1]), metrics
 
     def _answers(self, model: nn.Module, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
         """Answer questions about a model."""
-        seed, batch = self._system.seed, None
+        seed, batch = self.system.seed, None
         if "batch_loss" in asked:
-            batch = mini_batch(seed, self._partition_id, round, len(self._train[1]), self._settings.batch_size)
-        return answer(model, asked, self._train, self._test, self._objective, seed, batch)
+            batch = mini_batch(seed, self.partition_id, round, len(self._train[1]), self.settings.batch_size)
+        return answer(model, asked, self._train, self._test, self.objective, seed, batch)
 
     @property
     def _shares(self) -> Shares:
         """The client's examples, relative to those that it trains on in a round."""
         train, test = (np.array([len(part[1])]) for part in (self._train, self._test))
-        return Shares.of(self._settings, train, test)[0]
+        return Shares.of(self.settings, train, test)[0]
 
 
 def _round(config: dict[str, Scalar]) -> int:
