@@ -1,7 +1,7 @@
 """Steps of many clients at once, shared by the backends "manual" and "vmap".
 
 A backend is a :class:`Kernel`, which takes one step with the first models of the stacks. The loop over the steps, SGD
-on stacked parameters, the dropout masks and the layout of the stacks are the same for all backends.
+on stacked parameters and the dropout masks are the same for all backends.
 
 The engine on Ray trains clients one by one. All random numbers are drawn in the same order here, so both engines choose
 the same clients. The models differ by rounding, because padded batches and batched products sum in another order.
@@ -11,19 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
 
-from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.batched.examples import Schedule
 from fedsel_flwr.clients.training import crop_flip
 from fedsel_flwr.clients.training_settings import TrainingSettings
-
-Stack = list[npt.NDArray[Any]]
 
 
 class Unsupported(Exception):
@@ -240,32 +234,3 @@ class DropoutMasks:
             return keep
         noise = torch.empty(length, *call.shape, dtype=self._dtype, memory_format=call.memory_format)
         return noise.bernoulli_(keep, generator=self._generators[client]).div_(keep)
-
-
-class StackLayout:
-    """Layout of a model's stacks: an array for each entry of its state, with the clients as the first axis.
-
-    Args:
-        model: The model, on the CPU.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        state = list(model.state_dict(keep_vars=True).values())
-        self._state = [(tuple(tensor.shape), tensor.dtype) for tensor in state]
-        # Entries that are one tensor (tied weights) are trained at the position of the first entry.
-        self._owners = [next(i for i, other in enumerate(state) if other is tensor) for tensor in state]
-
-    def allocate(self, count: int, device: str | torch.device) -> list[torch.Tensor]:
-        """Return stacks of ``count`` models, with undefined content."""
-        return [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype in self._state]
-
-    def in_client_order(
-        self, stacks: Sequence[npt.NDArray[Any]], losses: FloatArray, order: IntArray
-    ) -> tuple[Stack, FloatArray]:
-        """Return stacks and losses in the order of the clients, instead of the order of training."""
-        layers = [stacks[i] for i in self._owners]
-        # Indexing would copy the stacks, the largest arrays of a round.
-        if (order == np.arange(len(order))).all():
-            return layers, losses
-        back = np.argsort(order)
-        return [layer[back] for layer in layers], losses[back]

@@ -17,7 +17,7 @@ from fedsel_flwr.clients.batched.backends import BACKENDS, Backend, RunSize, cho
 from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_first
 from fedsel_flwr.clients.batched.manual_backprop import ManualKernel
 from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel
-from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, take_steps
+from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, take_steps
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, fresh_copy, get_arrays, set_arrays
 from fedsel_flwr.clients.training import check_images, mean_loss, single_threaded_pool, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
@@ -89,7 +89,9 @@ class BatchedTrainer:
         self._threads = threads if threads is None else whole("threads", threads, 1)
         self._kernel: Kernel | NumbaKernel | None = None
         self._chosen = False
-        self._stacks = StackLayout(self._scratch)
+        state = list(self._scratch.state_dict(keep_vars=True).values())
+        # Entries that are one tensor (tied weights) are trained at the position of the first entry.
+        self._owners = [next(i for i, other in enumerate(state) if other is tensor) for tensor in state]
 
     def train(
         self, start: Arrays, examples: Examples, generators: Sequence[np.random.Generator]
@@ -119,9 +121,18 @@ class BatchedTrainer:
         # At every step, the clients that still train are then the first ones, and a step takes a slice of the stack.
         order = longest_first(examples.sizes, self.settings)
         # The sequential backend copies each trained model to the CPU.
-        stacks = self._stacks.allocate(len(order), "cpu" if self._kernel is None else self._device)
+        device = "cpu" if self._kernel is None else self._device
+        stacks = [
+            torch.empty((len(order), *tensor.shape), dtype=tensor.dtype, device=device)
+            for tensor in self._scratch.state_dict().values()
+        ]
         losses = self._train_into(stacks, start, examples.subset(order), [generators[i] for i in order])
-        return self._stacks.in_client_order([stack.cpu().numpy() for stack in stacks], losses, order)
+        layers = [stacks[i].cpu().numpy() for i in self._owners]
+        # Indexing would copy the stacks, the largest arrays of a round.
+        if (order == np.arange(len(order))).all():
+            return layers, losses
+        back = np.argsort(order)
+        return [layer[back] for layer in layers], losses[back]
 
     def _prepare(self, start: Arrays, examples: Examples) -> None:
         """Load the received model; at the first call with clients, choose the backend and the chunk for all rounds."""
