@@ -94,19 +94,6 @@ def test_one_seed_and_one_selector_have_a_page(browser: Browser, tmp_path: Path)
             assert opened.page.locator(".chart svg").count() == opened.page.locator("figure").count() >= 7
 
 
-@pytest.mark.slow
-def test_a_page_of_400_runs_thins_its_curves_and_opens(browser: Browser, tmp_path: Path) -> None:
-    facts = made_facts([f"selector-{i}" for i in range(20)], 20, 300, clients=100)
-    page = comparison_document(facts)
-    path = write_page(page, tmp_path / "large.html")
-    # Curves and maps are thinned, figures are not.
-    rows = {chart.name: chart.rows for chart in page.charts}
-    assert len(rows["jain"]["seed"]) == 20 * 21
-    assert sum(kind == "seed" for kind in rows["ratios"]["kind"]) == 5 * 19 * 20
-    with browser.open(path) as opened:
-        assert opened.faults == []
-
-
 def test_every_chart_says_what_it_shows_and_is_in_the_template() -> None:
     page = comparison_document(made_facts(["random", "bsfl"], 2, 20))
     text = render(page)
