@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from fedsel_flwr.checks import FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 
 Augmentation = Literal["none", "crop-flip"]
-AUGMENTATIONS: Final[tuple[str, ...]] = get_args(Augmentation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class TrainingSettings:
         real("momentum", self.momentum, at_least=0.0, below=1.0)
         for name in ("weight_decay", "proximal_mu"):
             real(name, getattr(self, name), at_least=0.0)
-        one_of("augmentation", self.augmentation, AUGMENTATIONS)
+        one_of("augmentation", self.augmentation, get_args(Augmentation))
 
 
 def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArray:

@@ -187,36 +187,18 @@ class MaskTape:
 
     Attributes:
         calls: The recorded calls.
+        masks: The masks that are not used yet; None while calls are recorded.
     """
 
     def __init__(self) -> None:
         self.calls: list[DropoutCall] = []
-        self._masks: list[torch.Tensor] | None = None
+        self.masks: list[torch.Tensor] | None = None
 
     def load(self, masks: Sequence[torch.Tensor] | None) -> None:
         """Load the masks of the next forward pass; None records the pass instead, and drops nothing."""
-        self._masks = None if masks is None else list(masks)
+        self.masks = None if masks is None else list(masks)
         if masks is None:
             self.calls = []
-
-    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Apply a dropout layer to its input."""
-        if self._masks is not None:
-            return x * self._masks.pop(0)
-        # torch draws in the order of memory, and only these two layouts are supported here.
-        channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-        if not (x.is_contiguous() or channels_last):
-            raise Unsupported("a dropout layer's input is neither contiguous nor channels last")
-        feature_wise = isinstance(layer, FEATURE_WISE)
-        self.calls.append(
-            DropoutCall(
-                float(layer.p),  # type: ignore[arg-type]
-                tuple(x.shape[1:2]) + (1,) * (x.ndim - 2) if feature_wise else tuple(x.shape[1:]),
-                torch.channels_last if channels_last and not feature_wise else torch.contiguous_format,
-            )
-        )
-        # A new tensor, as with a mask, so that a model that writes to its input in place gets the same result.
-        return x.clone()
 
 
 class ReplayedDropout(nn.Module):
@@ -227,14 +209,24 @@ class ReplayedDropout(nn.Module):
         tape: The tape with the masks.
     """
 
-    def __init__(self, layer: nn.Module, tape: MaskTape) -> None:
+    def __init__(self, layer: Any, tape: MaskTape) -> None:
         super().__init__()
-        # In a list, so that the layer is not a submodule and the state dictionary keeps its keys.
-        self._tape, self._layer = tape, [layer]
+        self._tape, self._probability, self._feature_wise = tape, float(layer.p), isinstance(layer, FEATURE_WISE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply by the tape's next mask."""
-        return self._tape.apply(self._layer[0], x)
+        if self._tape.masks is not None:
+            return x * self._tape.masks.pop(0)
+        # torch draws in the order of memory, and only these two layouts are supported here.
+        channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        if not (x.is_contiguous() or channels_last):
+            raise Unsupported("a dropout layer's input is neither contiguous nor channels last")
+        shape, layout = tuple(x.shape[1:]), torch.channels_last if channels_last else torch.contiguous_format
+        if self._feature_wise:
+            shape, layout = (*x.shape[1:2], *(1,) * (x.ndim - 2)), torch.contiguous_format
+        self._tape.calls.append(DropoutCall(self._probability, shape, layout))
+        # A new tensor, as with a mask, so that a model that writes to its input in place gets the same result.
+        return x.clone()
 
 
 def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
