@@ -285,7 +285,10 @@ class _Metrics:
                 "fedsel_checkpoint_age_seconds",
                 "Age of the newest checkpoint, or of the run before its first checkpoint.",
             )
-        self._age.set_function(partial(_age_s, checkpoints, time.monotonic()))
+        began = time.monotonic()
+        self._age.set_function(
+            lambda: time.monotonic() - (began if (written := checkpoints.written_at) is None else written)
+        )
 
     def count(self, record: RoundRecord) -> None:
         """Add a round to the counters."""
@@ -330,12 +333,6 @@ def reason_label(row: ClientRecord) -> str:
     kind = failure_reason(row)
     # "no answer within 30 s" has no colon.
     return TIMEOUT if kind.startswith("no answer") else _REASON_OF.get(kind, OTHER)
-
-
-def _age_s(checkpoints: Checkpoints, began: float) -> float:
-    """Return the seconds since the newest checkpoint, or since the beginning of the run."""
-    written = checkpoints.written_at
-    return time.monotonic() - (began if written is None else written)
 
 
 def _prometheus_client() -> Any:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 StrategyFactory = Callable[[], Any]
 """Builds the strategy under test. Each call returns a new strategy."""
+REQUIRED_ATTRIBUTES = ("selector", "base", "history", "roster", "core", "state_dict", "load_state_dict")
+"""Attributes of a strategy that the checks read."""
 SPARE_CLIENTS = 4
 """Number of clients beyond those that the strategy waits for. This many may be offline."""
 
@@ -254,8 +256,14 @@ class StrategyHarness:
                 f"num_clients must be at least {least}, got {num_clients}: the strategy and its base wait for "
                 f"{least - SPARE_CLIENTS} clients, and {SPARE_CLIENTS} may be offline. Raise num_clients"
             )
+        model = [np.asarray(array) for array in arrays]
+        if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
+            raise ParameterError(
+                "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
+                f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
+            )
         self.plan = FleetPlan(
-            arrays=checked_model(arrays),
+            arrays=model,
             num_clients=num_clients or least,
             keys=settings.keys,
             max_latency=float(settings.max_latency),
@@ -264,9 +272,21 @@ class StrategyHarness:
         )
 
     def build(self) -> Any:
-        """Return a new strategy."""
-        with _isolated():
-            return build_strategy(self._make)
+        """Return a new strategy; raise :class:`ParameterError` if the call fails or returns no strategy of ours."""
+        try:
+            with _isolated():
+                strategy = self._make()
+        except TypeError as error:
+            raise ParameterError(
+                f"make_strategy() must build a strategy without arguments, but raised: {error}. Bind its arguments "
+                "with functools.partial"
+            ) from error
+        if missing := [name for name in REQUIRED_ATTRIBUTES if not hasattr(strategy, name)]:
+            raise ParameterError(
+                f"make_strategy must return a SelectionStrategy or a paper's strategy, but {type(strategy).__name__} "
+                f"has no {', '.join(missing)}. Wrap it: SelectionStrategy(selector, base)"
+            )
+        return strategy
 
     @cached_property
     def _api(self) -> FlowerRounds:
@@ -342,38 +362,6 @@ def _isolated() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-REQUIRED_ATTRIBUTES = ("selector", "base", "history", "roster", "core", "state_dict", "load_state_dict")
-"""Attributes of a strategy that the checks read."""
-
-
-def build_strategy(make: StrategyFactory) -> Any:
-    """Return ``make()``; raise :class:`ParameterError` if the call fails or returns no strategy of ours."""
-    try:
-        strategy = make()
-    except TypeError as error:
-        raise ParameterError(
-            f"make_strategy() must build a strategy without arguments, but raised: {error}. Bind its arguments with "
-            "functools.partial"
-        ) from error
-    if missing := [name for name in REQUIRED_ATTRIBUTES if not hasattr(strategy, name)]:
-        raise ParameterError(
-            f"make_strategy must return a SelectionStrategy or a paper's strategy, but {type(strategy).__name__} has "
-            f"no {', '.join(missing)}. Wrap it: SelectionStrategy(selector, base)"
-        )
-    return strategy
-
-
-def checked_model(arrays: Sequence[Any]) -> Model:
-    """Return the initial model as a list of arrays; raise :class:`ParameterError` if ``arrays`` is no model."""
-    model = [np.asarray(array) for array in arrays]
-    if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
-        raise ParameterError(
-            "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
-            f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
-        )
-    return model
 
 
 def wrapped_strategies(base: Any) -> Iterator[Any]:
