@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,31 +72,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(args: argparse.Namespace) -> int:
     _set_environment()
-    small = {
+    small: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor, "advise": _advise,
         "reproduce": _reproduce, "report": _report,
     }  # fmt: skip
     if args.command in small:
-        return small[args.command](args)
+        return small[args.command](args) or 0
     _require("pydantic", "torch", "ray", "flwr_datasets")
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
     with SignalShutdown(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED).listening() as shutdown:
-        return _compare(args, shutdown)
-
-
-def _list(args: argparse.Namespace) -> int:
-    from fedsel_flwr.simulations.listing import list_facts, list_lines
-
-    if args.json:
-        _print_json(list_facts())
-        return 0
-    for line in list_lines(shutil.get_terminal_size().columns):
-        print(line)
+        _compare(args, shutdown)
     return 0
 
 
-def _show_scenario(args: argparse.Namespace) -> int:
+def _print(args: argparse.Namespace, facts: Callable[[], object], lines: Callable[[], Iterable[str]]) -> None:
+    """Print facts as JSON if the user wants that, otherwise lines."""
+    print(json.dumps(facts(), indent=2, allow_nan=False, default=repr) if args.json else "\n".join(lines()))
+
+
+def _list(args: argparse.Namespace) -> None:
+    from fedsel_flwr.simulations.listing import list_facts, list_lines
+
+    _print(args, list_facts, lambda: list_lines(shutil.get_terminal_size().columns))
+
+
+def _show_scenario(args: argparse.Namespace) -> None:
     """Print a scenario with all its keys."""
     _require("pydantic", "tomli_w")
     from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -104,21 +105,15 @@ def _show_scenario(args: argparse.Namespace) -> int:
 
     overrides = {key: value for key, value in arguments.overrides_of(args).items() if value is not None}
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides)
-    if args.json:
-        _print_json(scenario_facts(scenario))
-        return 0
-    for line in scenario_lines(scenario, overrides, meanings=args.meanings):
-        print(line)
-    return 0
+    _print(args, lambda: scenario_facts(scenario), lambda: scenario_lines(scenario, overrides, meanings=args.meanings))
 
 
-def _cite(args: argparse.Namespace) -> int:
+def _cite(args: argparse.Namespace) -> None:
     """Print BibTeX entries, each once."""
     from fedsel_flwr.selectors.registry import citations, package_entry
 
     found = [entry for name in args.cited for entry in citations(name)]
     print("\n\n".join(dict.fromkeys(found)) or package_entry())
-    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -129,14 +124,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
     findings = list(examine(args.data_dir, args.runs_dir, args.start_ray))
     healthy = all(finding.status != "problem" for finding in findings)
-    if args.json:
-        _print_json({"healthy": healthy, "findings": [asdict(finding) for finding in findings]})
-    else:
-        print("\n".join(report_lines(findings, shutil.get_terminal_size().columns)))
+    facts = {"healthy": healthy, "findings": [asdict(finding) for finding in findings]}
+    _print(args, lambda: facts, lambda: report_lines(findings, shutil.get_terminal_size().columns))
     return 0 if healthy else EXIT_UNHEALTHY
 
 
-def _advise(args: argparse.Namespace) -> int:
+def _advise(args: argparse.Namespace) -> None:
     """Print the advice for a history of latencies."""
     _require("scipy")
     from fedsel_flwr.report.advice import advise
@@ -145,21 +138,17 @@ def _advise(args: argparse.Namespace) -> int:
         args.source, clients_per_round=args.clients_per_round, max_latency=args.max_latency, rounds=args.rounds,
         seed=args.seed, num_clients=args.clients,
     )  # fmt: skip
-    if args.json:
-        _print_json(advice.facts())
-    else:
-        print("\n".join(advice.lines()))
-    return 0
+    _print(args, advice.facts, advice.lines)
 
 
-def _reproduce(args: argparse.Namespace) -> int:
+def _reproduce(args: argparse.Namespace) -> None:
     """Reproduce figures, or list them."""
     _require("pydantic")
     from fedsel_flwr.simulations.reproductions import reproducing
 
     if args.list:
         print("\n".join(reproducing.list_figures()))
-        return 0
+        return
     names, data_dir = reproducing.named_figures(args.figures), args.data_dir or ""
     _require("torch", "flwr", "scipy", "altair", "vl_convert")
     if args.smoke:
@@ -168,10 +157,9 @@ def _reproduce(args: argparse.Namespace) -> int:
         reproducing.reproduce(
             names, args.out, jobs=args.jobs, seeds=args.seeds, data_dir=data_dir, ray_address=args.ray_address
         )
-    return 0
 
 
-def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
+def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> None:
     """Run a comparison, print its table, verdict and folder; ``fedsel run`` is a comparison of one selector."""
     resumed = arguments.resumed_folder(args)
     if args.replay and args.resume is None:
@@ -243,7 +231,6 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         _print_note_on_page(folder)
     if not args.json:
         print(f"{folder}")
-    return 0
 
 
 def _new_plan(args: argparse.Namespace) -> Plan:
@@ -295,7 +282,7 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
     return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)
 
 
-def _report(args: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace) -> None:
     """Pool existing runs: print the table and the verdict, and write pictures and files; or report on a deployment."""
     from fedsel_flwr.report.page.deployment_page import report_deployment
     from fedsel_flwr.report.page.deployment_tables import deployment_folder
@@ -303,7 +290,7 @@ def _report(args: argparse.Namespace) -> int:
     if deployed := deployment_folder(args.folders, args.reference):
         if target := report_deployment(deployed, args.out, as_json=args.json):
             _print_note_on_page(target)
-        return 0
+        return
     _require("pydantic", "torch", "ray", "flwr_datasets")
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.report_page import report_scenarios
@@ -315,11 +302,6 @@ def _report(args: argparse.Namespace) -> int:
         _print_note_on_page(Path(target))
     if target and not args.json:
         print(f"{Path(target).resolve()}")
-    return 0
-
-
-def _print_json(facts: object) -> None:
-    print(json.dumps(facts, indent=2, allow_nan=False, default=repr))
 
 
 def _print_note(line: str) -> None:
