@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -202,12 +203,13 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
 
     s, keys = cell.scenario, dict[str, Any]()
     name = s.data.dataset
-    absent = name in IMAGE_SETS and not has_image_set(name, find_data_folder(data_dir))
-    if absent and cell.figure.runner == "training":
+    trains = cell.figure.runner == "training"
+    absent = trains and name in IMAGE_SETS and not has_image_set(name, find_data_folder(data_dir))
+    if absent:
         keys = {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
         if s.partition.kind in ("sizes", "classes"):
             keys |= {"partition.kind": "iid", "partition.classes_per_client": ()}
-    if cell.figure.runner == "training":
+    if trains:
         keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
         # Each evaluation of a convolutional network takes as long as several rounds.
         keys |= {"evaluation_every": SMOKE_ROUNDS // 2}
@@ -218,7 +220,7 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
         if table.get("warmup_rounds"):
             keys[key] = 2
     short = replace_keys(s.model_dump(), {"rounds": min(s.rounds, SMOKE_ROUNDS), **keys})
-    return Cell(cell.figure, cell.cell, cell.arm, short), absent and cell.figure.runner == "training"
+    return replace(cell, scenario=short), absent
 
 
 def packaged_verdicts() -> dict[str, dict[str, Any]]:
