@@ -94,6 +94,7 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
     warmup = scenario.aggregation.options()["warmup_rounds"]
     warmup = max(warmup, int(scenario.selectors.get(scenario.selector, {}).get("warmup_rounds", 0)))
     cohorts = np.array([one.num_selected for one in history.rounds], dtype=np.float64)
+    seconds = np.array([one.simulated_s for one in history.rounds])
     outcomes |= {
         "best_accuracy": float(accuracy[measured].max()) if len(measured) else math.nan,
         "accuracy_mean": float(accuracy[measured].mean()) if len(measured) else math.nan,
@@ -105,9 +106,6 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
         "client_spread": float(np.std(result.client_accuracies)) if len(result.client_accuracies) else math.nan,
         "cohort": float(cohorts.mean()),
         "cohort_late": float(cohorts[warmup:].mean()) if len(cohorts) > warmup else math.nan,
-    }
-    seconds = np.array([one.simulated_s for one in history.rounds])
-    outcomes |= {
         "loss_over_time": _mean_over_time(seconds[measured], loss[measured], scenario.simulated_s),
         "accuracy_over_time": _mean_over_time(seconds[measured], accuracy[measured], scenario.simulated_s),
     }

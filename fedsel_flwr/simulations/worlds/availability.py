@@ -202,17 +202,12 @@ def devices_of(scenario: Scenario) -> FloatArray | None:
     if "client" in columns:
         rows = _rows_of_clients([line.cells["client"] for line in lines], scenario.num_clients, str(path))
     else:
-        shares = [line.real("share", above=0.0) if "share" in columns else 1.0 for line in lines]
-        rows = _drawn_rows(np.array(shares), scenario)
+        shares = np.array([line.real("share", above=0.0) if "share" in columns else 1.0 for line in lines])
+        draws = first_uniforms(scenario.seed, "device-kind", range(scenario.num_clients))
+        # By rounding, the last end may be below 1.
+        ends = np.cumsum(shares) / shares.sum()
+        rows = np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1)
     return np.asarray(medians[rows])
-
-
-def _drawn_rows(shares: FloatArray, scenario: Scenario) -> IntArray:
-    """Return the row that each client draws."""
-    ends = np.cumsum(shares) / shares.sum()
-    draws = first_uniforms(scenario.seed, "device-kind", range(scenario.num_clients))
-    # By rounding, the last end may be below 1.
-    return np.minimum(np.searchsorted(ends, draws, side="right"), len(ends) - 1)
 
 
 def _rows_of_clients(clients: Sequence[str], num_clients: int, path: str) -> IntArray:
