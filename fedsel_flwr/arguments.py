@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr import __version__
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.operating_system import shell_line
 
@@ -184,6 +183,9 @@ FIXED_BY_FOLDER = (
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command line, and the parsers of the commands by name."""
+    # Imported here, because the version is read from a file.
+    from fedsel_flwr import __version__
+
     parser = argparse.ArgumentParser(
         prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
     )
