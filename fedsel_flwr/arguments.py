@@ -198,14 +198,10 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     return parser, commands.choices
 
 
-def parse(
-    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], argv: Sequence[str] | None
-) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; the error for an unknown option names the most similar option.
 
     Args:
-        parser: Parser of the whole command line.
-        commands: Name -> parser of each command.
         argv: Arguments without the program's name. If None, the arguments of the process.
 
     Returns:
@@ -215,6 +211,7 @@ def parse(
         ParameterError: An option has an empty value, or ``--trust`` is used without ``--resume``.
         SystemExit: The line cannot be parsed. The status is 2, after a message.
     """
+    parser, commands = build_parser()
     # Not parse_args, because argparse gives no hint, and prints the usage of the wrong command.
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -37,13 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if ``fedsel doctor`` finds a problem, 2 after an error, 130 after Ctrl-C.
     """
-    parser, commands = arguments.build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
     # Until SignalShutdown handles signals, SIGTERM interrupts in the same way as Ctrl-C.
     if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = _run_command(arguments.parse(parser, commands, argv))
+        status = _run_command(arguments.parse(argv))
         sys.stdout.flush()
         # Everything has been printed. With torch and Ray loaded, Python takes time to exit, and an interrupt would now
         # only add a traceback.
