@@ -56,7 +56,8 @@ def take_steps(
     inputs, labels = data
     dtype = next(w.dtype for w in sgd.stack if w.is_floating_point())
     device = inputs.device
-    dropout = DropoutMasks(schedule.seeds, kernel.dropout_calls, dtype, device)
+    calls = kernel.dropout_calls
+    generators = [torch.Generator().manual_seed(seed) for seed in schedule.seeds] if calls else []
     losses = torch.zeros(schedule.lengths.shape, dtype=dtype, device=device)
     # Tables of all steps at once, because in a small step each of these calls would take as long as a layer.
     rows, weights = (torch.as_tensor(table, device=device) for table in (schedule.rows, schedule.weights))
@@ -68,7 +69,8 @@ def take_steps(
         # Most steps have the full extent, and a slice of each table costs as much as a small operation.
         if (active, width) != own.shape:
             own, targets, shares, seen = (table[:active, :width] for table in (own, targets, shares, seen))
-        masks = dropout.next(schedule.lengths[number, :active].tolist(), width) if kernel.dropout_calls else ()
+        lengths = schedule.lengths[number, :active].tolist() if calls else []
+        masks = [mask.to(device) for mask in dropout_masks(calls, generators, lengths, width, dtype)]
         batch = Batch(inputs, own, targets, shares, masks, None if schedule.views is None else seen)
         losses[number, :active] = kernel.step(sgd, batch)
     return losses
@@ -190,47 +192,37 @@ class DropoutCall:
     memory_format: torch.memory_format = torch.contiguous_format
 
 
-class DropoutMasks:
-    """Dropout masks for each client, from the same random stream as torch's own dropout.
+def dropout_masks(
+    calls: Sequence[DropoutCall],
+    generators: Sequence[torch.Generator],
+    lengths: Sequence[int],
+    width: int,
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    """Draw dropout masks for each client, from the same random stream as torch's own dropout.
 
     torch's dropout on the CPU is ``input * noise`` with ``noise = empty_like(input).bernoulli_(1 - p).div_(1 - p)``,
     drawn from the global generator. With p = 0 or 1 nothing is drawn. A separate generator with the same seed makes the
     same draws.
 
     Args:
-        seeds: Seeds of the clients.
         calls: The calls of a forward pass, in order.
+        generators: The generator of each client, with the seed of its dropout.
+        lengths: Number of examples in the batches of the clients that take the step, which are the first ones.
+        width: Width of the padded batches.
         dtype: Type of the masks.
-        device: Device of the masks. They are always drawn on the CPU.
+
+    Returns:
+        A tensor for each call, shape (n_active, width, …), zero in the padding, on the CPU.
     """
-
-    def __init__(
-        self, seeds: Sequence[int], calls: Sequence[DropoutCall], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds] if calls else []
-        self._calls, self._dtype, self._device = calls, dtype, device
-
-    def next(self, lengths: Sequence[int], width: int) -> list[torch.Tensor]:
-        """Return the masks of the next step, one for each call of a layer.
-
-        Args:
-            lengths: Number of examples in the batches of the clients that take the step, which are the first ones.
-            width: Width of the padded batches.
-
-        Returns:
-            Tensors of shape (n_active, width, …), zero in the padding.
-        """
-        masks = [torch.zeros(len(lengths), width, *call.shape, dtype=self._dtype) for call in self._calls]
-        # Clients outside, calls inside, because each client's generator draws in the order of its own forward pass.
-        for i, length in enumerate(lengths):
-            for mask, call in zip(masks, self._calls, strict=True):
-                mask[i, :length] = self._noise(call, int(length), i)
-        return [mask.to(self._device) for mask in masks]
-
-    def _noise(self, call: DropoutCall, length: int, client: int) -> torch.Tensor | float:
-        keep = 1.0 - call.probability
-        # As in torch, nothing is drawn, so that the generators draw the same numbers.
-        if keep in (0.0, 1.0):
-            return keep
-        noise = torch.empty(length, *call.shape, dtype=self._dtype, memory_format=call.memory_format)
-        return noise.bernoulli_(keep, generator=self._generators[client]).div_(keep)
+    masks = [torch.zeros(len(lengths), width, *call.shape, dtype=dtype) for call in calls]
+    # Clients outside, calls inside, because each client's generator draws in the order of its own forward pass.
+    for i, length in enumerate(lengths):
+        for mask, call in zip(masks, calls, strict=True):
+            keep = 1.0 - call.probability
+            noise = torch.empty(length, *call.shape, dtype=dtype, memory_format=call.memory_format).fill_(keep)
+            # As in torch, nothing is drawn for 0 and 1, so that the generators draw the same numbers.
+            if keep not in (0.0, 1.0):
+                noise.bernoulli_(keep, generator=generators[i]).div_(keep)
+            mask[i, :length] = noise
+    return masks
