@@ -130,9 +130,26 @@ class System(ABC):
     def _latencies(self, points: FloatArray) -> Iterator[FloatArray]:
         """Yield each client's latencies; points have the shape (n, 3) for all clients, or (n, num_clients, 3)."""
 
-    @abstractmethod
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """Return the energy of a client in a round, J; ``compute_s`` replaces the time to train."""
+        """Return the energy that a client spends in a round, J. It is modelled, not measured, and ends at the deadline.
+
+        Args:
+            delays: The client's delays in this round.
+            compute_s: Measured time to train, s; None takes the time of `delays`.
+
+        Raises:
+            ParameterError: If `compute_s` is negative or not finite.
+        """
+        busy = delays.compute_s if compute_s is None else compute_s
+        if not 0 <= busy < float("inf"):
+            raise ParameterError(
+                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
+            )
+        return self._energy_j(delays, busy)
+
+    @abstractmethod
+    def _energy_j(self, delays: RoundDelays, busy: float) -> float:
+        """Return :meth:`energy_j` of a client that trains for ``busy`` seconds."""
 
 
 def check_partition(partition_id: int, num_clients: int) -> int:
@@ -143,18 +160,6 @@ def check_partition(partition_id: int, num_clients: int) -> int:
             "Start no more clients than the system model has."
         )
     return partition_id
-
-
-def computing_seconds(delays: RoundDelays, measured: float | None) -> float:
-    """Return the seconds of training: the measured ones, else those of the system model.
-
-    Raises:
-        ParameterError: If the seconds are negative or not finite.
-    """
-    seconds = delays.compute_s if measured is None else measured
-    if not 0 <= seconds < float("inf"):
-        raise ParameterError(f"compute_s must be finite and at least 0, got {seconds!r}. Give the seconds of training.")
-    return seconds
 
 
 def probe_delays(

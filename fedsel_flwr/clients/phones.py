@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.device import RoundDelays, System, computing_seconds
+from fedsel_flwr.clients.device import RoundDelays, System
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -163,22 +163,8 @@ class PhoneModel(System):
             computing_rate=1 / seconds,
         )
 
-    def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """Return the energy that a client spends in a round: power x seconds of its radio and of its processor.
-
-        The energy is modelled, not measured. A phone receives, trains, sends, and stops at the deadline.
-
-        Args:
-            delays: The client's delays in this round.
-            compute_s: Measured time to train, s; None takes the time of `delays`.
-
-        Returns:
-            Energy in J.
-
-        Raises:
-            ParameterError: If `compute_s` is negative or not finite.
-        """
-        busy = computing_seconds(delays, compute_s)
+    def _energy_j(self, delays: RoundDelays, busy: float) -> float:
+        """Return power x seconds of the radio and of the processor: a phone receives, trains and sends."""
         received = min(delays.download_s, self.max_latency_s)
         trained = min(busy, self.max_latency_s - received)
         sent = min(delays.upload_s, self.max_latency_s - received - trained)

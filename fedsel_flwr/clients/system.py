@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.device import RoundDelays, System, check_partition, computing_seconds
+from fedsel_flwr.clients.device import RoundDelays, System, check_partition
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
@@ -153,23 +153,8 @@ class SystemModel(System):
             computing = self.samples_per_round / (low + (high - low) * own[:, 2])  # (36)
             yield down + computing + up
 
-    def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """Return the energy that a client spends in a round: its radio while it sends, and its processor.
-
-        The energy is modelled, not measured. The client stops sending at the deadline. The access point pays for the
-        downlink.
-
-        Args:
-            delays: The client's delays in this round.
-            compute_s: Measured time to train, s; None takes the time of `delays`.
-
-        Returns:
-            Energy in J.
-
-        Raises:
-            ParameterError: If `compute_s` is negative or not finite.
-        """
-        busy = computing_seconds(delays, compute_s)
+    def _energy_j(self, delays: RoundDelays, busy: float) -> float:
+        """Return the joules of processor and sending radio; the access point pays for the downlink."""
         airtime = min(max(self.max_latency_s - delays.download_s - busy, 0.0), delays.upload_s)
         frequency_hz = delays.computing_rate * self.cycles_per_sample
         # cycles_per_sample x samples_per_round, if the time is the model's.
