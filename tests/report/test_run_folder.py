@@ -144,11 +144,7 @@ LINES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_a_line_of_another_form_is_refused(
     change: Callable[[dict[str, Any]], object], words: str, tmp_path: Path
 ) -> None:
-    made = make_history([[1], [2]], accuracy=[0.5] * 2)
-    journal = Journal(tmp_path / JOURNAL)
-    for record in made.rounds:
-        journal.add(record, [row for row in made.clients if row.round == record.round])
-    journal.close_round()
+    write_journal(make_history([[1], [2]], accuracy=[0.5] * 2), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
     change(lines[0])
     (tmp_path / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
