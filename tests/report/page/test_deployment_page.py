@@ -32,6 +32,9 @@ HOSTILE = [
     "x" * 500 + "1",
     "x" * 499 + "21",
     "{{ 7 * 7 }}",
+    "constructor",
+    "__proto__",
+    "a$&b",
 ]
 
 
@@ -302,6 +305,11 @@ def test_hostile_ids_are_texts_on_the_page(browser: Browser, tmp_path: Path) -> 
         assert cells == [shown_text(one.client_id, 48) for one in read_deployment(folder).clients]
         shown = {row["client"] for row in opened.rows("clients")}
         assert len(shown) == len(HOSTILE)
+        # Every chart is drawn, also with ids that are names of JavaScript's properties.
+        drawn = opened.page.locator("#chart-clients .role-axis-label text").all_text_contents()
+        assert {"constructor", "__proto__", "a$&b"} <= {*drawn}
+        views = opened.page.evaluate("Object.keys(window.fedsel.views).length")
+        assert views == opened.page.locator("figure").count() == 5
         # A tooltip shows the id as text too.
         opened.page.hover("#chart-clients .mark-rect path >> nth=0")
         opened.page.wait_for_selector("#vg-tooltip-element.visible")

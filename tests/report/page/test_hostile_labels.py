@@ -1,4 +1,4 @@
-"""Labels, client ids and reasons that look like code, paths of properties, or formulas: every chart is still drawn."""
+"""Labels that look like code, paths of properties, or formulas: every chart is still drawn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsel_flwr.report.page import deployment_tables
 from fedsel_flwr.report.page.comparison_page import comparison_document
-from fedsel_flwr.report.page.deployment_page import deployment_document
-from fedsel_flwr.report.page.deployment_tables import read_deployment
 from fedsel_flwr.report.page.document import write_page
 from fedsel_flwr.simulations.scenario_files import check_label
 from tests.browser import Browser, Opened, browser
-from tests.report.page.deployments import client, entries, failed, refuse, write
 from tests.report.page.made_facts import made_facts
 
 __all__ = ["browser"]
@@ -58,17 +54,3 @@ def test_every_label_draws_all_charts(labels: list[str], browser: Browser, tmp_p
         begin = [line.split(",")[1][:2] for line in lines[1:5]]
         assert begin == ["'=", "'+", "'-", "'@"]
         assert lines[1].split(",")[2:] != []
-
-
-def test_client_ids_and_reasons_draw_all_charts(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
-    names = ["constructor", "__proto__", "toString", "=1+1", "a$&b", "x" * 200]
-    given = [(9.0, [client(names[k % 6], 9.0), client("fast", 2.0), client("faster", 1.0)]) for k in range(12)]
-    given += [(60.0, [failed("valueOf", f"{name}: lost"), client("fast", 2.0)]) for name in names]
-    folder = write(tmp_path / "run", entries(*given))
-    with browser.open(write_page(deployment_document(read_deployment(folder)), tmp_path / "report.html")) as opened:
-        check_drawn(opened)
-        shown = opened.page.locator("#chart-clients .role-axis-label text").all_text_contents()
-        assert {*names[:5], "valueOf"} <= {*shown}
