@@ -35,9 +35,11 @@ from tests.golden.authors.recipe import (
     OORT,
     PISCES,
     POWER_OF_CHOICE_CHOSEN,
+    REFL,
     FedCorCase,
     Floats,
     GradientFleet,
+    LateCase,
     LossCase,
     OortFleet,
     PiscesFleet,
@@ -135,6 +137,14 @@ SOURCES = {
         "plato/client_managers/sirius.py",
         "c279878e7a1630cc17d5943471536025e054b85d",
         "ClientManager.choose_clients and update_utilities_using_loss, on the records of base.py",
+        "Apache-2.0",
+    ),
+    "refl": Source(
+        "ahmedcs/REFL",
+        "aa7e6425fe8b888bccfcc722a086df120cbd833e",
+        "core/aggregator.py",
+        "669bc758d224f5f2dd433b1fac3c68a26da5b66f",
+        "Aggregator.update_importance with stale_factor -4 and stale_beta .35",
         "Apache-2.0",
     ),
     "pisces-records": Source(
@@ -386,6 +396,43 @@ def pisces_rounds(fleet: PiscesFleet, module: Any, config: Any) -> list[list[Any
     return rows
 
 
+def refl_function(path: Path) -> Callable[[Any], None]:
+    """The method of the file alone: its module starts a server."""
+    import math
+
+    import torch
+
+    found = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == "update_importance"
+    ]
+    function: Callable[[Any], None] = run(list(found), {"torch": torch, "math": math, "np": np})["update_importance"]
+    return function
+
+
+def refl_weights(case: LateCase, authors: Callable[[Any], None]) -> list[Any]:
+    """The weight of each late update. The parameters hold the sum of the updates in time at that moment."""
+    import torch
+
+    def layers(numbers: Floats) -> list[torch.Tensor]:
+        return [torch.tensor(part) for part in (numbers[: case.first], numbers[case.first :])]
+
+    parameters = [types.SimpleNamespace(data=part) for part in layers(case.fresh().sum(axis=0))]
+    late = range(len(case.late()))
+    aggregator = types.SimpleNamespace(
+        round_stale_param={c: layers(case.late()[c]) for c in late},
+        update_stale_rounds=dict(enumerate(case.staleness().tolist())),
+        client_importance=dict.fromkeys(late, 1.0),
+        tasks_round=len(case.fresh()),
+        args=types.SimpleNamespace(stale_factor=-4, stale_beta=0.35),
+        scale_coff=case.scale_coff,
+        model=types.SimpleNamespace(parameters=lambda: parameters),
+    )
+    authors(aggregator)
+    return [case.scale_coff, case.seed, joined(aggregator.client_importance[c] for c in late)]
+
+
 def joined(numbers: Iterable[float]) -> str:
     return " ".join(f"{number:.13g}" for number in numbers)
 
@@ -469,6 +516,10 @@ def main() -> None:
         "beta seed round planned epsilon exploited explored",
         [row for fleet in PISCES for row in pisces_rounds(fleet, module, config)],
     )
+
+    authors = refl_function(path["refl"])
+    told = [f"versions: {base}, torch {torch.__version__}", f"inputs: sha256 {inputs(REFL)}"]
+    write("refl", told, "scale_coff seed weights", [refl_weights(case, authors) for case in REFL])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ================  =================================================================================================
 ``core``          the round from end to end: choose, collect, finish; the owners of a run's lasting state
 ``settings``      the options of a strategy, resolved once for every adapter
+``option_checks`` options that contradict each other, or the selector
 ``run_length``    absolute round numbers, and the criteria that end a run early
 ``roll_call``     asks new connections for their identity, and sends the selector's questions before the choice
 ``registration``  enters new clients into the roster and informs the selector about them
@@ -13,6 +14,8 @@ and the vectorized engine all use these calls. The rooms, in the order in which 
 ``eligibility``   busy connections, cool-down, availability, quota for new clients, cap on participation
 ``round``         one round: its cohort, outcome and wall times, the selector's report and the history's records
 ``flights``       buffered rounds: the clients at work, and the arrivals of a round
+``deadlines``     when a round ends at the latest: a fixed time, or the time that its clients usually take
+``late``          updates that miss their round: how they are kept, and how they count (REFL)
 ``collecting``    reads all replies, replaces first times, finds stragglers, measures models, decides the averaging
 ``replies``       reads one reply: the update, the metrics and the latency
 ``reply_checks``  the columns and the structure that the replies of a round must have

@@ -17,6 +17,7 @@ import numpy as np
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.eligibility import ClientArrays
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
 from fedsel_flwr.rounds.registration import IdentityResolver
@@ -37,6 +38,7 @@ from fedsel_flwr.wireless import finish_times, round_time
 if TYPE_CHECKING:
     # The core owns the parts, and calls the collector.
     from fedsel_flwr.rounds.core import Parts
+    from fedsel_flwr.rounds.late import SentModel
 
 NO_ANSWER = Reply(error="no answer", timed_out=True)
 LEAST_SHARE = 0.01
@@ -71,6 +73,11 @@ class Collector:
         if not self.settings.has_spares or opening or (usual is not None and chosen > usual):
             return None
         return self.settings.wait_for or selector.clients_per_round
+
+    @property
+    def only_measures(self) -> bool:
+        """Whether this round is an opening that only measures clients, so that the global model stays."""
+        return self.parts.selector.keeps_model and not self.parts.selector.warming_up
 
     def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
         """Read the replies and log faults with the clients' ids.
@@ -115,7 +122,7 @@ class Collector:
         rows = zip(round.chosen.values(), answers, names, faults, references, strict=True)
         results = {node: read(a, client_id=name, fault=fault, reference=own) for node, a, name, fault, own in rows}
         results = with_equal_lengths(results, wanted)
-        results, round_s = end_round(results, s, self.waits_for(len(results)))
+        results, round_s, deadline_s = end_round(results, s, self.waits_for(len(results)), round.deadline)
         # After the stragglers: the round lasted as long as the server waited, cold starts included.
         results = parts.cold_starts.replace_times(round.rows, results)
         used = [replies[node].metrics for node, result in results.items() if result.completed or result.answered]
@@ -141,12 +148,10 @@ class Collector:
         parts.registrar.note_sizes(round.rows, np.where(counted, claimed, 0))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
-        # An opening that only measures clients leaves the global model unchanged.
-        only_measured = parts.selector.keeps_model and not parts.selector.warming_up
-        enough = len(usable) >= s.min_completed and not only_measured
+        enough = len(usable) >= s.min_completed and not self.only_measures
         outcome = Outcome(
             results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s,
-            lacking=lacking, left_out=left_out, as_sent=structure is None,
+            lacking=lacking, left_out=left_out, as_sent=structure is None, deadline_s=deadline_s,
         )  # fmt: skip
         if enough:
             parts.reply_structure.decide(structure)
@@ -167,6 +172,15 @@ class Collector:
             return replace(outcome, enough=False)
         return self._averaged(outcome, draws)
 
+    def read_late(self, sent: SentModel, reply: Reply) -> ClientResult:
+        """Read a reply that has come after the end of its round."""
+        parts = self.parts
+        name, limit = sent.client_id if self.identities.by_claim else None, parts.registrar.max_examples()
+        measured = parts.measurer.measured(sent.model)
+        return read_reply(
+            reply, self.settings, client_id=name, reference=sent.model, measured=measured, max_examples=limit
+        )
+
     def _faults(self, stack: ModelStack, reference: Arrays, measured: Sequence[int] | None) -> list[str]:
         """Return the fault of each model of a stack; an empty text for a usable model."""
         limit, models = self.settings.max_update_norm, zip(stack.faults(reference), stack.as_list(), strict=True)
@@ -177,11 +191,12 @@ class Collector:
         s, measurer = self.settings, self.parts.measurer
         asked_for = s.averaging and not s.averaging_is_papers
         reads = measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None
+        reads = reads or s.late != "drop"
         # Without a comparison of models nothing reads updates, and the global model is still of arrays.
         if reads and not (s.checks_structure and round.reference is not None):
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
-                "scheme or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
+                "scheme, late or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
                 "selector of latencies."
             )
 
@@ -197,8 +212,8 @@ class Collector:
 
 
 def end_round(
-    results: Mapping[str, ClientResult], settings: Settings, wanted: int | None
-) -> tuple[dict[str, ClientResult], float]:
+    results: Mapping[str, ClientResult], settings: Settings, wanted: int | None, deadline: Deadline
+) -> tuple[dict[str, ClientResult], float, float]:
     """Decide when the round ends, how long it took, and which clients are stragglers.
 
     If the cohort is larger than the number of channels, clients train in waves. A client is done after its latency plus
@@ -207,41 +222,53 @@ def end_round(
 
     Args:
         results: Connection -> its reply after reading, by ascending row.
-        settings: The channels and the round's deadline.
+        settings: The channels and the longest wait.
         wanted: Number of usable answers that end the round. Of clients done at the same time, the lower rows count as
             earlier. None waits for all clients.
+        deadline: When the round ends at the latest.
 
     Returns:
-        The results, in which stragglers are not completed and have the latency max_latency. And the duration
-        of the round in seconds: until the last answer that it waits for, at most until the deadline.
+        The results, in which stragglers are not completed and have the latency max_latency. Then the duration
+        of the round in seconds: until the last answer that it waits for, at most until the deadline. And the seconds
+        of the deadline, infinity without one.
     """
     latency = np.array([result.latency_s for result in results.values()], dtype=np.float64)
-    channels, deadline = settings.channels or max(1, len(latency)), settings.round_deadline_s or math.inf
-    if wanted is None and deadline == math.inf:
-        return dict(results), round_time(latency, channels)
+    channels = settings.channels or max(1, len(latency))
+    if wanted is None and deadline == Deadline():
+        return dict(results), round_time(latency, channels), math.inf
     done = finish_times(latency, channels)
     completed = np.array([result.completed for result in results.values()], dtype=np.bool_)
-    in_time = np.flatnonzero(completed & (done <= deadline))
+    limit = deadline.settled(np.sort(done[completed]).tolist())
+    in_time = np.flatnonzero(completed & (done <= limit))
     # On the server's clock the transport marks spares itself, and the round did not wait for them.
     waited = ~np.array([result.spare for result in results.values()], dtype=np.bool_)
-    end = min(deadline, float(done[waited].max(initial=0.0)))
+    end = min(limit, float(done[waited].max(initial=0.0)))
     if wanted is not None and len(in_time) >= wanted:
         # A stable sort: of equal times the lower rows count as earlier.
         in_time = in_time[np.argsort(done[in_time], kind="stable")[:wanted]]
         end = float(done[in_time[-1]])
     kept = set(in_time.tolist())
-    return {
-        node: result
-        if i in kept or not result.completed
-        else _straggler(result, float(done[i]), end, settings, spare=len(kept) == wanted)
-        for i, (node, result) in enumerate(results.items())
-    }, end
+    beyond = np.array([0.0 if result.completed else result.beyond_s for result in results.values()])
+    timed = {
+        node: replace(result, done_s=seconds) if math.isfinite(seconds) else result
+        for (node, result), seconds in zip(results.items(), (done + beyond).tolist(), strict=True)
+    }
+    return (
+        {
+            node: result
+            if i in kept or not result.completed
+            else _straggler(result, end, settings, limit, spare=len(kept) == wanted)
+            for i, (node, result) in enumerate(timed.items())
+        },
+        end,
+        limit,
+    )
 
 
-def _straggler(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
+def _straggler(result: ClientResult, end: float, settings: Settings, limit: float, spare: bool) -> ClientResult:
     """Return a result that came after the end of the round."""
-    why = "enough other updates had arrived" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
-    late = f"late: the update came after {done:.6g} s, but the round ended after {end:.6g} s ({why})"
+    why = "enough other updates had arrived" if spare else f"round_deadline_s = {limit:g} s"
+    late = f"late: the update came after {result.done_s:.6g} s, but the round ended after {end:.6g} s ({why})"
     return replace(
         result,
         completed=False,

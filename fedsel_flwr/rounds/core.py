@@ -8,7 +8,8 @@ Everything else happens here, in plain types.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.collecting import ColdStarts, Collector
+from fedsel_flwr.rounds.deadlines import Deadline, Deadlines
 from fedsel_flwr.rounds.eligibility import (
     Busy,
     Cooldown,
@@ -26,6 +28,7 @@ from fedsel_flwr.rounds.eligibility import (
 )
 from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.late import LateUpdates, SentModel
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Registrar
@@ -57,8 +60,10 @@ class Parts:
         client_values: Selector parameters by client id, bound to ``roster``.
     """
 
-    # The clients at work, in buffered rounds only.
+    # The clients at work, in buffered rounds only; the round trips, for automatic deadlines; the late updates.
     flights: Flights | None = None
+    deadlines: Deadlines | None = None
+    late: LateUpdates | None = None
 
     def __init__(
         self, selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
@@ -80,6 +85,10 @@ class Parts:
         self.history = History()
         if settings.concurrency is not None:
             self.flights = Flights(settings)
+        if settings.round_deadline_s == "auto":
+            self.deadlines = Deadlines()
+        if settings.late != "drop":
+            self.late = LateUpdates(settings)
 
     @property
     def by_name(self) -> dict[str, Stateful]:
@@ -216,6 +225,8 @@ class SelectionCore:
         self.stopwatch.begin()
         self._call_roll(connected, upcoming, transport)
         present = self._available(connected, upcoming)
+        if parts.late is not None:
+            present = present.only(parts.late.free(present.rows, self._simulated_s))
         # A model without arrays has nothing to compare the replies with.
         round = Round(number=upcoming, num_available=0, available=present.rows, chosen={}, reference=reference or None)
         if (flights := parts.flights) is None:
@@ -234,6 +245,8 @@ class SelectionCore:
             flights.step = upcoming
             flights.send(round, sent_s)
         round.asked, self._round = round.rows, round
+        round.sent_s = self._simulated_s + parts.probing.seconds
+        round.deadline = Deadline.of(round.rows, self.settings, parts.deadlines)
         if round.chosen and logger.isEnabledFor(logging.INFO):
             named = first_ids([parts.roster.ids[row] for row in round.chosen], MOST_CHOSEN)
             logger.info("round %d: %s chooses clients %s", upcoming, parts.selector.name, named)
@@ -312,15 +325,23 @@ class SelectionCore:
         if self._round is None or not self.in_round:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
         self.stopwatch.switch("collect")
-        self._round.outcome = self._outcome(self._round, replies, stack)
+        self._round.outcome = outcome = self._outcome(self._round, replies, stack)
+        if (late := self.parts.late) is not None and self._round.chosen:
+            # The base gets the late updates too. The selector and the history get what came in time.
+            outcome = outcome if self.collector.only_measures else late.join(self._round, outcome)
+            late.hold(self._round, self._round.outcome, replies, stack)
         # Until finish the adapter lets the base strategy aggregate.
         self.stopwatch.switch("aggregate")
-        return self._round.outcome
+        return outcome
 
     def _outcome(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
         """Return the outcome of the replies, or in a buffered round of the arrivals."""
         if (flights := self.parts.flights) is None:
-            return self.collector.collect(round, replies, stack)
+            outcome = self.collector.collect(round, replies, stack)
+            if self.parts.late is not None and not round.chosen:
+                # Nobody was free, so the round lasts until somebody is.
+                outcome = replace(outcome, round_s=self.parts.late.next_arrival(round.sent_s))
+            return outcome
         arrivals = flights.arrive(round, replies, stack)
         outcome = self.collector.collect(round, arrivals.replies, arrivals.models)
         if arrivals.replies:
@@ -329,6 +350,48 @@ class SelectionCore:
             seconds = max(arrivals.end_s, self._simulated_s) - self._simulated_s - self.parts.probing.seconds
             outcome = replace(outcome, round_s=seconds, staleness=arrivals.staleness, arrived_s=arrivals.arrived_s)
         return flights.damped(outcome, round.reference or [])
+
+    @property
+    def deadline(self) -> Deadline:
+        """Return when the round in progress ends at the latest."""
+        return Deadline() if self._round is None else self._round.deadline
+
+    def name_arrays(self, names: Sequence[str]) -> None:
+        """Note the names of the model's arrays, by which running statistics are known."""
+        for part in (self.parts.flights, self.parts.late):
+            if part is not None:
+                part.names = names
+
+    def waited(self, seconds: float) -> None:
+        """Note the deadline by which the server has waited, on its own clock."""
+        if self._round is not None:
+            self._round.deadline = Deadline(seconds)
+
+    def sent(self, node: str) -> SentModel:
+        """Return what a client of the round in progress got, for a reply that comes after its end."""
+        round, row = self._round, self.parts.roster.row_of(node)
+        assert round is not None
+        return SentModel(node, row, round.number, round.reference or [], self.parts.roster.ids[row])
+
+    def receive_late(self, sent: SentModel, reply: Reply, late_s: float) -> None:
+        """Note a reply that has come after the end of its round, on the server's clock.
+
+        Args:
+            sent: What the client was sent (:meth:`sent`).
+            reply: Its reply.
+            late_s: Seconds since the end of its round.
+        """
+        parts, took = self.parts, reply.observed_s
+        # The row of an evicted client may be another client's now.
+        if reply.error or took is None or parts.roster.ids[sent.row] != sent.client_id:
+            return
+        parts.cooldown.forgive(sent.row)
+        if parts.deadlines is not None:
+            parts.deadlines.note(np.array([sent.row]), np.array([took]), np.zeros(1), self._simulated_s)
+        if parts.late is not None:
+            result = self.collector.read_late(sent, reply)
+            if result.completed:
+                parts.late.receive(sent, reply.arrays or [], result, reply, late_s=late_s)
 
     def skip(self) -> None:
         """End the round without clients, because the base configures no client; the choice counts as never made.
@@ -372,11 +435,15 @@ class SelectionCore:
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
         # Uses the report, because otherwise a client that fails only for the selector would be selected repeatedly.
-        parts.cooldown.note(round.rows, report.completed | spare, round.number)
+        late = ~completed & np.array([math.isfinite(result.done_s) for result in results], dtype=np.bool_)
+        parts.cooldown.note(round.rows, report.completed | spare | (late & self.settings.reads_late), round.number)
         # Uses the replies, because an update is usable even if a column is missing, and a spare has not failed.
         parts.newcomer_quota.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.asked)
         parts.cold_starts.note(round.rows, outcome.results)
+        if parts.deadlines is not None:
+            end_s = round.sent_s + outcome.round_s
+            parts.deadlines.note_round(round.rows, outcome.results.values(), round.sent_s, end_s)
         parts.history.append(
             round=round.number,
             num_available=round.num_available,
@@ -384,6 +451,10 @@ class SelectionCore:
             **parts.probing.take_costs(),
             clients=parts.reporter.records(round, outcome),
             remark=remark or parts.missing_columns.remark(round.probe_faults.lacking, outcome.lacking),
+            deadline_s=outcome.deadline_s if math.isfinite(outcome.deadline_s) else math.nan,
+            num_late=len(round.late),
+            late_j=float(np.nansum([one.energy_j for one, _ in round.late])),
+            note=parts.reporter.note(round, outcome, parts.cooldown) if self.settings.ends_early else "",
         )
         self._round = None
         parts.history.log_unusable_rounds()

@@ -260,6 +260,15 @@ class Cooldown(ClientArrays):
         self._grow(rows)
         return np.asarray(self._out_until[rows] < round)
 
+    def rounds_out(self, row: int, round: int) -> int:
+        """Return for how many rounds after ``round`` a client is excluded."""
+        return max(0, int(self._out_until[row]) - round) if row < len(self._out_until) else 0
+
+    def forgive(self, row: int) -> None:
+        """Count a client's failures from 0 again, because its reply was only late."""
+        self._grow(np.array([row]))
+        self._failures[row] = self._out_until[row] = 0
+
     def note(self, rows: IntArray, completed: BoolArray, round: int) -> None:
         """Update the counts after ``round``, in which the clients in ``rows`` were chosen."""
         self._grow(rows)

@@ -259,7 +259,7 @@ class Flights:
         stale = np.flatnonzero(tau)
         if not len(outcome.models) or not len(stale):
             return outcome
-        change = partial(moved, old=reference, new=reference, own=self._own(reference))
+        change = partial(moved, old=reference, new=reference, own=own_values(reference, self.names))
         if isinstance(stack := outcome.models, ModelStack):
             layers = [layer.copy() for layer in stack.layers]
             for layer, less in zip(layers, change(stack.take(stale).layers, share=damping(tau[stale])), strict=True):
@@ -274,15 +274,7 @@ class Flights:
     def _moved(self, model: Arrays, batch: Batch, round: Round) -> Arrays:
         """Return the update of a model, or of a stack of models, on the model of a round."""
         new = round.reference
-        return model if new is None else moved(model, old=batch.model, new=new, own=self._own(batch.model))
-
-    def _own(self, model: Arrays) -> list[bool]:
-        """Return whether each array of a model is the client's own value, and no part of the update."""
-        names = self.names or [""] * len(model)
-        return [
-            array.dtype.kind != "f" or name.endswith(RUNNING_STATISTICS)
-            for array, name in zip(model, names, strict=True)
-        ]
+        return model if new is None else moved(model, old=batch.model, new=new, own=own_values(batch.model, self.names))
 
     def forget(self, rows: IntArray) -> None:
         """Drop the clients in ``rows``."""
@@ -355,6 +347,19 @@ def damping(staleness: npt.ArrayLike) -> FloatArray:
     array([1. , 0.5])
     """
     return np.asarray((1.0 + np.asarray(staleness)) ** -0.5)
+
+
+def own_values(model: Arrays, names: Sequence[str]) -> list[bool]:
+    """Return whether each array of a model is the client's own value, and no part of the update.
+
+    Args:
+        model: The model.
+        names: The names of its arrays; empty if they have no names.
+    """
+    return [
+        array.dtype.kind != "f" or name.endswith(RUNNING_STATISTICS)
+        for array, name in zip(model, names or [""] * len(model), strict=True)
+    ]
 
 
 def moved(model: Arrays, *, old: Arrays, new: Arrays, own: Sequence[bool], share: npt.ArrayLike = 1.0) -> Arrays:

@@ -31,6 +31,8 @@ MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples", "probe"} - {"n
 """Kinds of problems that leave the update usable."""
 MAX_REASONS = 8
 """Largest number of reasons in a line; further reasons count as "other"."""
+MOST_TOLD = 6
+"""Largest number of clients in a note."""
 UNUSABLE_ROUNDS = 3
 """Number of consecutive rounds without a usable update after which the log reports an error."""
 Value = int | float | str
@@ -98,6 +100,10 @@ class History(state_dicts.NotByClient):
         probe_j: float = 0.0,
         num_probed: int = 0,
         remark: str = "",
+        deadline_s: float = math.nan,
+        num_late: int = 0,
+        late_j: float = 0.0,
+        note: str = "",
     ) -> RoundRecord:
         """Add a round and its clients, and accumulate times and joules, including those of probes.
 
@@ -132,6 +138,10 @@ class History(state_dicts.NotByClient):
             num_probed=num_probed,
             # So short that the journal finds the record at the start of its line.
             remark=one_line(remark),
+            deadline_s=deadline_s,
+            num_late=num_late,
+            late_j=late_j,
+            note=one_line(note),
         )
         if self.journal is None:
             self._rounds.append(record)
@@ -236,6 +246,8 @@ class History(state_dicts.NotByClient):
         rows = self.clients[-last.num_selected :] if last.num_selected else []
         fields = round_fields(last, [row for row in rows if row.round == last.round])
         logger.info(format_line(fields), extra={"fedsel": fields})
+        if last.note:
+            logger.info("round %d: %s", last.round, last.note)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two histories have the same records; NaN counts as equal to NaN."""
@@ -286,6 +298,40 @@ def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[s
         "accuracy": record.accuracy,
         "failures": ",".join(f"{name}:{count}" for name, count in named),
     }
+
+
+def round_note(
+    seconds: float,
+    deadline_s: float,
+    asked: int,
+    missing: Sequence[tuple[str, str]],
+    late: Sequence[tuple[str, float, float]],
+) -> str:
+    """Return what happened in a round, in one line.
+
+    Args:
+        seconds: Duration of the round.
+        deadline_s: Its deadline in seconds; infinity without one.
+        asked: Number of clients that were asked.
+        missing: Id of each client without an update in time, and the reason.
+        late: Id of each client whose late update counts, the seconds by which it was late, and its weight.
+
+    >>> round_note(720.0, 720.0, 5, [("oslo", "out for 4 rounds")], [("lyon", 180.0, 0.4)])
+    '4 of 5 clients in 12 min (deadline 12 min); oslo: out for 4 rounds; lyon: late by 3 min, used with weight 0.4'
+    """
+    limit = f" (deadline {_duration(deadline_s)})" if math.isfinite(deadline_s) else ""
+    parts = [f"{asked - len(missing)} of {asked} clients in {_duration(seconds)}{limit}"]
+    told = [f"{name}: {reason}" for name, reason in missing]
+    told += [f"{name}: late by {_duration(late_s)}, used with weight {weight:.2g}" for name, late_s, weight in late]
+    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+    return "; ".join(parts + told[:MOST_TOLD] + more)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def format_line(fields: dict[str, Value]) -> str:

@@ -20,10 +20,10 @@ from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
 """The first bytes of a line. The record of the round follows."""
-ROUND_BYTES = 2**12
+ROUND_BYTES = 2**13
 """Number of bytes at the start of a line that always include the record of the round.
 
-The record has 16 numbers with their names, and a remark of at most 300 characters.
+The record has 19 numbers with their names, a remark and a note of at most 300 characters each.
 """
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors from decoding a damaged line."""
@@ -135,6 +135,10 @@ class RoundRecord:
         num_probed: Number of clients probed before the choice, counted once per probe.
         num_spares: Number of clients that the round did not wait for, because enough others were earlier.
         remark: Empty, or a problem of the round itself: its kind, a colon and details.
+        deadline_s: Seconds after which the round had to end; NaN without a deadline.
+        num_late: Number of late updates of earlier rounds that counted in this one.
+        late_j: Joules of their trainings, which are part of ``energy_j`` in those rounds.
+        note: What happened, for an operator; empty if rounds do not end early.
     """
 
     round: int
@@ -154,6 +158,10 @@ class RoundRecord:
     num_probed: int = 0
     num_spares: int = 0
     remark: str = ""
+    deadline_s: float = math.nan
+    num_late: int = 0
+    late_j: float = 0.0
+    note: str = ""
 
     @property
     def num_failed(self) -> int:

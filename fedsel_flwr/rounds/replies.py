@@ -109,6 +109,9 @@ class ClientResult:
         first: Whether the latency replaces the client's first time
             (:class:`~fedsel_flwr.rounds.collecting.ColdStarts`).
         first_s: The first time itself, seconds; NaN if there is none.
+        beyond_s: Seconds by which an answer that is usable otherwise took longer than max_latency; NaN for any other.
+        done_s: Seconds from the start of a round that may end early to an answer that is usable, or would be if it were
+            not late; NaN if there is none.
     """
 
     completed: bool
@@ -129,6 +132,8 @@ class ClientResult:
     timed: bool = False
     first: bool = False
     first_s: float = math.nan
+    beyond_s: float = math.nan
+    done_s: float = math.nan
 
 
 def read_reply(
@@ -225,6 +230,7 @@ def read_reply(
         timed_out=reply.timed_out,
         lost=bool(lost),
         timed=waited is not None,
+        beyond_s=latency.seconds - settings.max_latency if latency.late and not failed else math.nan,
     )
 
 
@@ -353,7 +359,7 @@ def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
     # an infinite report is a late client, not a fault
     if seconds >= max_latency:
         problem = f"late: {seconds:.6g} s is not below max_latency = {max_latency:g} s"
-        return Latency(max_latency, "max_latency", problem, late=True)
+        return Latency(seconds, "max_latency", problem, late=True)
     return Latency(seconds, "reported")
 
 

@@ -96,6 +96,10 @@ class Roster:
         row = self._row_of_node.get(node)
         return node if row is None else self.ids[row]
 
+    def row_of(self, node: str) -> int:
+        """Return the row of a registered connection."""
+        return self._row_of_node[node]
+
     def unregistered(self, connected: Collection[str]) -> list[str]:
         """Return the connections that are neither bound nor refused, in id order."""
         # All connections are bound, as in most rounds.

@@ -12,13 +12,16 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.rounds.deadlines import Deadline
+from fedsel_flwr.rounds.eligibility import Cooldown
+from fedsel_flwr.rounds.history import round_note
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, with_norm
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
@@ -27,6 +30,10 @@ from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import RoundReport, Selector
 from fedsel_flwr.selectors.columns import COLUMNS, MEASURED, VECTORS, columns_where
+
+if TYPE_CHECKING:
+    # Late updates are joined to the outcome of a round.
+    from fedsel_flwr.rounds.late import LateUpdate
 
 logger = logging.getLogger("fedsel_flwr")
 FROM_REPLY = columns_where(lambda column: column.source == "reply")
@@ -54,6 +61,9 @@ class Round:
         asked: Rows of the clients that were sent the model in this round, shape (n,). In a buffered round other clients
             may arrive, which :attr:`chosen` then has.
         outcome: The outcome of the replies; None before they are collected.
+        sent_s: Simulated seconds at which the clients got the model.
+        deadline: When the round ends at the latest.
+        late: The late updates that count in this round, each with its weight.
     """
 
     number: int
@@ -65,6 +75,9 @@ class Round:
     draws: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     asked: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     outcome: Outcome | None = None
+    sent_s: float = 0.0
+    deadline: Deadline = field(default_factory=Deadline)
+    late: list[tuple[LateUpdate, float]] = field(default_factory=list)
 
     @property
     def rows(self) -> IntArray:
@@ -103,6 +116,8 @@ class Outcome:
         as_sent: Whether each usable update has the structure of the arrays that its client received.
         staleness: Connection -> steps of the server since the client got its model; empty in synchronous rounds.
         arrived_s: Connection -> simulated seconds of its arrival; empty in synchronous rounds.
+        deadline_s: Seconds after which the round had to end; infinity without a deadline.
+        late: The late updates among the usable ones, by their names in ``results``.
     """
 
     results: Mapping[str, ClientResult]
@@ -117,6 +132,8 @@ class Outcome:
     as_sent: bool = True
     staleness: Mapping[str, int] = field(default_factory=dict)
     arrived_s: Mapping[str, float] = field(default_factory=dict)
+    deadline_s: float = math.inf
+    late: Mapping[str, LateUpdate] = field(default_factory=dict)
 
     @property
     def positions(self) -> IntArray:
@@ -314,6 +331,17 @@ class Reporter(state_dicts.SavedFields):
             )
             for row, node, result in answers
         ]
+
+    def note(self, round: Round, outcome: Outcome, cooldown: Cooldown) -> str:
+        """Return what an operator wants to know of a round."""
+        faults = []
+        for row, result in zip(round.rows.tolist(), outcome.results.values(), strict=True):
+            if not result.completed:
+                out = cooldown.rounds_out(row, round.number)
+                kind = "late" if result.spare or result.timed_out else result.problems[-1].split(":")[0]
+                faults.append((self._roster.ids[row], f"out for {out} rounds" if out else kind))
+        late = [(self._roster.ids[one.row], one.late_s, weight) for one, weight in round.late]
+        return round_note(outcome.round_s, outcome.deadline_s, len(round.chosen), faults, late)
 
     def _reported_columns(self, results: list[ClientResult]) -> dict[str, FloatArray]:
         """Return the reported columns that the selector needs; NaN for clients that did not report them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,6 +20,13 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.eligibility import Availability
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.rounds.option_checks import (
+    check_buffered,
+    check_fairness,
+    check_late,
+    check_wait_for,
+    check_warmup,
+)
 from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
@@ -42,6 +49,10 @@ CompareModels = bool | Literal["auto"]
 """Whether replies are held against the global model; "auto" follows the base strategy."""
 Weighting = Literal["examples", "uniform"]
 """Weights of the updates in a buffered round."""
+RoundDeadline = float | Literal["auto"]
+"""Seconds after which a round ends; "auto" follows the clients' own times."""
+Late = Literal["drop", "use", "damped"]
+"""What happens to an update that misses its round (:mod:`fedsel_flwr.rounds.late`)."""
 Payload = Literal["model", "private", "own", "trees"]
 """Content of the replies that a base aggregates: models, models under differential privacy, arrays that the base itself
 defines, or boosted trees, which grow."""
@@ -105,6 +116,10 @@ def _max_examples(name: str, value: object) -> MaxExamples:
     return "auto" if value == "auto" else _count(name, value)
 
 
+def _deadline(name: str, value: object) -> RoundDeadline:
+    return "auto" if value == "auto" else real(name, value, above=0.0)
+
+
 def _count(name: str, value: object, minimum: int = 1) -> int:
     number = whole(name, value, minimum)
     # Larger numbers are not exact as floats, and soon too large for NumPy's integers.
@@ -136,7 +151,8 @@ class Options:
             many free clients. An update that misses tau rounds counts (1 + tau)^(-1/2) times (FedBuff). If None: each
             round waits for all of its clients.
         buffer: Number of arrivals that end a buffered round, which must be ``clients_per_round``. If None: that.
-        max_staleness: Largest number of rounds that an update may miss. If None: no limit.
+        max_staleness: Largest number of rounds that an update may miss, in buffered rounds and with ``late``. If None:
+            no limit.
         weighting: Weights of the updates in a buffered round: "examples", or "uniform" as in FedBuff.
         min_available: Number of clients that must be connected before a round. If None: the larger of
             ``clients_per_round`` and the base's own minimum.
@@ -157,8 +173,9 @@ class Options:
             the round first waits for replies, as long as the timeout of the last round and at most ``wait_timeout``.
             After this wait all clients may be asked.
         cooldown: Whether to exclude a client for 2^n rounds after n failures in a row. A client that lacks a column
-            that the selector requires has failed too. The default "auto" excludes clients only for selectors that could
-            select a failed client forever (DivFL, PCZFL).
+            that the selector requires has failed too. A late reply is no failure with ``late``, or with an automatic
+            ``round_deadline_s``. The default "auto" excludes clients only for selectors that could select a failed
+            client forever (DivFL, PCZFL).
         over_selection: Extra clients asked, as a share x of ``clients_per_round`` (m). A round asks ceil((1 + x) m)
             clients, and uses the first m usable replies. The other clients are spares. The joules of spares count, but
             the base strategy sees neither their results nor their failures. A selector that reads "spare" gets the
@@ -167,7 +184,14 @@ class Options:
         wait_for: Number of usable replies after which a round ends, as with ``over_selection``: the other clients are
             spares. A round that asks no more clients waits for all of them. If None: no such number.
         round_deadline_s: Seconds after which a round ends. A client that has not replied by then is a straggler, and
-            has failed. If None: no deadline.
+            has failed. With "auto", the clients' own times of earlier rounds decide
+            (:mod:`~fedsel_flwr.rounds.deadlines`). If None: no deadline.
+        late: What happens to an update that misses its round, because of the deadline or because enough others were
+            earlier. With "drop" it is ignored. With "use" it counts in the round in which it arrives, weighted by its
+            staleness and by how much it differs from the updates of that round (REFL). With "damped" it counts
+            (1 + tau)^(-1/2) times, tau being the number of rounds that it missed. Until it arrives its client is not
+            asked. The selector learns nothing of it. ``max_staleness`` limits tau.
+        late_scale_coff: With late = "use", the number by which the exponential is divided. The authors' code has 10.
         compare_models: Whether a reply must have the shapes and types of the global model's arrays. With False, it must
             have those of the arrays that the client received. If no reply of the first round that aggregates has them,
             it must have those of most replies of that round. With "auto": False if the base brings its own aggregation
@@ -255,7 +279,11 @@ class Options:
     cooldown: CooldownSetting = field(default="auto", metadata=_rule(_switch, key="cooldown"))
     over_selection: float = field(default=0.0, metadata=_rule(AT_LEAST_0, key="over_selection"))
     wait_for: int | None = field(default=None, metadata=_rule(_count, key="wait_for", unset=0))
-    round_deadline_s: float | None = field(default=None, metadata=_rule(ABOVE_0, key="round_deadline_s", unset=0.0))
+    round_deadline_s: RoundDeadline | None = field(
+        default=None, metadata=_rule(_deadline, key="round_deadline_s", unset=0.0)
+    )
+    late: Late = field(default="drop", metadata=_rule(partial(one_of, allowed=get_args(Late)), key="late"))
+    late_scale_coff: float = field(default=1.0, metadata=_rule(partial(real, at_least=1.0), key="late_scale_coff"))
     compare_models: CompareModels = field(default="auto", metadata=_rule(_switch))
     max_update_norm: float | None = field(default=None, metadata=_rule(ABOVE_0, key="max_update_norm", unset=0.0))
     max_examples: MaxExamples | None = field(default=None, metadata=_rule(_max_examples, key="max_examples", unset=0))
@@ -342,6 +370,11 @@ class Settings(Options):
         """Whether a round may end before all selected clients have replied."""
         return self.has_spares or self.round_deadline_s is not None
 
+    @property
+    def reads_late(self) -> bool:
+        """Whether anything is learned from replies after the end of their round."""
+        return self.late != "drop" or self.round_deadline_s == "auto"
+
 
 def resolve_settings(selector: Selector, *, payload: Payload = "model", **options: Any) -> Settings:
     """Resolve the options for a selector: an option that is not set comes from the selector, its paper or the default.
@@ -360,8 +393,9 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
             "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
-    _check_buffered(selector, given)
-    _check_wait_for(given, m)
+    check_buffered(selector, given)
+    check_wait_for(given, m)
+    check_late(selector, given, payload)
     averaging = given.averaging or ("mean" if given.weighting == "uniform" else None)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
@@ -376,8 +410,8 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
         "compare_models": _compares_models(given, payload, reader),
     }
     settings = Settings(**vars(given) | resolved)
-    _check_warmup(selector, settings.warmup_rounds)
-    _check_fairness(selector, settings.max_participation)
+    check_warmup(selector, settings.warmup_rounds)
+    check_fairness(selector, settings.max_participation)
     # A warning, not an error: the run is valid, but every client gets the best latency reward.
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
@@ -388,51 +422,6 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             high,
         )
     return settings
-
-
-def _check_buffered(selector: Selector, given: Options) -> None:
-    """Refuse options of buffered rounds without these rounds, and with them what assumes rounds that wait."""
-    if given.concurrency is None:
-        if alone := [name for name in ("buffer", "max_staleness") if getattr(given, name) is not None]:
-            raise ParameterError(f"{alone[0]} is for buffered rounds. Set concurrency too, or leave it out")
-        if given.weighting != "examples":
-            raise ParameterError("weighting is for buffered rounds. Set concurrency too, or use averaging = 'mean'")
-        return
-    m, number = selector.clients_per_round, given.concurrency
-    if not selector.buffers or m is None:
-        raise ParameterError(
-            f"{selector.name} needs rounds that wait for all of their clients, so that concurrency cannot be used. "
-            "Leave concurrency out, or use another selector"
-        )
-    if given.buffer not in (None, m):
-        raise ParameterError(f"buffer = {given.buffer} must be clients_per_round = {m}. Leave buffer out")
-    if number % m:
-        raise ParameterError(f"concurrency = {number} must be a multiple of the {m} clients_per_round")
-    if given.channels is not None and given.channels < number:
-        raise ParameterError(f"channels = {given.channels} is below concurrency = {number}. Leave channels out")
-    for name in ("warmup_rounds", "over_selection", "wait_for", "round_deadline_s"):
-        if getattr(given, name):
-            raise ParameterError(
-                f"{name} belongs to rounds that wait for their clients, and cannot be combined with concurrency. "
-                "Leave one of them out"
-            )
-    if given.compare_models is False:
-        raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
-    if given.weighting == "uniform" and given.averaging not in (None, "mean"):
-        raise ParameterError(f"weighting = 'uniform' contradicts averaging = {given.averaging!r}. Set one of them")
-
-
-def _check_wait_for(given: Options, clients_per_round: int | None) -> None:
-    """Refuse a number of replies that no round can have, or that contradicts another option."""
-    if (wanted := given.wait_for) is None:
-        return
-    if given.over_selection:
-        raise ParameterError("wait_for and over_selection both say when a round ends. Leave one of them out")
-    for name, low, high in (
-        ("clients_per_round", wanted, clients_per_round or wanted), ("min_completed", given.min_completed, wanted),
-    ):  # fmt: skip
-        if low > high:
-            raise ParameterError(f"wait_for = {wanted} does not fit {name} = {getattr(given, name, high)}. Change one")
 
 
 def _update_reader(selector: Selector, given: Options, payload: Payload) -> str:
@@ -473,28 +462,3 @@ def _common_max_latency(selector: Selector, given: float | None) -> float:
     if own != given:
         raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Set it only once")
     return given
-
-
-def _check_warmup(selector: Selector, rounds: int) -> None:
-    """Refuse a warm-up as long as the run, if the selector knows the length of the run."""
-    total = to_float(getattr(selector, "total_rounds", None))
-    if rounds and total is not None and rounds >= total:
-        raise ParameterError(
-            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}. Lower "
-            "warmup_rounds, or raise the number of rounds"
-        )
-
-
-def _check_fairness(selector: Selector, max_participation: float | None) -> None:
-    """Refuse a ``max_participation`` below a share that the selector guarantees to a client."""
-    fairness = getattr(selector, "fairness", None)
-    # ClientValues show only registered clients; ``given`` also has clients that will join later.
-    shares = getattr(fairness, "given", fairness)
-    if max_participation is None or not isinstance(shares, Mapping) or not shares:
-        return
-    client, share = max(shares.items(), key=lambda item: item[1])
-    if share > max_participation:
-        raise ParameterError(
-            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}. Raise "
-            "max_participation, or lower the fairness"
-        )

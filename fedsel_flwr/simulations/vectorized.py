@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,7 @@ from fedsel_flwr.clients.device import REPLIED
 from fedsel_flwr.clients.objectives import CLASSIFICATION, fresh_copy
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.training import outputs, read_only_tensor, using_threads
-from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.flower import ClientProxy
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.rounds.round import Outcome
@@ -92,8 +91,8 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
     strategy.begin_metrics()
     core.collector.simulated = True
     core.begin_run()
+    core.name_arrays(list(world.model.state_dict()))
     if (flights := core.parts.flights) is not None:
-        flights.names = list(world.model.state_dict())
         # A checkpoint has the clients at work and the models that they got, so they train once more.
         for batch in flights.lost():
             clients.model = batch.model
@@ -413,8 +412,8 @@ def aggregate(base: Any, round: int, outcome: Outcome) -> Arrays | None:
         return stack_mean(kept, weights)
     ok = Status(Code.OK, "")
     results = [
-        (NamedClient(node), FitRes(ok, ndarrays_to_parameters(list(arrays)), int(weight), {}))
-        for node, arrays, weight in zip(outcome.kept, kept.as_list(), weights, strict=True)
+        (bases.NamedClient(node), FitRes(ok, ndarrays_to_parameters(list(arrays)), weight, {}))
+        for node, arrays, weight in zip(outcome.kept, kept.as_list(), bases.as_counts(weights), strict=True)
     ]
     parameters, _ = base.aggregate_fit(bases.aggregation_round(base, round), results, [])
     return None if parameters is None else parameters_to_ndarrays(parameters)
@@ -432,18 +431,3 @@ def stack_mean(stack: ModelStack, weights: FloatArray) -> Arrays:
         mean = (weights.astype(values.dtype) @ flat) / total
         means.append(mean.reshape(layer.shape[1:]).astype(values.dtype, copy=False))
     return means
-
-
-class NamedClient(ClientProxy):
-    """Client that a base strategy knows only by its name. It trains in this process, and Flower cannot call it.
-
-    Args:
-        cid: Name of the client.
-    """
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RunError(
-            f"client {self.cid} trains in this process, so a base strategy cannot call it. Use the engine 'ray'"
-        )
-
-    fit = evaluate = get_properties = get_parameters = reconnect = _refuse

@@ -241,11 +241,11 @@ class SelectionStrategy(Adapter, Strategy):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         keys = self.core.settings.keys
         dropped = outcome.left_out | {keys.of(name) for name in VECTORS.intersection(self.core.asks.split(","))}
-        kept = [
-            legacy.cleaned(arrived.results[cid], outcome.results[cid], keys.own_keys(), dropped) for cid in outcome.kept
-        ]
+        results = arrived.results | {key: bases.late_result(one) for key, one in outcome.late.items()}
+        kept = [legacy.cleaned(results[cid], outcome.results[cid], keys.own_keys(), dropped) for cid in outcome.kept]
         if outcome.averaging is not None:
-            kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)]
+            counts = bases.as_counts(outcome.weights)
+            kept = [(c, replace(res, num_examples=n)) for (c, res), n in zip(kept, counts, strict=True)]
         failures = arrived.failures_with(fault for cid, fault in faults.items() if cid in arrived.results)
         result: tuple[Parameters | None, dict[str, Scalar]]
         result = self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)

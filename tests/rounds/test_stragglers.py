@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.collecting import end_round
+from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import CSUCB, PCZFL, Everyone, Random, create, names
@@ -38,8 +40,8 @@ def _result(seconds: float, error: str = "", max_latency: float = 60.0) -> Any:
 def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) -> tuple[list[int], float]:
     """Who is not completed, and the round's seconds; options: wanted, deadline, channels."""
     results = {str(i): _result(s, "no answer" if i in failed else "") for i, s in enumerate(seconds)}
-    settings = Settings(channels=options.get("channels"), round_deadline_s=options.get("deadline"))
-    read, end = end_round(results, settings, options.get("wanted"))
+    deadline = Deadline(options.get("deadline") or np.inf)
+    read, end, _ = end_round(results, Settings(channels=options.get("channels")), options.get("wanted"), deadline)
     return [i for i, one in enumerate(read.values()) if not one.completed], end
 
 
@@ -73,12 +75,12 @@ def test_who_is_late(seconds: list[float], options: dict[str, Any], late: list[i
 
 def test_a_late_client_holds_max_latency_and_says_why() -> None:
     results = {"a": _result(1.0), "b": _result(7.5)}
-    spare = end_round(results, Settings(), 1)[0]["b"]
+    spare = end_round(results, Settings(), 1, Deadline())[0]["b"]
     assert (spare.latency_s, spare.latency_source, spare.spare) == (60.0, "max_latency", True)
     assert spare.problems == (
         "late: the update came after 7.5 s, but the round ended after 1 s (enough other updates had arrived)",
     )
-    late = end_round(results, Settings(round_deadline_s=5.0), None)[0]["b"]
+    late = end_round(results, Settings(), None, Deadline(5.0))[0]["b"]
     assert (late.completed, late.spare) == (False, False)
     assert late.problems == (
         "late: the update came after 7.5 s, but the round ended after 5 s (round_deadline_s = 5 s)",
@@ -277,6 +279,66 @@ def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
     record, rows = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
     assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
     assert record.round_s == 0.6
+
+
+def _with_a_slow_node(rounds: int, slow_s: float, **options: Any) -> tuple[Any, list[Any], FakeNode]:
+    """Nodes 0 and 1 answer after .25 s, node 2 after some more; the strategy, its base's replies and the slow node."""
+    given_: list[Any] = []
+
+    def note(contents: list[Any], key: str) -> Any:
+        given_.append(copy.deepcopy(contents))
+        return contents[0]["metrics"]
+
+    base = fedavg(train_metrics_aggr_fn=note)
+    strategy = message.SelectionStrategy(
+        Everyone(), base, clock="server", identity="claim", max_latency=60.0, **options
+    )
+    ready = {0: 0.25, 1: 0.25, 2: slow_s}
+    nodes = {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=ready[k]) for k in ready}
+    play(strategy, FakeGrid(nodes), rounds)
+    return strategy, given_, nodes[7]
+
+
+@pytest.mark.parametrize("late", ["use", "damped"])
+def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(late: str) -> None:
+    strategy, replies, slow = _with_a_slow_node(7, 0.8, wait_for=2, late=late)
+    history = strategy.history
+    used = [one.round for one in history.rounds if one.num_late]
+    assert used
+    # Until its reply it is not asked. After it its failure is forgotten, so that it is asked in the next round.
+    asked = [row.round for row in history.clients if row.client_id == "2"]
+    assert asked[0] == 1
+    assert asked[1] in (used[0], used[0] + 1)
+    assert used[0] > 1
+    for record, contents in zip(history.rounds, replies, strict=True):
+        assert len(contents) == record.num_kept + record.num_late
+        assert len({tuple(sorted(one)) for one in contents}) == 1
+        assert len({tuple(sorted(one["metrics"])) for one in contents}) == 1
+        if record.num_late:
+            assert "; 2: late by " in record.note
+            factor, examples = float(record.note.split("weight ")[1]), slow.proxy.num_examples
+            weight = contents[-1]["metrics"]["num-examples"] / examples
+            assert weight == pytest.approx(1.0 if late == "damped" else factor, abs=0.006)
+    trained = slow.messages("train")
+    assert len(trained) == len(asked)
+
+
+def test_on_the_servers_clock_late_replies_set_the_deadline() -> None:
+    """The first deadline is 9 s after the first two replies, so that the slow node is waited for."""
+    strategy, _, _ = _with_a_slow_node(4, 0.9, round_deadline_s="auto")
+    assert all(one.num_completed == 3 for one in strategy.history.rounds)
+    assert all(9.2 < one.deadline_s < 12.0 for one in strategy.history.rounds)
+
+
+def test_on_the_servers_clock_the_time_of_a_late_reply_is_learned() -> None:
+    """The margin is 0 here: the node of 1.2 s misses rounds of .25 s until its own time counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsel_flwr.rounds.deadlines.LEAST_S", 0.1)
+        strategy, _, _ = _with_a_slow_node(9, 1.2, round_deadline_s="auto")
+    rows = [row.completed for row in strategy.history.clients if row.client_id == "2"]
+    assert rows[0] is False
+    assert rows[-1] is True
+    assert strategy.history.rounds[-1].deadline_s > 1.2
 
 
 @pytest.mark.parametrize(

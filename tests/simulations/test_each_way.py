@@ -277,3 +277,35 @@ def test_flwr_run_leaves_it_too(
     path = folder / "model-after-round-2.safetensors"
     assert read_model(folder, path.name)[0].dtype == np.float32
     assert f"the finished rounds, and the model after the last one: {path}" in caplog.text
+
+
+# ---- rounds that end early ----------------------------------------------------------------------------------------
+
+SLOW = {"num_clients": 8, "clients_per_round": 4, "selector": "random", "seed": 3, "wireless.max_latency_s": 0.16}
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "options", [{"round_deadline_s": 0.15, "late": "use"}, {"wait_for": 2, "late": "damped"},
+                {"over_selection": 0.5, "round_deadline_s": "auto", "late": "use", "max_staleness": 2}],
+)  # fmt: skip
+def test_late_updates_are_the_same_each_way(way: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Also after a stop with updates on their way: the continued run is the uninterrupted one."""
+    keys = SLOW | {f"aggregation.{name}": value for name, value in options.items()}
+    whole, expected = run(way, 8, keys), run("vectorized", 8, keys)
+    assert sum(one.num_late for one in whole.history.rounds) > 3
+    for name in ("note", "deadline_s", "num_late", "simulated_s"):
+        told, own = ([getattr(one, name) for one in history.rounds] for history in (whole.history, expected.history))
+        np.testing.assert_array_equal(told, own)
+    for array, own in zip(whole.arrays, expected.arrays, strict=True):
+        np.testing.assert_allclose(array, own, atol=1e-4)
+
+    def stop(record: Any) -> None:
+        if record.round == 4:
+            raise Mistake
+
+    with pytest.raises(Mistake):
+        run(way, 8, keys, folder=tmp_path / "run", on_round=stop, checkpoint_every=1)
+    resumed = run(way, 8, keys, folder=tmp_path / "run", resume=True)
+    assert resumed.history == whole.history
+    assert bits(resumed) == bits(whole)

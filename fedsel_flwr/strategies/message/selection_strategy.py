@@ -26,7 +26,7 @@ from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Evaluation
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
-from fedsel_flwr.strategies.wrapping.message_records import Cleaner, reply_of, set_weights
+from fedsel_flwr.strategies.wrapping.message_records import Cleaner, late_message, reply_of, set_weights
 from fedsel_flwr.strategies.wrapping.message_run import MessageRun
 from fedsel_flwr.strategies.wrapping.message_transport import (
     MessageTransport,
@@ -107,8 +107,7 @@ class SelectionStrategy(MessageRun):
         self._names = tuple(names)
         transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
         flights = self.core.parts.flights
-        if flights is not None:
-            flights.names = names
+        self.core.name_arrays(names)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         sent = {} if flights is None else self._sent_again(flights, config, grid)
         if chosen:
@@ -122,9 +121,7 @@ class SelectionStrategy(MessageRun):
         if self._timed is not None and flights is not None:
             self._timed.buffer, self._timed.patience_s = self.core.settings.buffer, self.core.settings.max_latency
         if self._timed is not None and self.core.settings.ends_early:
-            self._timed.early_end = EarlyEnd(
-                self.core.collector.waits_for(len(chosen)), self.core.settings.round_deadline_s
-            )
+            self._timed.early_end = EarlyEnd(self.core.collector.waits_for(len(chosen)), self.core.deadline)
         return list(self._dispatched.values())
 
     def _sent_again(self, flights: Flights, config: ConfigRecord, grid: Grid) -> dict[str, Message]:
@@ -151,7 +148,7 @@ class SelectionStrategy(MessageRun):
             # The round is in the history already. Flower calls a base that has configured nobody too.
             return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
         if self.core.parts.flights is None or self._timed is None:
-            self._note_unanswered(self._dispatched, arrived)
+            self._receive_late(self._note_unanswered(self._dispatched, arrived))
         arrays, metrics = self._aggregate(arrived)
         self._dispatched = {}
         self._record_metrics("train_metrics_clientapp", self.core.round, metrics)
@@ -198,10 +195,26 @@ class SelectionStrategy(MessageRun):
         """Return the nodes whose last message the SuperLink did not accept; known only on the server's clock."""
         return frozenset() if self._timed is None else self._timed.rejected
 
-    def _note_unanswered(self, sent: Mapping[str, Message], arrived: Collection[str]) -> None:
-        """Mark nodes that were reached and have not answered as busy until their answer comes."""
+    def _note_unanswered(self, sent: Mapping[str, Message], arrived: Collection[str]) -> list[Message]:
+        """Mark nodes without an answer as busy until it comes, and return the messages that reached them."""
         settled = {*arrived, *self._rejected}
-        self._late.owe(message for node, message in sent.items() if node not in settled)
+        unanswered = [message for node, message in sent.items() if node not in settled]
+        self._late.owe(unanswered)
+        return unanswered
+
+    def _receive_late(self, unanswered: Iterable[Message]) -> None:
+        """Pass on the late replies to earlier rounds that have come, and note which may come after this round."""
+        settings, timed = self.core.settings, self._timed
+        if timed is None or not settings.reads_late:
+            return
+        if settings.round_deadline_s is not None:
+            self.core.waited(timed.deadline_s)
+        for (sent, ended_s), message, took in self._late.take_arrived():
+            reply = reply_of(self.base, message, self._model, took, settings.keys)
+            self.core.receive_late(sent, reply, max(0.0, took - ended_s))
+        for message in unanswered:
+            sent = self.core.sent(str(message.metadata.dst_node_id))
+            self._late.kept[message.metadata.message_id] = (sent, timed.waited_s)
 
     @property
     def _cleaner(self) -> Cleaner:
@@ -255,7 +268,9 @@ class SelectionStrategy(MessageRun):
     def _base_result(
         self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        usable = {node: arrived[node] for node in outcome.usable}
+        template = next((arrived[node] for node in outcome.usable if node in arrived), None)
+        late = {key: late_message(one, template, self._names, self.base) for key, one in outcome.late.items()}
+        usable = {node: late.get(node) or arrived[node] for node in outcome.usable}
         kept = self._cleaner.cleaned(usable, outcome, self._model, self._sent)
         if outcome.averaging is not None:
             set_weights(kept, self._weight_key(), outcome.weights.tolist())

@@ -211,8 +211,9 @@ class Adapter(RoundEnd, Translation):
             )
         if settings.filter is not None:
             bases.check_filter(self.base)
-        if settings.concurrency is not None:
-            bases.check_buffered(self.base)
+        for name in ("concurrency", "late"):
+            if getattr(settings, name) not in (None, "drop"):
+                bases.check_moved(self.base, name)
         if settings.averaging not in (None, "fedpdp", "mean"):
             bases.check_is_average(self.base, str(settings.averaging))
         self.wait_timeout = settings.wait_timeout

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
+
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.flower import ClientProxy
+from fedsel_flwr.rounds.late import LateUpdate
 from fedsel_flwr.rounds.settings import Payload
 from fedsel_flwr.rounds.untrusted import finite_number, one_line, shown
 
@@ -23,7 +27,7 @@ TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
 TREE_LISTS = ("iteration_indptr", "tree_info", "trees")
 """Lists of an XGBoost model in JSON that bagging extends."""
 BUFFERED = ("FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
-"""Bases that may be used in buffered rounds."""
+"""Bases that may be used in buffered rounds, and with late updates."""
 NORM_BITS = {"DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit"}
 """Class of a base -> the one-bit metric that it counts over the replies."""
 
@@ -245,13 +249,13 @@ def check_filter(base: object) -> None:
         raise ParameterError(f"{why}: {needed}, but filter may keep a single one. Use f = 0, or no filter")
 
 
-def check_buffered(base: object) -> None:
-    """Refuse a base that may do other things with a result than add up the clients' updates."""
+def check_moved(base: object, option: str) -> None:
+    """Refuse a base that may do other things with a result than add up the clients' updates, for an option's sake."""
     own = [type(one).__module__.split(".")[0] != "flwr" for one in layers(base)]
     if own != [False] or type(base).__name__ not in BUFFERED:
         raise ParameterError(
-            f"concurrency gives the base models that are moved to the current one, which {type(base).__name__} may "
-            f"not expect. Use Flower's {', '.join(BUFFERED)}, or leave concurrency out"
+            f"{option} gives the base models that are moved to the current one, which {type(base).__name__} may "
+            f"not expect. Use Flower's {', '.join(BUFFERED)}, or leave {option} out"
         )
 
 
@@ -312,3 +316,36 @@ def aggregation_round(base: object, round: int) -> int:
     """
     without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
     return 1 if any(without) else round
+
+
+class NamedClient(ClientProxy):
+    """Client that a base strategy knows only by its name, and that Flower cannot call.
+
+    Args:
+        cid: Name of the client.
+    """
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RunError(
+            f"a base strategy cannot call client {self.cid}, which trains in this process, or whose update is late. "
+            "Use the engine 'ray', or leave late out"
+        )
+
+    fit = evaluate = get_properties = get_parameters = reconnect = _refuse
+
+
+def late_result(update: LateUpdate) -> tuple[ClientProxy, FitRes]:
+    """Return a late update as a client's result; the moved model replaces its arrays when it is cleaned."""
+    parameters = ndarrays_to_parameters(list(update.change))
+    return NamedClient(update.node), FitRes(Status(Code.OK, ""), parameters, max(1, int(update.weight)), update.metrics)
+
+
+def as_counts(weights: Iterable[float]) -> list[int]:
+    """Return weights as Flower's numbers of examples, which are whole; fractions keep six digits.
+
+    >>> as_counts([10.0, 2.5]), as_counts([10.0, 2.0])
+    ([10485760, 2621440], [10, 2])
+    """
+    given = [float(weight) for weight in weights]
+    scale = 1 if all(weight.is_integer() for weight in given) else 2**20
+    return [round(scale * weight) for weight in given]

@@ -14,6 +14,7 @@ process. Therefore both APIs limit the questions in flight in simulations.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
+from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import Registration
@@ -197,23 +199,28 @@ class EarlyEnd:
 
     Args:
         answers: Number of replies without an error that end the round; None waits for all.
-        seconds: Longest wait; None for no limit.
+        deadline: The deadline of the round.
     """
 
     answers: int | None = None
-    seconds: float | None = None
+    deadline: Deadline = field(default_factory=Deadline)
 
-    def straggler_reply(self, answers: int, elapsed_s: float) -> Reply | None:
+    def straggler_reply(self, times: Sequence[float], elapsed_s: float) -> Reply | None:
         """Return the reply that stands for each straggler if the round ends now; None if it does not.
 
-        >>> EarlyEnd(answers=2).straggler_reply(1, 9.0) is None, EarlyEnd(answers=2).straggler_reply(2, 9.0).error
+        Args:
+            times: Seconds until each reply without an error.
+            elapsed_s: Seconds since the messages were sent.
+
+        >>> early_end = EarlyEnd(answers=2)
+        >>> early_end.straggler_reply([4.0], 9.0) is None, early_end.straggler_reply([4.0, 9.0], 9.0).error
         (True, 'late: no answer after 9 s, when 2 others had arrived')
         """
-        if self.answers is not None and answers >= self.answers:
+        if self.answers is not None and len(times) >= self.answers:
             error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others had arrived"
             return Reply(error=error, spare=True, observed_s=elapsed_s)
-        if self.seconds is not None and elapsed_s >= self.seconds:
-            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
+        if elapsed_s >= (limit := self.deadline.after(times)):
+            return Reply(error=f"late: no answer within round_deadline_s = {limit:g} s", timed_out=True)
         return None
 
 
@@ -248,6 +255,8 @@ class TimedGrid(_GridWrapper):
         early_end: Condition that ends the next :meth:`send_and_receive` early, which then resets it; None waits for
             all.
         straggler_reply: The reply that stands for missing ones of the last call; None if the call waited for all.
+        deadline_s: Seconds after which the last call had to end; infinity without a deadline.
+        waited_s: Seconds that the last call took.
         elapsed_s: Node id as text -> seconds from sending the last message to its reply, without nodes that did not
             answer.
         rejected: Node ids as text, of the nodes whose message the SuperLink did not accept, so that no answer can come.
@@ -266,6 +275,7 @@ class TimedGrid(_GridWrapper):
         self._requests = ReplyRequests(lambda message_ids: self._grid.pull_messages(message_ids))
         self.early_end: EarlyEnd | None = None
         self.straggler_reply: Reply | None = None
+        self.deadline_s, self.waited_s = math.inf, 0.0
         self.elapsed_s: dict[str, float] = {}
         self.rejected: frozenset[str] = frozenset()
 
@@ -284,13 +294,13 @@ class TimedGrid(_GridWrapper):
         self.elapsed_s, self.straggler_reply = {}, None
         # For one round only, because the evaluation that follows waits for all nodes.
         early_end, self.early_end = self.early_end, None
-        limits = [one for one in (timeout, None if early_end is None else early_end.seconds) if one is not None]
+        deadline = Deadline() if early_end is None else early_end.deadline
         requests = ReplyRequests(self._grid.pull_messages)
-        answers, elapsed = 0, 0.0
+        times, elapsed, limit = list[float](), 0.0, deadline.after([])
         replies: list[Message] = []
         while pending:
             requested = time.monotonic()
-            left = min((limit - elapsed for limit in limits), default=LONGEST_POLL_S)
+            left = min(limit, math.inf if timeout is None else timeout) - elapsed
             arrived = requests.fetch(pending, max(POLL_S, min(LONGEST_POLL_S, left)))
             elapsed = time.monotonic() - start
             for reply in arrived or ():
@@ -298,12 +308,13 @@ class TimedGrid(_GridWrapper):
                     continue  # a request that was under way at the same time has brought it already
                 pending.discard(answered)
                 replies.append(reply)
-                answers += not reply.has_error()
+                times += [] if reply.has_error() else [elapsed]
                 # The SuperLink answers in place of a disconnected node. The id of the answered message identifies the
                 # node.
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed
             if pending and early_end is not None:
-                self.straggler_reply = early_end.straggler_reply(answers, elapsed)
+                limit = deadline.after(times)
+                self.straggler_reply = early_end.straggler_reply(times, elapsed)
             if self.straggler_reply is not None or not pending or (timeout is not None and elapsed >= timeout):
                 break
             if self.late is not None:
@@ -312,10 +323,11 @@ class TimedGrid(_GridWrapper):
                 continue  # a request is still under way, and the time has passed in waiting for it
             # If replies have come, others are near, so the next request follows without a longer pause.
             took = 0.0 if arrived else elapsed + start - requested
-            pauses = [LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), *(limit - elapsed for limit in limits)]
-            time.sleep(max(0.0, min(pauses)))
+            until = min(limit, math.inf if timeout is None else timeout) - elapsed
+            time.sleep(max(0.0, min(LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), until)))
+        self.deadline_s, self.waited_s = limit, elapsed
         if self.late is not None:
-            self.late.owe(message for message in sent if message.metadata.message_id in pending)
+            self.late.owe((message for message in sent if message.metadata.message_id in pending), since=start)
             self.late.take_over(requests)
         return replies
 
@@ -427,7 +439,7 @@ class _Started(EarlyEnd):
     startup: Startup = field(default_factory=Startup)
     timeout: float = 0.0
 
-    def straggler_reply(self, answers: int, elapsed_s: float) -> Reply | None:
+    def straggler_reply(self, times: Sequence[float], elapsed_s: float) -> Reply | None:
         now = time.monotonic()
         over = now >= self.startup.deadline(now - elapsed_s, self.timeout)
         return Reply(error=no_answer(self.timeout), timed_out=True) if over else None

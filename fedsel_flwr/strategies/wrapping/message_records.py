@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.late import LateUpdate
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.reply_checks import structure_of
@@ -83,6 +84,26 @@ def entries_in(content: RecordDict, keys: MetricKeys) -> dict[str, object]:
     records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
     merged = {key: value for record in records for key, value in record.items()}
     return merged | _vectors_in(content, content.array_records, keys)
+
+
+def late_message(update: LateUpdate, template: Message | None, names: Sequence[str], base: object) -> Message:
+    """Return a late update as a client's reply, with the names that a reply of this round has.
+
+    Args:
+        update: The update.
+        template: A reply of this round; None if there is none.
+        names: The names of the model's arrays.
+        base: The strategy that will aggregate the replies.
+    """
+    content = RecordDict()
+    records, metrics = {} if template is None else dict(template.content.array_records), ["metrics"]
+    if template is not None:
+        metrics = list(template.content.metric_records) or metrics
+    name = next(iter(records), bases.record_names(base)[0])
+    # The cleaner replaces the arrays by the moved model.
+    content[name] = ArrayRecord({key: Array(one) for key, one in zip(names, update.change, strict=True)})
+    content[metrics[0]] = MetricRecord({key: one for key, one in update.metrics.items() if not isinstance(one, str)})
+    return Message(content, reply_to=Message(RecordDict(), dst_node_id=int(update.node), message_type="train"))
 
 
 def set_weights(messages: Iterable[Message], key: str, weights: Iterable[float]) -> None:

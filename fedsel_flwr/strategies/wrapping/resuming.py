@@ -224,6 +224,8 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
             fingerprint[f"selector.{name}"] = text_of(getattr(selector, name))
     for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
         fingerprint[name] = text_of(getattr(settings, name))
+    if settings.late != "drop":
+        fingerprint["late"] = text_of((settings.late, settings.late_scale_coff))
     fingerprint["filter"] = text_of(settings.filter and settings.filter.score)
     # A user's subclass is in the user's module, so the nearest Flower class decides which API it is.
     flowers = (cls.__module__ for cls in type(base).__mro__ if cls.__module__.startswith("flwr."))

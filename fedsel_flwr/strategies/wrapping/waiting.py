@@ -290,22 +290,39 @@ class LateReplies:
 
     Attributes:
         grid: Flower's grid, through which replies are fetched; None while there is none.
+        kept: Message id -> what was sent, of messages whose late replies are kept; the other late replies are dropped.
+        arrived: The kept replies that have arrived, each with what was sent and its seconds.
     """
 
     def __init__(self, busy: Busy) -> None:
         self.busy = busy
         self.grid: Any = None
-        # Message id -> the node that was asked, and the monotonic time until which its reply is fetched.
-        self._owed: dict[str, tuple[str, float]] = {}
+        self.kept: dict[str, Any] = {}
+        self.arrived: list[tuple[Any, Message, float]] = []
+        # Message id -> the node that was asked, when, and the monotonic time until which its reply is fetched.
+        self._owed: dict[str, tuple[str, float, float]] = {}
         self._requests = ReplyRequests(lambda message_ids: self.grid.pull_messages(message_ids), late=True)
         self._lock, self._next, self._error = Lock(), 0.0, ""
 
-    def owe(self, messages: Iterable[Message]) -> None:
-        """Add messages whose replies the server no longer waits for."""
+    def owe(self, messages: Iterable[Message], since: float | None = None) -> None:
+        """Add messages whose replies the server no longer waits for.
+
+        Args:
+            messages: The messages.
+            since: When they were sent, in monotonic seconds; None for now, or for the time that is known already.
+        """
+        now = time.monotonic()
         with self._lock:
             for data in (message.metadata for message in messages):
-                self._owed[data.message_id] = (str(data.dst_node_id), time.monotonic() + data.ttl - EXPIRY_MARGIN_S)
+                _, sent, _ = self._owed.get(data.message_id, ("", now if since is None else since, 0.0))
+                self._owed[data.message_id] = (str(data.dst_node_id), sent, now + data.ttl - EXPIRY_MARGIN_S)
                 self.busy.owe([str(data.dst_node_id)])
+
+    def take_arrived(self) -> list[tuple[Any, Message, float]]:
+        """Return and forget the kept replies that have arrived."""
+        with self._lock:
+            arrived, self.arrived = self.arrived, []
+        return arrived
 
     def take_over(self, requests: ReplyRequests) -> None:
         """Continue with the requests of a round that has ended."""
@@ -358,7 +375,8 @@ class LateReplies:
     def _fetch(self) -> None:
         now = time.monotonic()
         self._next = now + FETCH_EVERY_S
-        self._owed = {message: owed for message, owed in self._owed.items() if now < owed[1]}
+        self._owed = {message: owed for message, owed in self._owed.items() if now < owed[2]}
+        self.kept = {message: sent for message, sent in self.kept.items() if message in self._owed}
         if not self._owed or self.grid is None:
             return
         try:
@@ -370,7 +388,10 @@ class LateReplies:
                 logger.warning("late replies cannot be fetched now; they will be fetched later: %s", self._error)
             return
         for reply in replies:
-            node, _ = self._owed.pop(reply.metadata.reply_to_message_id, ("", 0.0))
+            answered = reply.metadata.reply_to_message_id
+            node, since, _ = self._owed.pop(answered, ("", now, 0.0))
+            if (sent := self.kept.pop(answered, None)) is not None:
+                self.arrived.append((sent, reply, time.monotonic() - since))
             # A node may owe replies to several messages, and is free after the last of them.
-            if node and all(node != other for other, _ in self._owed.values()):
+            if node and all(node != other for other, _, _ in self._owed.values()):
                 self.busy.answered(node)

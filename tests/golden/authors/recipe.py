@@ -238,6 +238,37 @@ class PiscesFleet:
 PISCES = [PiscesFleet(beta, seed) for beta in (0.2, 0.5, 0.8) for seed in range(4)]
 
 
-def inputs(cases: Iterable[OortFleet | FedCorCase | LossCase | GradientFleet | PiscesFleet]) -> str:
+@dataclass(frozen=True)
+class LateCase:
+    """Updates of a round in time, and late ones; two arrays each, of which the first has 12 numbers."""
+
+    scale_coff: float
+    seed: int
+
+    numbers: int = 20
+    first: int = 12
+
+    def counts(self) -> tuple[int, int]:
+        """How many are in time, and how many late."""
+        return 1 + self.seed % 7, 1 + self.seed % 5
+
+    def fresh(self) -> Floats:
+        return rounded(np.random.default_rng([self.seed, 1]).normal(0.3, 1.0, (self.counts()[0], self.numbers)))
+
+    def late(self) -> Floats:
+        scale = np.random.default_rng([self.seed, 2]).uniform(0.1, 3.0, (self.counts()[1], 1))
+        return rounded(scale * np.random.default_rng([self.seed, 3]).normal(0.2, 1.0, (len(scale), self.numbers)))
+
+    def staleness(self) -> Ints:
+        return np.random.default_rng([self.seed, 4]).integers(1, 6, self.counts()[1])
+
+    def arrays(self) -> Iterator[npt.ArrayLike]:
+        yield from (self.scale_coff, self.fresh(), self.late(), self.staleness())
+
+
+REFL = [LateCase(scale_coff, seed) for scale_coff in (1.0, 10.0) for seed in range(40)]
+
+
+def inputs(cases: Iterable[OortFleet | FedCorCase | LossCase | GradientFleet | PiscesFleet | LateCase]) -> str:
     """The digest of a family of inputs."""
     return digest(array for case in cases for array in case.arrays())
