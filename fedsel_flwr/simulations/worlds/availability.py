@@ -121,6 +121,11 @@ class TraceAvailability:
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of the clients that the file names, which a run compares with its own (``rounds.eligibility``)."""
+        return frozenset(self._changes)
+
     def check(self, num_clients: int, rounds: int, longest_round_s: float) -> None:
         """Refuse a trace that has no effect on a simulated run, or an effect on clients that do not exist.
 
@@ -133,8 +138,8 @@ class TraceAvailability:
             ParameterError: The trace names a client that the run does not have, or none of its clients. Or its first
                 row comes after the end of the run.
         """
-        unknown = self._changes.keys() - set(map(str, range(num_clients)))
-        if unknown or not self._changes:
+        unknown = self.ids.difference(map(str, range(num_clients)))
+        if unknown or not self.ids:
             got = f"{len(unknown)} other ids, such as {shown(min(unknown))}" if unknown else "no row"
             raise ParameterError(
                 f"{self._name} must name the clients of the run, 0 to {num_clients - 1}, got {got}. Number the clients "
