@@ -22,6 +22,8 @@ __all__ = [
     "ClientProxy",
     "Criterion",
     "ErrorCode",
+    "bytes_of",
+    "content_of",
     "disable_actor_retries",
     "run_simulation",
     "start_grid",
@@ -59,6 +61,22 @@ def disable_actor_retries() -> None:
         from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 
         ClientAppActor.__ray_metadata__.method_meta.max_task_retries["terminate"] = 0  # type: ignore[attr-defined]
+
+
+def bytes_of(content: Any) -> bytes:
+    """Return the content of a message, a ``RecordDict``, as Flower sends it."""
+    from flwr.common.serde import recorddict_to_proto
+
+    sent: bytes = recorddict_to_proto(content).SerializeToString()
+    return sent
+
+
+def content_of(sent: bytes) -> Any:
+    """Return the content of a message from the bytes of :func:`bytes_of`."""
+    from flwr.common.serde import recorddict_from_proto
+    from flwr.proto.recorddict_pb2 import RecordDict as Proto
+
+    return recorddict_from_proto(Proto.FromString(sent))
 
 
 @contextlib.contextmanager

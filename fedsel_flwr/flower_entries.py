@@ -82,6 +82,24 @@ ENTRIES = (
         {"select": ("client",)},
     ),
     Entry(
+        "flwr.common.serde.recorddict_to_proto",
+        "keep_arrivals cannot write the replies of a round",
+        "Write the arrays and metrics of a reply in the form of a checkpoint.",
+        {"": ("recorddict",)},
+    ),
+    Entry(
+        "flwr.common.serde.recorddict_from_proto",
+        "keep_arrivals cannot read the replies of a round",
+        "Read the arrays and metrics of a reply in the form of a checkpoint.",
+        {"": ("recorddict_proto",)},
+    ),
+    Entry(
+        "flwr.proto.recorddict_pb2.RecordDict",
+        "keep_arrivals cannot read the replies of a round",
+        "Read the arrays and metrics of a reply in the form of a checkpoint.",
+        {"FromString": ()},
+    ),
+    Entry(
         "flwr.common.constant.ErrorCode",
         "fedsel_flwr.strategies cannot be imported",
         "Write its numbers out.",

@@ -14,13 +14,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # Set before NumPy and torch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -132,6 +132,7 @@ COLUMNS = ("method", "selector", "seed", *(f.name for f in fields(Row) if f.name
 class Cell:
     """One run: a method, a selector and a seed."""
 
+    methods: ClassVar[Mapping[str, Mapping[str, Any]]] = METHODS
     method: str
     selector: str
     seed: int
@@ -139,7 +140,7 @@ class Cell:
     def scenario(self, rounds: int) -> Scenario:
         """Return the run's scenario with this number of rounds."""
         own = {"selector": self.selector, "seed": self.seed, "rounds": rounds}
-        return load_scenario("phones", METHODS[self.method] | own)
+        return load_scenario("phones", {**self.methods[self.method], **own})
 
     @property
     def fingerprint(self) -> str:
@@ -151,7 +152,7 @@ class Cell:
 
     def run(self) -> Row:
         """Simulate until the horizon."""
-        rounds = 3000 // METHODS[self.method].get("clients_per_round", 10)
+        rounds = 3000 // self.methods[self.method].get("clients_per_round", 10)
         rounds *= 2 if "buffered" in self.method else 1
         while True:
             scenario = self.scenario(rounds)
@@ -172,15 +173,19 @@ class Cell:
             model_bytes=scenario.model_bytes(sum(array.nbytes for array in result.arrays)),
         )
         ages = np.array([one.staleness for one in clients if one.completed])
-        return Row(
-            **asdict(summary),
-            fingerprint=self.fingerprint,
-            method=self.method,
-            steps=len(records),
-            updates=len(ages),
-            staleness=float(ages.mean()),
-            stale=float((ages > 0).mean()),
-        )
+        own = {
+            "fingerprint": self.fingerprint, "method": self.method, "steps": len(records), "updates": len(ages),
+            "staleness": float(ages.mean()), "stale": float((ages > 0).mean()),
+        }  # fmt: skip
+        return self.row(**asdict(summary) | own | self.further(history))
+
+    def further(self, history: History) -> dict[str, Any]:
+        """Return further figures of a run until the horizon."""
+        return {}
+
+    def row(self, **figures: Any) -> Row:
+        """Return a row."""
+        return Row(**figures)
 
 
 def main() -> None:
@@ -194,22 +199,23 @@ def main() -> None:
     cells = [Cell(*one) for one in product(METHODS, SELECTORS, SEEDS[: args.seeds])]
     missing = sorted((one for one in cells if not rows.done(one.fingerprint)), key=lambda one: one.seed)
     if missing and not args.page_only:
-        _play(missing, rows, args.workers)
+        play(missing, rows, args.workers)
     if any(not rows.done(one.fingerprint) for one in cells):
         sys.exit("runs are missing: run the command again without --page-only")
     rows.sort()
-    found = [_parsed(row) for row in rows.select(one.fingerprint for one in cells)]
+    found = [parsed(row) for row in rows.select(one.fingerprint for one in cells)]
     runs = [replace(row, selector=f"{row.selector}, {row.method}") for row in found]
     effects = Effects(runs)
-    draw(effects, RESULTS / "no-waiting.png")
+    draw(effects, RESULTS / "no-waiting.png", METHODS, SELECTORS)
     codes = json.loads((ROOT / "tests" / "rounds" / "fedbuff_public_codes.json").read_text(encoding="utf-8"))
     (RESULTS / "no-waiting.md").write_text(page(effects, codes), encoding="utf-8")
 
 
-def _play(missing: Sequence[Cell], rows: Rows, workers: int) -> None:
+def play(missing: Sequence[Cell], rows: Rows, workers: int) -> None:
+    """Simulate runs, and add their rows as they come."""
     start = time.monotonic()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for done, future in enumerate(as_completed([pool.submit(Cell.run, one) for one in missing]), 1):
+        for done, future in enumerate(as_completed([pool.submit(one.run) for one in missing]), 1):
             row = future.result()
             rows.add(asdict(row))
             print(f"{done} of {len(missing)} runs, {time.monotonic() - start:.0f} s", flush=True)
@@ -245,13 +251,13 @@ class Effects:
         return sorted(self.verdicts, key=lambda label: self.verdicts[label].time.estimate)
 
 
-def draw(effects: Effects, path: Path) -> None:
+def draw(effects: Effects, path: Path, methods: Collection[str], selectors: Sequence[str]) -> None:
     """Draw the ratios of seconds and joules into a PNG file."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 5.5), sharey=True, layout="constrained")
     for axis, name, title in zip(axes, ("time", "energy"), ("seconds", "joules"), strict=True):
         axis.axvline(1, color="#333333", linewidth=0.8)
-        for place, method in enumerate(METHODS):
-            for i, selector in enumerate(SELECTORS):
+        for place, method in enumerate(methods):
+            for i, selector in enumerate(selectors):
                 if (label := f"{selector}, {method}") == REFERENCE:
                     continue
                 effect, y = getattr(effects.verdicts[label], name), place + 0.17 * (i - 1.5)
@@ -264,9 +270,9 @@ def draw(effects: Effects, path: Path) -> None:
         axis.set_xlabel(f"{title} to {100 * TARGET:g} %")
         axis.grid(axis="x", color="#eeeeee")
         axis.set_axisbelow(True)
-    axes[0].set_yticks(range(len(METHODS)), list(METHODS))
+    axes[0].set_yticks(range(len(methods)), list(methods))
     axes[0].invert_yaxis()
-    handles = [Line2D([], [], color=f"C{i}", marker="o", label=name) for i, name in enumerate(SELECTORS)]
+    handles = [Line2D([], [], color=f"C{i}", marker="o", label=name) for i, name in enumerate(selectors)]
     axes[1].legend(handles=handles, fontsize=8, frameon=False)
     figure.suptitle("Ratio to random selection in synchronous rounds of 10, with 95 % intervals", fontsize=10)
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -305,10 +311,10 @@ def _cells(effects: Effects, label: str) -> str:
     own, word, ratio = "1", "reference", "1"
     joules = sent = "1"
     if method != "synchronous, 10":
-        own = _interval(effects.against(label, f"{selector}, synchronous, 10"))
+        own = interval(effects.against(label, f"{selector}, synchronous, 10"))
     if label != REFERENCE:
         found = effects.verdicts[label]
-        word, ratio, joules = found.word, _interval(found.time), _interval(found.energy)
+        word, ratio, joules = found.word, interval(found.time), interval(found.energy)
         moved = [effects.mean(one, "megabytes_down") + effects.mean(one, "megabytes_up") for one in (label, REFERENCE)]
         sent = f"{moved[0] / moved[1]:.2f}"
     figures = (
@@ -337,29 +343,31 @@ def _sentences(effects: Effects) -> str:
             for name in SELECTORS
         }
         told.append(
-            f"**{method[:1].upper()}{method[1:]}** takes {_range(own)} times the seconds and {_range(cost)} times the "
-            "joules of the same selector in synchronous rounds of 10."
+            f"**{method[:1].upper()}{method[1:]}** takes {range_of(own)} times the seconds and {range_of(cost)} times "
+            "the joules of the same selector in synchronous rounds of 10."
         )
     gains = {method: effects.against(f"bsfl, {method}", f"random, {method}") for method in METHODS if method in WAITING}
     told.append(
         "**BSFL shortens rounds, and buffered rounds are not shorter.** Compared with random selection in the same "
-        f"rounds, it takes {_interval(gains['synchronous, 10'])} times the seconds in synchronous rounds, and "
-        f"{_interval(gains['buffered, B = 10'])} and {_interval(gains['buffered, B = 5'])} times in buffered ones."
+        f"rounds, it takes {interval(gains['synchronous, 10'])} times the seconds in synchronous rounds, and "
+        f"{interval(gains['buffered, B = 10'])} and {interval(gains['buffered, B = 5'])} times in buffered ones."
     )
     return "\n".join(f"- {one}" for one in told)
 
 
 def _ratios(effects: Effects, label: str) -> str:
     found = effects.verdicts[label]
-    return f"{_interval(found.time)} times the seconds and {_interval(found.energy)} times the joules"
+    return f"{interval(found.time)} times the seconds and {interval(found.energy)} times the joules"
 
 
-def _range(effects: Mapping[str, PairedEffect]) -> str:
+def range_of(effects: Mapping[str, PairedEffect]) -> str:
+    """Return the smallest and the largest estimate."""
     low, high = (pick(one.estimate for one in effects.values()) for pick in (min, max))
     return f"{low:.2f} to {high:.2f}"
 
 
-def _interval(effect: PairedEffect) -> str:
+def interval(effect: PairedEffect) -> str:
+    """Return an estimate with its interval."""
     return f"{effect.estimate:.2f} ({effect.low:.2f} to {effect.high:.2f})"
 
 
@@ -368,10 +376,11 @@ def _code(one: Mapping[str, Any]) -> str:
     return f"| {one['name']} | {place} | {one['step']} | {one['difference'][0]:.2f} | {one['difference'][1]:.2f} |"
 
 
-def _parsed(row: dict[str, str]) -> Row:
-    kinds = {f.name: str(f.type) for f in fields(Row)}
+def parsed(row: Mapping[str, str], kind: type[Row] = Row) -> Row:
+    """Return a stored row."""
+    kinds = {f.name: str(f.type) for f in fields(kind)}
     own = {"str": str, "int": int, "float": lambda text: float(text or "nan")}
-    return Row(**{name: own[kinds[name]](row[name]) for name in kinds})
+    return kind(**{name: own[kinds[name]](row[name]) for name in kinds})
 
 
 if __name__ == "__main__":

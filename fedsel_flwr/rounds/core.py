@@ -28,7 +28,7 @@ from fedsel_flwr.rounds.eligibility import (
 )
 from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.late import LateUpdates, SentModel
+from fedsel_flwr.rounds.late import LateUpdates
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.registration import ConnectionIdentity, IdentityResolver, Registrar
@@ -199,6 +199,7 @@ class SelectionCore:
         reference: Arrays | None,
         transport: Transport,
         server_round: int | None = None,
+        among: Sequence[str] | None = None,
     ) -> list[str]:
         """Start a round: call the roll, send the selector's probe, and select the cohort.
 
@@ -207,6 +208,7 @@ class SelectionCore:
             reference: The global model at the start of the round; None if it cannot be decoded.
             transport: Sends questions to the connections.
             server_round: The server's number of this round; None continues the count.
+            among: The ids of the available clients, in a round that is repeated; None for those that are available now.
 
         Returns:
             The selected connections, by ascending row. An empty list means that the run has :attr:`ended`, that the
@@ -227,8 +229,17 @@ class SelectionCore:
         present = self._available(connected, upcoming)
         if parts.late is not None:
             present = present.only(parts.late.free(present.rows, self._simulated_s))
+        if among is not None:
+            present = parts.roster.among(among, connected) or present
         # A model without arrays has nothing to compare the replies with.
-        round = Round(number=upcoming, num_available=0, available=present.rows, chosen={}, reference=reference or None)
+        round = Round(
+            number=upcoming,
+            num_available=0,
+            available=present.rows,
+            chosen={},
+            reference=reference or None,
+            offered=present.rows,
+        )
         if (flights := parts.flights) is None:
             self._select(round, present, reference, transport)
         else:
@@ -326,9 +337,9 @@ class SelectionCore:
             raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
         self.stopwatch.switch("collect")
         self._round.outcome = outcome = self._outcome(self._round, replies, stack)
-        if (late := self.parts.late) is not None and self._round.chosen:
+        if (late := self.parts.late) is not None and self._round.chosen and not self.collector.only_measures:
             # The base gets the late updates too. The selector and the history get what came in time.
-            outcome = outcome if self.collector.only_measures else late.join(self._round, outcome)
+            outcome = late.join(self._round, outcome)
             late.hold(self._round, self._round.outcome, replies, stack)
         # Until finish the adapter lets the base strategy aggregate.
         self.stopwatch.switch("aggregate")
@@ -352,46 +363,21 @@ class SelectionCore:
         return flights.damped(outcome, round.reference or [])
 
     @property
-    def deadline(self) -> Deadline:
-        """Return when the round in progress ends at the latest."""
-        return Deadline() if self._round is None else self._round.deadline
+    def current(self) -> Round:
+        """Return the round in progress.
+
+        Raises:
+            RunError: There is none.
+        """
+        if self._round is None:
+            raise RunError(f"no round is in progress. {ORDER_OF_CALLS}")
+        return self._round
 
     def name_arrays(self, names: Sequence[str]) -> None:
         """Note the names of the model's arrays, by which running statistics are known."""
         for part in (self.parts.flights, self.parts.late):
             if part is not None:
                 part.names = names
-
-    def waited(self, seconds: float) -> None:
-        """Note the deadline by which the server has waited, on its own clock."""
-        if self._round is not None:
-            self._round.deadline = Deadline(seconds)
-
-    def sent(self, node: str) -> SentModel:
-        """Return what a client of the round in progress got, for a reply that comes after its end."""
-        round, row = self._round, self.parts.roster.row_of(node)
-        assert round is not None
-        return SentModel(node, row, round.number, round.reference or [], self.parts.roster.ids[row])
-
-    def receive_late(self, sent: SentModel, reply: Reply, late_s: float) -> None:
-        """Note a reply that has come after the end of its round, on the server's clock.
-
-        Args:
-            sent: What the client was sent (:meth:`sent`).
-            reply: Its reply.
-            late_s: Seconds since the end of its round.
-        """
-        parts, took = self.parts, reply.observed_s
-        # The row of an evicted client may be another client's now.
-        if reply.error or took is None or parts.roster.ids[sent.row] != sent.client_id:
-            return
-        parts.cooldown.forgive(sent.row)
-        if parts.deadlines is not None:
-            parts.deadlines.note(np.array([sent.row]), np.array([took]), np.zeros(1), self._simulated_s)
-        if parts.late is not None:
-            result = self.collector.read_late(sent, reply)
-            if result.completed:
-                parts.late.receive(sent, reply.arrays or [], result, reply, late_s=late_s)
 
     def skip(self) -> None:
         """End the round without clients, because the base configures no client; the choice counts as never made.

@@ -100,12 +100,12 @@ class History(state_dicts.NotByClient):
         probe_j: float = 0.0,
         num_probed: int = 0,
         remark: str = "",
-        deadline_s: float = math.nan,
-        num_late: int = 0,
-        late_j: float = 0.0,
         note: str = "",
+        **end: float,
     ) -> RoundRecord:
         """Add a round and its clients, and accumulate times and joules, including those of probes.
+
+        Further arguments are the ``deadline_s``, ``num_late`` and ``late_j`` of the record.
 
         Raises:
             RunError: The previous round cannot be written.
@@ -138,10 +138,8 @@ class History(state_dicts.NotByClient):
             num_probed=num_probed,
             # So short that the journal finds the record at the start of its line.
             remark=one_line(remark),
-            deadline_s=deadline_s,
-            num_late=num_late,
-            late_j=late_j,
             note=one_line(note),
+            **dict[str, Any](end),
         )
         if self.journal is None:
             self._rounds.append(record)

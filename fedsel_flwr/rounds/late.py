@@ -31,7 +31,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,10 @@ from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack, cast_like, 
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
+
+if TYPE_CHECKING:
+    # The core owns the late updates.
+    from fedsel_flwr.rounds.core import SelectionCore
 
 logger = logging.getLogger("fedsel_flwr")
 _NUMBERS = ("arrival_s", "late_s", "weight", "energy_j")
@@ -257,7 +261,7 @@ def _late_update(state: Any) -> LateUpdate:
 
 @dataclass(frozen=True)
 class SentModel:
-    """A model that a client got.
+    """A model that a client got, for a reply that may come after the end of its round.
 
     Attributes:
         node: The client's connection.
@@ -272,3 +276,29 @@ class SentModel:
     round: int
     model: Arrays
     client_id: str = ""
+
+    @classmethod
+    def of(cls, core: SelectionCore, node: str) -> SentModel:
+        """Return what a client of the round in progress got."""
+        round, roster = core.current, core.parts.roster
+        row = roster.row_of(node)
+        return cls(node, row, round.number, round.reference or [], roster.ids[row])
+
+    def received(self, core: SelectionCore, reply: Reply, late_s: float) -> None:
+        """Note the reply, which has come after the end of its round, on the server's clock.
+
+        Args:
+            core: Plays the rounds.
+            reply: The reply.
+            late_s: Seconds since the end of its round.
+        """
+        parts, took, last = core.parts, reply.observed_s, core.parts.history.last
+        # The row of an evicted client may be another client's now.
+        if reply.error or took is None or parts.roster.ids[self.row] != self.client_id:
+            return
+        parts.cooldown.forgive(self.row)
+        if parts.deadlines is not None:
+            now_s = 0.0 if last is None else last.simulated_s
+            parts.deadlines.note(np.array([self.row]), np.array([took]), np.zeros(1), now_s)
+        if parts.late is not None and (result := core.collector.read_late(self, reply)).completed:
+            parts.late.receive(self, reply.arrays or [], result, reply, late_s=late_s)

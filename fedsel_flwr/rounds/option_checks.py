@@ -87,6 +87,16 @@ def check_late(selector: Selector, given: Options, payload: str) -> None:
         )
 
 
+def check_keep_arrivals(given: Options) -> None:
+    """Refuse to keep replies where a restarted server could not use them."""
+    wanted = given.checkpoint_dir is not None and given.clock == "server" and given.concurrency is None
+    if given.keep_arrivals and not (wanted and given.checkpoint_every == 1):
+        raise ParameterError(
+            "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and rounds that wait for their "
+            "clients. Set these, and leave concurrency out, or leave keep_arrivals out"
+        )
+
+
 def check_warmup(selector: Selector, rounds: int) -> None:
     """Refuse a warm-up as long as the run, if the selector knows the length of the run."""
     total = to_float(getattr(selector, "total_rounds", None))

@@ -26,6 +26,8 @@ from fedsel_flwr.rounds.untrusted import shown
 
 MAX_ID_LENGTH = 256
 """Largest number of characters of a client id."""
+NOBODY = 2**62
+"""Numbers of connections that reach nobody: up to this one."""
 MAX_ID_DIGITS = 40
 """Largest number of digits of a client id that is an integer."""
 
@@ -217,6 +219,23 @@ class Roster:
             order = np.argsort(rows)
             self._cached = here, ConnectedClients(rows[order], nodes, order)
         return self._cached[1]
+
+    def among(self, client_ids: Sequence[str], connected: Collection[str]) -> ConnectedClients | None:
+        """Return clients, whether they are connected or not; None if an id has no row.
+
+        A client that is not connected gets a connection that reaches nobody.
+        """
+        if not all(client_id in self._row_of_id for client_id in client_ids):
+            return None
+        here, node_of = set(connected), {row: node for node, row in self._row_of_node.items()}
+        rows = sorted(self._row_of_id[client_id] for client_id in client_ids)
+        nodes = []
+        for row in rows:
+            if (node := node_of.get(row)) not in here:
+                node = str(NOBODY - row)
+                self._row_of_node[node] = row
+            nodes.append(str(node))
+        return ConnectedClients(np.array(rows, dtype=np.int64), nodes, np.arange(len(rows)))
 
     def seen(self, rows: IntArray, round: int) -> None:
         """Record that the clients in ``rows`` were connected before ``round``."""

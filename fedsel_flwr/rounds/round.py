@@ -61,6 +61,7 @@ class Round:
         asked: Rows of the clients that were sent the model in this round, shape (n,). In a buffered round other clients
             may arrive, which :attr:`chosen` then has.
         outcome: The outcome of the replies; None before they are collected.
+        offered: Rows of the clients that the selector could choose before any probe, shape (n,).
         sent_s: Simulated seconds at which the clients got the model.
         deadline: When the round ends at the latest.
         late: The late updates that count in this round, each with its weight.
@@ -75,6 +76,7 @@ class Round:
     draws: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     asked: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     outcome: Outcome | None = None
+    offered: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     sent_s: float = 0.0
     deadline: Deadline = field(default_factory=Deadline)
     late: list[tuple[LateUpdate, float]] = field(default_factory=list)

@@ -23,6 +23,7 @@ from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.rounds.option_checks import (
     check_buffered,
     check_fairness,
+    check_keep_arrivals,
     check_late,
     check_wait_for,
     check_warmup,
@@ -247,6 +248,9 @@ class Options:
             it. If None: no metrics. This option needs the extra ``metrics``.
         checkpoint_dir: Folder of this run's checkpoints. If None: no checkpoints. A checkpoint is written when a
             round's central evaluation begins, or after the round if there is no evaluation.
+        keep_arrivals: Whether each reply is written into ``checkpoint_dir`` as it arrives. A server that is started
+            again then asks only the clients whose reply is missing. The updates are on the disk until the round has
+            its checkpoint. Only in the Message API, on the server's clock.
         checkpoint_every: Number of rounds from one checkpoint to the next. The last round always has one.
         keep_checkpoints: Number of checkpoints on disk. Older ones are deleted.
         resume: With False, the strategy starts a new run, and refuses a ``checkpoint_dir`` that holds one. With True,
@@ -309,6 +313,7 @@ class Options:
     on_round: Callable[[RoundRecord], None] | None = None
     metrics_address: str | int | None = field(default=None, metadata=_rule(_address))
     checkpoint_dir: str | os.PathLike[str] | None = None
+    keep_arrivals: bool = False
     checkpoint_every: int = 1
     keep_checkpoints: int = 3
     resume: Resume = False
@@ -396,6 +401,7 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
     check_buffered(selector, given)
     check_wait_for(given, m)
     check_late(selector, given, payload)
+    check_keep_arrivals(given)
     averaging = given.averaging or ("mean" if given.weighting == "uniform" else None)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),

@@ -11,19 +11,23 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.flights import Flights
+from fedsel_flwr.rounds.late import SentModel
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Evaluation
+from fedsel_flwr.strategies.wrapping.arrivals import Arrivals, ProbeAnswers
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import Cleaner, late_message, reply_of, set_weights
@@ -76,6 +80,10 @@ class SelectionStrategy(MessageRun):
     # Whether the base has configured nobody in this round.
     _skipped = False
     _evaluating: Mapping[str, Message] = {}
+    # In a round that a server before this one has begun: node -> its reply to that one, and the seconds until it came.
+    # And the nodes that are not asked, because their reply is there, or because enough are.
+    _recalled: Mapping[str, tuple[RecordDict, float]] = {}
+    _unsent: frozenset[str] = frozenset()
 
     def summary(self) -> None:
         """Log the base's configuration, and which selector chooses."""
@@ -105,10 +113,20 @@ class SelectionStrategy(MessageRun):
         # Here, because the base may change the record.
         names, reference = self._named(arrays)
         self._names = tuple(names)
-        transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
+        transport: Any = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
+        kept, recalled, self._recalled, self._unsent = self._kept_arrivals(), None, {}, frozenset()
+        if kept is not None:
+            recalled = kept.recall(self.core.round + 1, reference)
+            told = None if recalled is None else recalled.answers
+            transport = ProbeAnswers(transport, self.roster.name, told, self.core.parts.busy)
         flights = self.core.parts.flights
         self.core.name_arrays(names)
-        chosen = self.core.choose(nodes, reference, transport, server_round)
+        among = None if recalled is None else recalled.present
+        chosen = self.core.choose(nodes, reference, transport, server_round, among)
+        if kept is not None and chosen:
+            kept.begin([self.roster.ids[row] for row in self.core.current.offered], transport.asked)
+            for node in transport.silent:
+                self.core.parts.busy.answered(node)
         sent = {} if flights is None else self._sent_again(flights, config, grid)
         if chosen:
             shown = SnapshotGrid(grid, chosen, self.wait_timeout)
@@ -118,11 +136,25 @@ class SelectionStrategy(MessageRun):
                 self.core.skip()
             sent |= messages
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in sent.items()}
+        if recalled is not None:
+            ids = {node: self.roster.name(node) for node in self._dispatched}
+            self._recalled = {node: recalled.replies[one] for node, one in ids.items() if one in recalled.replies}
+            self._unsent = frozenset(self._recalled)
         if self._timed is not None and flights is not None:
             self._timed.buffer, self._timed.patience_s = self.core.settings.buffer, self.core.settings.max_latency
         if self._timed is not None and self.core.settings.ends_early:
-            self._timed.early_end = EarlyEnd(self.core.collector.waits_for(len(chosen)), self.core.deadline)
-        return list(self._dispatched.values())
+            wanted = self.core.collector.waits_for(len(chosen))
+            left = None if wanted is None else max(0, wanted - len(self._recalled))
+            self._timed.early_end = EarlyEnd(left, self.core.current.deadline)
+            self._unsent = frozenset(self._dispatched) if left == 0 else self._unsent
+        if self._timed is not None and kept is not None:
+            self._timed.on_reply = partial(self._write, kept)
+        return [message for node, message in self._dispatched.items() if node not in self._unsent]
+
+    def _write(self, kept: Arrivals, reply: Message, seconds: float) -> None:
+        """Write a reply of the round in progress, as it arrives."""
+        for node, message in by_node(self._dispatched, [reply]).items():
+            kept.write(self.roster.name(node), message, seconds)
 
     def _sent_again(self, flights: Flights, config: ConfigRecord, grid: Grid) -> dict[str, Message]:
         """Return the messages to clients that were at work at the time of a checkpoint, with the models of then."""
@@ -144,6 +176,13 @@ class SelectionStrategy(MessageRun):
             RunError: The base needs more models, or Flower's simulation has lost its actors.
         """
         arrived = by_node({node: sent for node, (sent, _) in self._at_work.items()} | self._dispatched, replies)
+        if self._recalled:
+            arrived |= {
+                node: Message(content, reply_to=self._dispatched[node]) for node, (content, _) in self._recalled.items()
+            }
+            arrived = {node: arrived[node] for node in self._dispatched if node in arrived}
+            if self._timed is not None:
+                self._timed.elapsed_s |= {node: seconds for node, (_, seconds) in self._recalled.items()}
         if not self._dispatched and not self.core.in_round:
             # The round is in the history already. Flower calls a base that has configured nobody too.
             return self.base.aggregate_train(self.core.round - self._shown_from, []) if self._skipped else (None, None)
@@ -197,7 +236,7 @@ class SelectionStrategy(MessageRun):
 
     def _note_unanswered(self, sent: Mapping[str, Message], arrived: Collection[str]) -> list[Message]:
         """Mark nodes without an answer as busy until it comes, and return the messages that reached them."""
-        settled = {*arrived, *self._rejected}
+        settled = {*arrived, *self._rejected, *self._unsent}
         unanswered = [message for node, message in sent.items() if node not in settled]
         self._late.owe(unanswered)
         return unanswered
@@ -208,12 +247,12 @@ class SelectionStrategy(MessageRun):
         if timed is None or not settings.reads_late:
             return
         if settings.round_deadline_s is not None:
-            self.core.waited(timed.deadline_s)
+            self.core.current.deadline = Deadline(timed.deadline_s)
         for (sent, ended_s), message, took in self._late.take_arrived():
             reply = reply_of(self.base, message, self._model, took, settings.keys)
-            self.core.receive_late(sent, reply, max(0.0, took - ended_s))
+            sent.received(self.core, reply, max(0.0, took - ended_s))
         for message in unanswered:
-            sent = self.core.sent(str(message.metadata.dst_node_id))
+            sent = SentModel.of(self.core, str(message.metadata.dst_node_id))
             self._late.kept[message.metadata.message_id] = (sent, timed.waited_s)
 
     @property

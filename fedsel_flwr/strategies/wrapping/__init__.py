@@ -9,6 +9,7 @@ and ``message_...`` to the Message API. Both APIs use the functions of ``grids``
 ``bases``               facts about base strategies: what each requires, reads and cannot be combined with
 ``resuming``            checkpoints of a run: when they are written, the fingerprint to match, and the base's state
 ``waiting``             bounded waiting: for clients to connect, for replies that hang, and for late ones
+``arrivals``            the replies of the round in progress, on disk, for a server that is started again
 ``grids``               grids around Flower's: time nodes, and bound the waiting of a base strategy
 ``legacy_transport``    client managers, proxies, roll call, probes, results and parameters of the legacy API
 ``message_transport``   the roll call, probes and the round's messages of the Message API

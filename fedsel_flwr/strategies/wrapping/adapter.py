@@ -203,10 +203,10 @@ class Adapter(RoundEnd, Translation):
             bases.check_cohort(self.base, cohort)
         options = {one.name: getattr(arguments, one.name) for one in fields(Options)}
         settings = resolve_settings(selector, payload=bases.payload(self.base), **options)
-        if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
+        if self.waits_for_everybody and settings.clock == "server" and (settings.ends_early or settings.keep_arrivals):
             raise ParameterError(
-                "over_selection, wait_for and round_deadline_s on the server's clock need a server that ends rounds "
-                "early, but the legacy API's server waits for every client. Use the strategies of "
+                "over_selection, wait_for, round_deadline_s and keep_arrivals on the server's clock need a server that "
+                "reads replies as they come, but the legacy API's server waits for every client. Use the strategies of "
                 'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
             )
         if settings.filter is not None:

@@ -254,6 +254,8 @@ class TimedGrid(_GridWrapper):
         arrivals: The arrivals of the last call with ``buffer``.
         early_end: Condition that ends the next :meth:`send_and_receive` early, which then resets it; None waits for
             all.
+        on_reply: Function of each reply of the next :meth:`send_and_receive` and its seconds, which that call resets;
+            None for none.
         straggler_reply: The reply that stands for missing ones of the last call; None if the call waited for all.
         deadline_s: Seconds after which the last call had to end; infinity without a deadline.
         waited_s: Seconds that the last call took.
@@ -274,6 +276,7 @@ class TimedGrid(_GridWrapper):
         self._further: list[Arrival] = []
         self._requests = ReplyRequests(lambda message_ids: self._grid.pull_messages(message_ids))
         self.early_end: EarlyEnd | None = None
+        self.on_reply: Callable[[Message, float], None] | None = None
         self.straggler_reply: Reply | None = None
         self.deadline_s, self.waited_s = math.inf, 0.0
         self.elapsed_s: dict[str, float] = {}
@@ -294,11 +297,14 @@ class TimedGrid(_GridWrapper):
         self.elapsed_s, self.straggler_reply = {}, None
         # For one round only, because the evaluation that follows waits for all nodes.
         early_end, self.early_end = self.early_end, None
+        on_reply, self.on_reply = self.on_reply, None
+        if early_end is not None and early_end.answers == 0:
+            self.straggler_reply = early_end.straggler_reply([], 0.0)
         deadline = Deadline() if early_end is None else early_end.deadline
         requests = ReplyRequests(self._grid.pull_messages)
         times, elapsed, limit = list[float](), 0.0, deadline.after([])
         replies: list[Message] = []
-        while pending:
+        while pending and self.straggler_reply is None:
             requested = time.monotonic()
             left = min(limit, math.inf if timeout is None else timeout) - elapsed
             arrived = requests.fetch(pending, max(POLL_S, min(LONGEST_POLL_S, left)))
@@ -309,6 +315,8 @@ class TimedGrid(_GridWrapper):
                 pending.discard(answered)
                 replies.append(reply)
                 times += [] if reply.has_error() else [elapsed]
+                if on_reply is not None:
+                    on_reply(reply, elapsed)
                 # The SuperLink answers in place of a disconnected node. The id of the answered message identifies the
                 # node.
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed

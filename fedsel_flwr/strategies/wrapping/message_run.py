@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -24,6 +25,7 @@ from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.arrivals import Arrivals
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
 from fedsel_flwr.strategies.wrapping.message_records import names_and_arrays, record_of, renumber_rounds
 
@@ -157,6 +159,7 @@ class MessageRun(Adapter, Strategy):
     strategy_type: ClassVar[type] = Strategy
     _named = staticmethod(names_and_arrays)
     _timed: TimedGrid | None = None
+    _arrivals: Arrivals | None = None
     _evaluates = False
     # The run's own, for probes.
     _evaluate_config: ConfigRecord | None = None
@@ -233,6 +236,19 @@ class MessageRun(Adapter, Strategy):
             renumber_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
         return result
+
+    def _save(self, number: int, model: Any) -> None:
+        """Write the checkpoint of a round; its replies are then needed no more."""
+        super()._save(number, model)
+        if self._arrivals is not None:
+            self._arrivals.clear()
+
+    def _kept_arrivals(self) -> Arrivals | None:
+        """Return what keeps the replies of the round in progress; None if nothing does."""
+        folder = self.core.settings.checkpoint_dir
+        if self._arrivals is None and self.core.settings.keep_arrivals and folder is not None:
+            self._arrivals = Arrivals(Path(folder), self.fingerprint)
+        return self._arrivals
 
     def _begin(self, initial_arrays: ArrayRecord | None, should_stop: Callable[[int, Result], bool] | None) -> None:
         """Begin a run, and load the checkpoint from which it is resumed."""

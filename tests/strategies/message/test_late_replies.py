@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 
+from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping import waiting
@@ -65,7 +66,7 @@ class Fleet:
             self.slowest_s = max(self.slowest_s, *waited, 0.0)
             sent = [to_node(int(node)) for node in self.busy.free(nodes)]
             self.answered = {node: when for node, when in self.answered.items() if node in self.busy}
-            grid.early_end = EarlyEnd(seconds=ROUND_S)
+            grid.early_end = EarlyEnd(deadline=Deadline(ROUND_S))
             arrived = {one.metadata.reply_to_message_id for one in grid.send_and_receive(sent, timeout=60.0)}
             self.trained += len(arrived)
             self.link.sent.clear()
