@@ -150,7 +150,7 @@ class Run:
     """A run of the app: ``flwr run`` in the background, its server writes to ``folder``."""
 
     def __init__(self, fleet: Fleet, name: str, folder: Path, config: dict[str, Any], options: dict[str, Any]) -> None:
-        self._fleet, self._name, self._folder, self._config, self._options = fleet, name, folder, config, options
+        self._fleet, self._name, self.folder, self._config, self._options = fleet, name, folder, config, options
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "run.toml"
         words = {**config, "options": json.dumps(options)}
@@ -162,12 +162,12 @@ class Run:
 
     def resumed(self) -> Run:
         """A new run that goes on where this one's checkpoints end."""
-        return Run(self._fleet, f"{self._name}-resumed", self._folder, self._config, {**self._options, "resume": True})
+        return Run(self._fleet, f"{self._name}-resumed", self.folder, self._config, {**self._options, "resume": True})
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """The finished rounds; of one that was told twice, the last word."""
-        path = self._folder / "rounds.jsonl"
+        path = self.folder / "rounds.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.rpartition("\n")[0].splitlines()  # the last one may be half written
         return list({line["round"]: line for line in map(json.loads, lines)}.values())

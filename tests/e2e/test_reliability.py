@@ -200,3 +200,44 @@ def test_buffered_rounds_go_on_while_a_node_works_and_after_each_killed_server(f
     assert max(slow) >= 3
     # No update counts twice: a client has trained at least as often as the history has it.
     assert all(sum(row["client_id"] == name for row in rows) <= len(fleet.trainings(name)) for name in (*NODES, "n3"))
+
+
+# ---- a slow, a frozen and a dead site --------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_one_site_and_a_killed_server_repeats_no_written_training(fleet: Fleet) -> None:
+    """Of six sites n3 takes 30 s, n4 is frozen, and n5 is killed in round 2; the server in round 6, with two replies."""
+    sites = [f"n{k}" for k in range(6)]
+    fleet.restore(*sites)
+    for name in sites:
+        fleet.order(name, sleep=1.0)
+    fleet.order("n3", sleep=30.0)
+    fleet.order("n4", sleep=600.0)
+    run = fleet.run(
+        "message", rounds=10, selector="everyone", round_deadline_s="auto", late="use", keep_arrivals=True,
+        min_available=3,
+    )  # fmt: skip
+    fleet.wait_for_training("n5", 2)
+    fleet.kill("n5")
+    run.wait_for_round(5, 300)
+    fleet.order("n2", sleep=25.0, in_round=6)
+    fleet.wait_for_training("n2", 6)
+    arrivals = run.folder / "checkpoints" / "arrivals"
+    wait_until(lambda: len(list(arrivals.glob("client-*/round-000006.safetensors"))) >= 2, 60, "two written replies")
+    written = len(list(arrivals.glob("client-*/round-000006.safetensors")))
+    fleet.kill_servers(1)
+    before = run.rounds
+    run = run.resumed()
+    rounds = run.wait(600)
+    check_kept(rounds, before)
+    assert [one["round"] for one in rounds] == list(range(1, 11))
+    assert all(one["num_completed"] >= 2 for one in rounds)
+    assert sum(one["num_late"] for one in rounds) >= 1
+    assert any("n3: late by " in one["note"] for one in rounds)
+    assert all(client(rounds[5], name)["completed"] for name in ("n0", "n1"))
+    # Whose reply was written has trained once for round 6.
+    trained = [[number for number, _ in fleet.trainings(name)].count(6) for name in sites]
+    assert written >= 2
+    assert trained[:2] == [1, 1]
+    assert not arrivals.exists()
+    assert len(asked(rounds, "n4")) <= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsel_flwr import strategies
 from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import message
 
 MODEL = [np.zeros(3)]
@@ -42,7 +44,10 @@ def main(grid: Grid, context: Context) -> None:
         server.set_max_workers(32)
         start_grid(grid=grid, server=server, config=ServerConfig(num_rounds=rounds, round_timeout=timeout))
     else:
-        strategy = write.strategy = getattr(message, config["strategy"])(**options)
+        made = getattr(message, str(config["strategy"]))
+        if "selector" in options:
+            made = partial(message.SelectionStrategy, create(options.pop("selector")))
+        strategy = write.strategy = made(**options)
         strategy.start(grid, ArrayRecord(MODEL), num_rounds=rounds, timeout=timeout)
 
 
