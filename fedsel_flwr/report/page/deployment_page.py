@@ -227,6 +227,9 @@ def figure_rows(found: Deployment) -> list[tuple[str, str]]:
         ("remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")
         for remark, rounds in found.remarks.items()
     ]
+    if found.late:
+        rows.append(("late updates", f"{found.late:,} counted in later rounds"))
+    rows += [(f"round {number:,}", shown_text(note, 3 * PROBLEM_LENGTH)) for number, note in found.notes.items()]
     if found.checkpoint:
         one = found.checkpoint
         behind = found.last_round - one.round

@@ -52,6 +52,8 @@ TRANSFER, LATENCY = "transfer", "latency"
 """Parts of a round if the clients do not report all their times."""
 DEPLOYMENT_PARTS = (*PARTS[:3], TRANSFER, LATENCY, *PARTS[3:])
 """Parts of a round, in the order in which a bar stacks them."""
+MOST_NOTES = 5
+"""Number of last rounds of which a report says what happened."""
 FEWEST_ROUNDS = 8
 """Smallest number of rounds whose quarters are compared."""
 GROUPS = 120
@@ -147,6 +149,8 @@ class Deployment:
         spares: Number of spares.
         reasons: Reason of failure, as in the metrics for Prometheus -> number of failures, the most frequent first.
         remarks: Remark of a round, such as a column that no client reported -> number of rounds.
+        late: Number of late updates that counted.
+        notes: What happened in the last rounds, if rounds may end early: round -> one line.
         waiting: The cost of waiting for the slowest client.
         clients: Figures of each client that was ever selected, the costliest client first.
         checkpoint: The newest checkpoint; None if there is none.
@@ -181,6 +185,8 @@ class Deployment:
     spares: int
     reasons: Mapping[str, int]
     remarks: Mapping[str, int]
+    late: int
+    notes: Mapping[int, str]
     waiting: WaitingCost
     clients: Sequence[ClientFigures]
     checkpoint: NewestCheckpoint | None
@@ -281,7 +287,9 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
         p95_s=float(np.percentile(durations, PERCENTILE)), selections=sum(one.num_selected for one in rounds),
         updates=sum(one.num_completed for one in rounds), staleness=mean_staleness(history),
         spares=sum(one.num_spares for one in rounds),
-        reasons=dict(failed.most_common()), remarks=dict(history.remarks()), waiting=waiting, clients=clients,
+        reasons=dict(failed.most_common()), remarks=dict(history.remarks()), waiting=waiting,
+        late=sum(one.num_late for one in rounds),
+        notes={one.round: one.note for one in rounds[-MOST_NOTES:] if one.note}, clients=clients,
         checkpoint=checkpoint, settings=settings, accuracy=_accuracy_table(rounds),
         status=run_status((now - as_of).total_seconds(), rounds[-1].round, median, checkpoint),
         parts=part_groups(rounds, cohorts), failures=failure_groups(rounds, cohorts),

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -376,3 +377,14 @@ def test_a_column_that_no_client_reported_is_a_remark(tmp_path: Path) -> None:
     found = read_deployment(write(tmp_path / "run", given), now=NOW)
     assert found.remarks == {said: 2}
     assert ("remark", "no client reported loss (2 of 2 rounds)") in figure_rows(found)
+
+
+def test_the_last_rounds_say_what_happened(tmp_path: Path) -> None:
+    given = [
+        one._replace(round=replace(one.round, note=f"note {one.round.round}", num_late=one.round.round % 2))
+        for one in entries(*ROUNDS)
+    ]
+    write(tmp_path, given)
+    rows = figure_rows(read_deployment(tmp_path, NOW))
+    assert [row for row in rows if row[0].startswith("round ")] == [(f"round {k}", f"note {k}") for k in range(3, 8)]
+    assert ("late updates", "4 counted in later rounds") in rows
