@@ -244,8 +244,6 @@ class History(state_dicts.NotByClient):
         rows = self.clients[-last.num_selected :] if last.num_selected else []
         fields = round_fields(last, [row for row in rows if row.round == last.round])
         logger.info(format_line(fields), extra={"fedsel": fields})
-        if last.note:
-            logger.info("round %d: %s", last.round, last.note)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two histories have the same records; NaN counts as equal to NaN."""

@@ -341,7 +341,7 @@ class Reporter(state_dicts.SavedFields):
             if not result.completed:
                 out = cooldown.rounds_out(row, round.number)
                 kind = "late" if result.spare or result.timed_out else result.problems[-1].split(":")[0]
-                faults.append((self._roster.ids[row], f"out for {out} rounds" if out else kind))
+                faults.append((self._roster.ids[row], f"{kind}, out for {out} rounds" if out else kind))
         late = [(self._roster.ids[one.row], one.late_s, weight) for one, weight in round.late]
         return round_note(outcome.round_s, outcome.deadline_s, len(round.chosen), faults, late)
 

@@ -206,7 +206,7 @@ def test_buffered_rounds_go_on_while_a_node_works_and_after_each_killed_server(f
 
 
 def test_nobody_waits_for_one_site_and_a_killed_server_repeats_no_written_training(fleet: Fleet) -> None:
-    """Of six sites n3 takes 30 s, n4 is frozen, and n5 is killed in round 2; the server in round 6, with two replies."""
+    """Of six sites n3 takes 30 s, n4 is frozen, n5 is killed in round 2; the server in round 6, with two replies."""
     sites = [f"n{k}" for k in range(6)]
     fleet.restore(*sites)
     for name in sites:
@@ -234,6 +234,7 @@ def test_nobody_waits_for_one_site_and_a_killed_server_repeats_no_written_traini
     assert all(one["num_completed"] >= 2 for one in rounds)
     assert sum(one["num_late"] for one in rounds) >= 1
     assert any("n3: late by " in one["note"] for one in rounds)
+    assert f"round {rounds[-1]['round']}: {rounds[-1]['note']}" in run.log
     assert all(client(rounds[5], name)["completed"] for name in ("n0", "n1"))
     # Whose reply was written has trained once for round 6.
     trained = [[number for number, _ in fleet.trainings(name)].count(6) for name in sites]

@@ -300,7 +300,10 @@ def _with_a_slow_node(rounds: int, slow_s: float, **options: Any) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("late", ["use", "damped"])
-def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(late: str) -> None:
+def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(
+    late: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flwr")
     strategy, replies, slow = _with_a_slow_node(7, 0.8, wait_for=2, late=late)
     history = strategy.history
     used = [one.round for one in history.rounds if one.num_late]
@@ -316,6 +319,7 @@ def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(la
         assert len({tuple(sorted(one["metrics"])) for one in contents}) == 1
         if record.num_late:
             assert "; 2: late by " in record.note
+            assert f"round {record.round}: {record.note}" in caplog.messages
             factor, examples = float(record.note.split("weight ")[1]), slow.proxy.num_examples
             weight = contents[-1]["metrics"]["num-examples"] / examples
             assert weight == pytest.approx(1.0 if late == "damped" else factor, abs=0.006)

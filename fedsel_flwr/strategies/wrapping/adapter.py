@@ -367,6 +367,9 @@ class Adapter(RoundEnd, Translation):
             model = self._encode(mixed)
         self._model = self._model if model is None else model
         self._keep(core.round, self._model)
+        if (last := self.history.last) is not None and last.note:
+            # Flower's logger prints to the console of a deployment, without any setting.
+            logging.getLogger("flwr").info("round %d: %s", last.round, last.note)
         return model, metrics
 
     def _aggregate_evaluation(self, server_round: int, arrived: Any) -> Any:
