@@ -271,8 +271,3 @@ def test_wrong_selector_parameters_are_found_before_anything_starts(parameter: s
         check_selector(scenario)
     for name in ("random", "cs-ucb"):  # theirs are fine
         check_selector(scenario.model_copy(update={"selector": name}))
-
-
-def test_a_selector_without_its_parameter_says_so() -> None:
-    with pytest.raises(ParameterError, match=r"selector 'bsfl' needs the parameter min_latency"):
-        check_selector(Scenario(name="bare", selector="bsfl"))

@@ -236,8 +236,3 @@ def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, model: Any,
     with pytest.raises(ParameterError) as error:
         simulate(smoke(), model=model or mine.Net, data=data or mine.data())
     assert said in str(error.value)
-
-
-def test_a_name_that_is_not_in_the_file_is_told_what_is(mine: Any) -> None:
-    with pytest.raises(ParameterError, match=r"has no 'Nets'. It has Net"):
-        simulate(smoke(**{"model.name": "mine.py:Nets"}))
