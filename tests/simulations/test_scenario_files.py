@@ -54,11 +54,13 @@ def another(key: str, kind: Any, value: Any) -> Any:
         known = {
             "selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist",
             "aggregation.averaging": "mean", "aggregation.cooldown": True, "aggregation.missing_columns": "random",
-            "aggregation.weighting": "uniform",
+            "aggregation.weighting": "uniform", "aggregation.late": "use",
         }  # fmt: skip
         return known.get(key, "elsewhere")
     if isinstance(value, bool):
         return not value
+    if key == "aggregation.late_scale_coff":
+        return 10.0
     return value + 1 if isinstance(value, int) else value / 2 or 0.25
 
 

@@ -212,7 +212,7 @@ def test_an_upload_that_ends_in_time_counts_from_its_end(simulated: SimulatedTim
     assert timed.elapsed_s["8"] < 20.0 < 31.0 <= timed.elapsed_s["6"] < 35.0
 
 
-@pytest.mark.parametrize("end", [EarlyEnd(answers=3), EarlyEnd(seconds=15.0)])
+@pytest.mark.parametrize("end", [EarlyEnd(answers=3), EarlyEnd(deadline=Deadline(15.0))])
 def test_an_upload_does_not_hold_up_a_round_that_ends_early(simulated: SimulatedTime, end: EarlyEnd) -> None:
     (timed, send), begin = _sending(simulated, inf), simulated.now
     timed.early_end = end
