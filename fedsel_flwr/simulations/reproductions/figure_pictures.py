@@ -34,7 +34,7 @@ LABELS = {
     "margin_1": "share of client 1 minus c_1", "margin_2": "share of client 2 minus c_2",
     "margin_3": "share of client 3 minus c_3",
     "counts": "rounds of the client", "rank": "rank of the client",
-    "run_s_200": "processor seconds of 200 rounds",
+    "simulated_s_200": "simulated seconds of 200 rounds",
     "energy": "energy of the current state",
     "last_above": "share of instances\nlast state, equal steps",
     "best_above": "share of instances\nbest state, equal steps",
