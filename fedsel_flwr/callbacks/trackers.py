@@ -167,7 +167,7 @@ def figures(record: RoundRecord) -> dict[str, float]:
     >>> figures(record)["accuracy"], "energy_j" in figures(record)
     (0.25, False)
     """
-    values = {name: float(value) for name, value in vars(record).items() if name not in ("round", "remark")}
+    values = {name: float(one) for name, one in vars(record).items() if name != "round" and not isinstance(one, str)}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

@@ -53,7 +53,8 @@ def test_every_known_figure_is_handed_over() -> None:
     assert columns["num_selected"] == [(r, 2.0) for r in (1, 2, 3, 4)]
     assert columns.keys() == {
         "num_available", "num_selected", "num_completed", "num_kept", "num_timeouts", "round_s", "simulated_s",
-        "energy_j", "total_energy_j", "accuracy", "loss", "probe_s", "probe_j", "num_probed", "num_spares",
+        "energy_j", "total_energy_j", "accuracy", "loss", "probe_s", "probe_j", "num_probed", "num_spares", "num_late",
+        "late_j",
     }  # fmt: skip
 
 
