@@ -20,6 +20,7 @@ from fedsel_flwr.selectors import Everyone, Random, create
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.golden.authors import recipe
 from tests.rounds.written import Written, core_of, facts
+from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import BOTH, play_scripted
 
 pytestmark = pytest.mark.timeout(60)
@@ -290,3 +291,19 @@ def test_options_that_contradict_each_other(options: dict[str, Any], message: st
 def test_updates_that_a_filter_judges_cannot_be_late() -> None:
     with pytest.raises(ParameterError, match="FedCA's filter"):
         SelectionStrategy(create("fedcm-ucb", clients_per_round=2, seed=0), wait_for=1, late="use")
+
+
+@BOTH
+def test_which_bases_may_get_moved_models(api: str) -> None:
+    """A subclass may send what it likes; one with its own aggregation, a median or privacy is refused."""
+    kind: Any = type(base_of(api))
+    own = {"aggregate_fit": lambda self, *args: None, "aggregate_train": lambda self, *args: None}
+    sends = type("Sends", (kind,), {"configure_fit": kind.__dict__.get("configure_fit"), "note": lambda self: 1})
+    selection(api, Everyone(), sends(), wait_for=1, late="use")
+    for base, why in (
+        (type("Own", (kind,), own)(), "return the model that they got"),
+        (base_of(api, "FedMedian"), "FedMedian may not expect"),
+        (private(api, base_of(api)), "return the model that they got"),
+    ):
+        with pytest.raises(ParameterError, match=why):
+            selection(api, Everyone(), base, wait_for=1, late="use")

@@ -251,11 +251,13 @@ def check_filter(base: object) -> None:
 
 def check_moved(base: object, option: str) -> None:
     """Refuse a base that may do other things with a result than add up the clients' updates, for an option's sake."""
-    own = [type(one).__module__.split(".")[0] != "flwr" for one in layers(base)]
-    if own != [False] or type(base).__name__ not in BUFFERED:
+    flowers = [cls.__name__ for cls in type(base).__mro__ if cls.__module__.split(".")[0] == "flwr"]
+    # A user's subclass may send and record what it likes, as long as it leaves the aggregation to Flower's class.
+    if len(list(layers(base))) > 1 or payload(base) != "model" or flowers[0] not in BUFFERED:
         raise ParameterError(
             f"{option} gives the base models that are moved to the current one, which {type(base).__name__} may "
-            f"not expect. Use Flower's {', '.join(BUFFERED)}, or leave {option} out"
+            f"not expect. Use Flower's {', '.join(BUFFERED)}, or a subclass with their aggregation, or leave {option} "
+            "out"
         )
 
 
