@@ -116,7 +116,7 @@ class SelectionStrategy(MessageRun):
         transport: Any = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
         kept, recalled, self._recalled, self._unsent = self._kept_arrivals(), None, {}, frozenset()
         if kept is not None:
-            recalled = kept.recall(self.core.round + 1, reference)
+            recalled = kept.recall(self.core.round + 1, reference, bool(self.core.settings.resume))
             told = None if recalled is None else recalled.answers
             transport = ProbeAnswers(transport, self.roster.name, told, self.core.parts.busy)
         flights = self.core.parts.flights

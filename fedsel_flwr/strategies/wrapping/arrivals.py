@@ -59,15 +59,16 @@ class Arrivals:
         self._folder, self._fingerprint = folder / FOLDER, fingerprint
         self._round, self._model, self._most = 0, "", 0
 
-    def recall(self, number: int, model: Arrays) -> Recalled | None:
+    def recall(self, number: int, model: Arrays, resume: bool) -> Recalled | None:
         """Return what was written of a round; None, and an empty folder, if nothing was, or for another model.
 
         Args:
             number: The absolute round.
             model: The model that its clients get.
+            resume: Whether this run goes on with an earlier one. A new run uses nothing.
         """
         self._round, self._model, self._most = number, _digest(model), MODELS * _size(model) + MORE_BYTES
-        choice, replies = self._read(self._folder / CHOICE), {}
+        choice, replies = self._read(self._folder / CHOICE) if resume else None, {}
         for folder in sorted(self._folder.glob("client-*")) if choice is not None else ():
             if (reply := self._read(folder)) is not None:
                 content = content_of(reply.model[0].tobytes())

@@ -125,9 +125,10 @@ class _Crashing(FakeGrid):
         return taken
 
 
-def _crash(folder: Path, log: Path, **options: Any) -> None:
+def _crash(folder: Path, log: Path, left: int = CLIENTS + 3, **options: Any) -> None:
     """Play round 1, and in round 2 the replies of sites 0 to 2."""
     grid = _Crashing(_nodes(log, 1))
+    grid.left = left
     strategy = SelectionStrategy(
         Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=folder, keep_arrivals=True, **options
     )
@@ -176,6 +177,20 @@ def test_enough_written_replies_end_the_round_without_asking(tmp_path: Path) -> 
     assert len(_trainings(log)) == before + CLIENTS  # those of round 3
 
 
+@pytest.mark.parametrize(("resume", "again"), [(True, 3), (False, CLIENTS)])
+def test_only_a_resumed_run_uses_the_replies_of_another_one(resume: bool, again: int, tmp_path: Path) -> None:
+    """The server dies in round 1, so that there is no checkpoint; a new run in the same folder begins anew."""
+    log = tmp_path / "log"
+    _crash(tmp_path / "run", log, left=3)
+    strategy = SelectionStrategy(
+        Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=tmp_path / "run", keep_arrivals=True,
+        resume=resume,
+    )  # fmt: skip
+    play(strategy, FakeGrid(_nodes(log, 2)), 1)
+    assert all(row.completed for row in strategy.history.clients)
+    assert len(_trainings(log)) == CLIENTS + again
+
+
 @pytest.mark.parametrize("damage", ["torn", "another model", "a link", "the choice"])
 def test_what_is_damaged_is_asked_again(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log, folder = tmp_path / "log", tmp_path / "run"
@@ -185,7 +200,7 @@ def test_what_is_damaged_is_asked_again(damage: str, tmp_path: Path, caplog: pyt
         first.write_bytes(first.read_bytes()[:-1])
     elif damage == "another model":
         other = Arrivals(tmp_path / "other", {})
-        other.recall(2, [np.ones(3)])
+        other.recall(2, [np.ones(3)], resume=True)
         other.begin(["site-0"], [])
         first.write_bytes(next((tmp_path / "other").glob("*/choice/*")).read_bytes())
     elif damage == "a link":
