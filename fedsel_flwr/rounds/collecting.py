@@ -224,7 +224,7 @@ def end_round(
         results: Connection -> its reply after reading, by ascending row.
         settings: The channels and the longest wait.
         wanted: Number of usable answers that end the round. Of clients done at the same time, the lower rows count as
-            earlier. None waits for all clients.
+            earlier; with ``wait_for`` all of them count. None waits for all clients.
         deadline: When the round ends at the latest.
 
     Returns:
@@ -245,8 +245,15 @@ def end_round(
     end = min(limit, float(done[waited].max(initial=0.0)))
     if wanted is not None and len(in_time) >= wanted:
         # A stable sort: of equal times the lower rows count as earlier.
-        in_time = in_time[np.argsort(done[in_time], kind="stable")[:wanted]]
-        end = float(done[in_time[-1]])
+        first = in_time[np.argsort(done[in_time], kind="stable")[:wanted]]
+        end = float(done[first[-1]])
+        if settings.wait_for is None:
+            in_time = first
+        elif settings.clock == "virtual":
+            in_time = in_time[done[in_time] <= end]
+        else:
+            # All of these have arrived before the server went on.
+            end = float(done[in_time].max())
     kept = set(in_time.tolist())
     beyond = np.array([0.0 if result.completed else result.beyond_s for result in results.values()])
     timed = {
@@ -257,7 +264,7 @@ def end_round(
         {
             node: result
             if i in kept or not result.completed
-            else _straggler(result, end, settings, limit, spare=len(kept) == wanted)
+            else _straggler(result, end, settings, limit, spare=wanted is not None and len(kept) >= wanted)
             for i, (node, result) in enumerate(timed.items())
         },
         end,

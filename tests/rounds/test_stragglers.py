@@ -41,7 +41,8 @@ def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) ->
     """Who is not completed, and the round's seconds; options: wanted, deadline, channels."""
     results = {str(i): _result(s, "no answer" if i in failed else "") for i, s in enumerate(seconds)}
     deadline = Deadline(options.get("deadline") or np.inf)
-    read, end, _ = end_round(results, Settings(channels=options.get("channels")), options.get("wanted"), deadline)
+    settings = Settings(channels=options.get("channels"), wait_for=options.get("wait_for"))
+    read, end, _ = end_round(results, settings, options.get("wanted"), deadline)
     return [i for i, one in enumerate(read.values()) if not one.completed], end
 
 
@@ -64,6 +65,8 @@ def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) ->
         # both: the third usable answer comes after the deadline
         ([5.0, 1.0, 3.0, 9.0, 8.0], {"wanted": 3, "deadline": 4.0}, [0, 3, 4], 4.0),
         ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 2, "deadline": 4.0}, [0, 2, 3], 2.0),
+        # with wait_for, equal times count: at least two
+        ([2.0, 1.0, 2.0, 9.0], {"wanted": 2, "wait_for": 2}, [3], 2.0),
         # two channels: waves (5, 1), (3, 9), (2) end after 5, 14 and 16 s; done after 5, 1, 8, 14, 16 s
         ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 3, "channels": 2}, [3, 4], 8.0),
     ],
@@ -279,6 +282,14 @@ def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
     record, rows = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
     assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
     assert record.round_s == 0.6
+
+
+@pytest.mark.parametrize(("option", "completed"), [({"wait_for": 2}, 4), ({"over_selection": 1.0}, 2)])
+def test_on_the_servers_clock_replies_that_have_arrived_are_used(option: dict[str, Any], completed: int) -> None:
+    """All four arrive in the same request. Over-selection uses exactly two, and ``wait_for`` at least two."""
+    selector = Everyone() if "wait_for" in option else Random(clients_per_round=2, seed=0)
+    record, _ = _on_the_servers_clock(selector, [0.0] * 4, **option)
+    assert (record.num_selected, record.num_completed) == (4, completed)
 
 
 def _with_a_slow_node(rounds: int, slow_s: float, **options: Any) -> tuple[Any, list[Any], FakeNode]:

@@ -248,6 +248,8 @@ class SelectionStrategy(MessageRun):
             return
         if settings.round_deadline_s is not None:
             self.core.current.deadline = Deadline(timed.deadline_s)
+        # Once more at the end, because a short round fetches none.
+        self._late.fetch()
         for (sent, ended_s), message, took in self._late.take_arrived():
             reply = reply_of(self.base, message, self._model, took, settings.keys)
             sent.received(self.core, reply, max(0.0, took - ended_s))

@@ -76,7 +76,11 @@ class Arrivals:
         if choice is None:
             self.clear()
             return None
-        logger.info("round %d was begun before; the replies of %d clients are used", number, len(replies))
+        # On the console too, where Flower counts its rounds from 1 again.
+        logging.getLogger("flwr").info(
+            "round %d was begun by a server before this one: %d of its replies were written, and are used",
+            number, len(replies),
+        )  # fmt: skip
         return Recalled(list(choice.state["present"]), list(choice.state["answers"]), replies)
 
     def begin(self, present: Sequence[str], answers: Sequence[Mapping[str, Any]]) -> None:
