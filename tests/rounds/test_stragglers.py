@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -336,6 +337,21 @@ def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(
             assert weight == pytest.approx(1.0 if late == "damped" else factor, abs=0.006)
     trained = slow.messages("train")
     assert len(trained) == len(asked)
+
+
+def test_on_the_servers_clock_a_round_without_clients_ends_at_once() -> None:
+    """Nobody is available in round 2, and the base configures nobody in round 3."""
+
+    class Skips(FedAvg):
+        def configure_train(self, server_round: int, *args: Any) -> Any:
+            return [] if server_round == 3 else super().configure_train(server_round, *args)
+
+    strategy = message.SelectionStrategy(
+        Everyone(), Skips(fraction_evaluate=0.0), clock="server", identity="claim", wait_for=2,
+        round_deadline_s="auto", late="use", availability=lambda client, number, seconds: number != 2,
+    )  # fmt: skip
+    play(strategy, FakeGrid({k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k)) for k in range(3)}), 4)
+    assert [one.num_completed for one in strategy.history.rounds] == [3, 0, 0, 3]
 
 
 def test_on_the_servers_clock_late_replies_set_the_deadline() -> None:

@@ -27,7 +27,7 @@ from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Evaluation
-from fedsel_flwr.strategies.wrapping.arrivals import Arrivals, ProbeAnswers
+from fedsel_flwr.strategies.wrapping.arrivals import Arrivals, ProbeAnswers, Recalled
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
 from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import Cleaner, late_message, reply_of, set_weights
@@ -113,20 +113,17 @@ class SelectionStrategy(MessageRun):
         # Here, because the base may change the record.
         names, reference = self._named(arrays)
         self._names = tuple(names)
-        transport: Any = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
-        kept, recalled, self._recalled, self._unsent = self._kept_arrivals(), None, {}, frozenset()
-        if kept is not None:
-            recalled = kept.recall(self.core.round + 1, reference, bool(self.core.settings.resume))
-            told = None if recalled is None else recalled.answers
-            transport = ProbeAnswers(transport, self.roster.name, told, self.core.parts.busy)
+        transport = MessageTransport(grid, arrays, evaluate_config=self._evaluate_config, **self._asking)
         flights = self.core.parts.flights
         self.core.name_arrays(names)
-        among = None if recalled is None else recalled.present
-        chosen = self.core.choose(nodes, reference, transport, server_round, among)
-        if kept is not None and chosen:
-            kept.begin([self.roster.ids[row] for row in self.core.current.offered], transport.asked)
-            for node in transport.silent:
-                self.core.parts.busy.answered(node)
+        kept = self._kept_arrivals()
+        recalled = (
+            None if kept is None else kept.recall(self.core.round + 1, reference, bool(self.core.settings.resume))
+        )
+        if kept is None:
+            chosen = self.core.choose(nodes, reference, transport, server_round)
+        else:
+            chosen = self._choose_and_write(kept, recalled, nodes, reference, transport, server_round)
         sent = {} if flights is None else self._sent_again(flights, config, grid)
         if chosen:
             shown = SnapshotGrid(grid, chosen, self.wait_timeout)
@@ -136,13 +133,13 @@ class SelectionStrategy(MessageRun):
                 self.core.skip()
             sent |= messages
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in sent.items()}
-        if recalled is not None:
-            ids = {node: self.roster.name(node) for node in self._dispatched}
-            self._recalled = {node: recalled.replies[one] for node, one in ids.items() if one in recalled.replies}
-            self._unsent = frozenset(self._recalled)
+        known = {} if recalled is None else recalled.replies
+        ids = {node: self.roster.name(node) for node in self._dispatched if known}
+        self._recalled = {node: known[one] for node, one in ids.items() if one in known}
+        self._unsent = frozenset(self._recalled)
         if self._timed is not None and flights is not None:
             self._timed.buffer, self._timed.patience_s = self.core.settings.buffer, self.core.settings.max_latency
-        if self._timed is not None and self.core.settings.ends_early:
+        if self._timed is not None and self.core.settings.ends_early and self._dispatched:
             wanted = self.core.collector.waits_for(len(chosen))
             left = None if wanted is None else max(0, wanted - len(self._recalled))
             self._timed.early_end = EarlyEnd(left, self.core.current.deadline)
@@ -150,6 +147,20 @@ class SelectionStrategy(MessageRun):
         if self._timed is not None and kept is not None:
             self._timed.on_reply = partial(self._write, kept)
         return [message for node, message in self._dispatched.items() if node not in self._unsent]
+
+    def _choose_and_write(
+        self, kept: Arrivals, recalled: Recalled | None, nodes: list[str], reference: Arrays,
+        transport: MessageTransport, server_round: int,
+    ) -> list[str]:  # fmt: skip
+        """Choose nodes, in a round that is repeated among the same clients, and write among whom."""
+        told, among = (None, None) if recalled is None else (recalled.answers, recalled.present)
+        answers: Any = ProbeAnswers(transport, self.roster.name, told, self.core.parts.busy)
+        chosen = self.core.choose(nodes, reference, answers, server_round, among)
+        if chosen:
+            kept.begin([self.roster.ids[row] for row in self.core.current.offered], answers.asked)
+        for node in answers.silent:
+            self.core.parts.busy.answered(node)
+        return chosen
 
     def _write(self, kept: Arrivals, reply: Message, seconds: float) -> None:
         """Write a reply of the round in progress, as it arrives."""
