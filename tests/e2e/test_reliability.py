@@ -241,4 +241,6 @@ def test_nobody_waits_for_one_site_and_a_killed_server_repeats_no_written_traini
     assert written >= 2
     assert trained[:2] == [1, 1]
     assert not arrivals.exists()
+    print(f"{len(rounds)} rounds in {(rounds[-1]['at'] - rounds[0]['at'] + rounds[0]['round_s']) / 60:.1f} minutes")
+    print("\n".join(f"round {one['round']}: {one['note']}" for one in rounds))
     assert len(asked(rounds, "n4")) <= 2
