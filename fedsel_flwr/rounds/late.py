@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedsel_flwr")
 _NUMBERS = ("arrival_s", "late_s", "weight", "energy_j")
+MOMENT_S = 1e-9
+"""Seconds by which sums of the same times may differ."""
 BETA = 0.35
 """Share of the second term, from the paper's section 5."""
 
@@ -125,11 +127,11 @@ class LateUpdates(state_dicts.SavedFields):
 
     def free(self, rows: IntArray, now_s: float) -> BoolArray:
         """Return whether each client's update is not still to come at this simulated time, shape (n,)."""
-        return ~np.isin(rows, [one.row for one in self._held if one.arrival_s > now_s])
+        return ~np.isin(rows, [one.row for one in self._held if one.arrival_s > now_s + MOMENT_S])
 
     def next_arrival(self, now_s: float) -> float:
         """Return the seconds until an update arrives; 0 if none is still to come."""
-        return min((one.arrival_s - now_s for one in self._held if one.arrival_s > now_s), default=0.0)
+        return min((one.arrival_s - now_s for one in self._held if one.arrival_s > now_s + MOMENT_S), default=0.0)
 
     def hold(self, round: Round, outcome: Outcome, replies: Mapping[str, Reply], stack: ModelStack | None) -> None:
         """Keep the updates of a round's stragglers.
@@ -187,11 +189,11 @@ class LateUpdates(state_dicts.SavedFields):
         """Return the outcome with the updates that have arrived until the end of the round, and note them there."""
         limit, end_s = self._settings.max_staleness, round.sent_s + outcome.round_s
         self._held = [one for one in self._held if limit is None or round.number - one.round <= limit]
-        here = [one for one in self._held if one.arrival_s <= end_s]
+        here = [one for one in self._held if one.arrival_s <= end_s + MOMENT_S]
         enough = len(outcome.usable) + len(here) >= self._settings.min_completed
         if not here or not enough or round.reference is None:
             return outcome
-        self._held = [one for one in self._held if one.arrival_s > end_s]
+        self._held = [one for one in self._held if one not in here]
         tau = np.array([round.number - one.round for one in here])
         model, names = round.reference, self.names
         own, change = own_values(model, names), [one.change for one in here]

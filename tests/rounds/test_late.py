@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError, StateError
@@ -131,10 +131,10 @@ class _Walk:
 
     def round(self) -> list[int]:
         self.number += 1
-        busy = {k for arrival, k, _, _ in self.under_way if arrival > self.now}
+        busy = {k for arrival, k, _, _ in self.under_way if arrival > self.now + 1e-9}
         asked = [k for k in range(len(self.seconds[0])) if k not in busy]
         if not asked:
-            self.now = min(arrival for arrival, *_ in self.under_way if arrival > self.now)
+            self.now = min(arrival for arrival, *_ in self.under_way if arrival > self.now + 1e-9)
             return []
         times = {k: self.seconds[self.number - 1][k] for k in asked}
         order = sorted((seconds, k) for k, seconds in times.items())
@@ -143,9 +143,9 @@ class _Walk:
         end = min(limit, max(times.values())) if len(here) < min(wanted, len(asked)) else times[here[-1]]
         self.now += end
         fresh = [self.changes[self.number - 1][k] for k in here]
-        late = [one for one in self.under_way if one[0] <= self.now]
+        late = [one for one in self.under_way if one[0] <= self.now + 1e-9]
         if fresh or late:
-            self.under_way = [one for one in self.under_way if one[0] > self.now]
+            self.under_way = [one for one in self.under_way if one[0] > self.now + 1e-9]
         mean = sum(fresh) / len(fresh) if fresh else 0.0
         gaps = [((mean - (u + len(fresh) * mean) / (len(fresh) + 1)) / mean) ** 2 if mean else 0.0 for *_, u in late]
         total, weights = sum(fresh), float(len(fresh))
@@ -166,6 +166,7 @@ class _Walk:
 
 
 @settings(max_examples=60, deadline=None)
+@example(753716, 1, {"round_deadline_s": 4.0}, "use")  # sums of times that differ in their last bits
 @given(
     st.integers(0, 10**6), st.integers(1, 6),
     st.sampled_from([{"round_deadline_s": 4.0}, {"wait_for": 2}, {"wait_for": 1, "round_deadline_s": 6.0}]),
@@ -196,10 +197,24 @@ def test_courses_equal_the_walk(seed: int, clients: int, options: dict[str, Any]
         if number == rounds // 2:
             state = core.state_dict()
             assert isinstance(state["late"], dict)
-            with pytest.raises(StateError):
-                core.load_state_dict(state | {"late": {"held": [{"row": 1}]}})
+            held = [{**one, name: 1} for one in state["late"]["held"] for name in ("change", "metrics")]
+            for wrong in ([{"row": 1}], 3, *([one] for one in held)):
+                with pytest.raises(StateError):
+                    core.load_state_dict(state | {"late": {"held": wrong}})
             core = core_of(Everyone(), max_latency=31.0, late=late, **options)
             core.load_state_dict(state)
+
+
+def test_an_evicted_client_takes_its_late_update_along() -> None:
+    core, nodes, model = core_of(Everyone(), late="use", wait_for=1), ["0", "1"], [np.zeros(1)]
+    core.choose(nodes, model, Written(facts(*nodes)))
+    core.collect({k: Reply(num_examples=1, metrics={"latency_s": 1.0 + int(k)}, arrays=model) for k in nodes})
+    core.finish(model)
+    late = core.parts.late
+    assert late is not None
+    assert late.free(np.arange(2), 1.0).tolist() == [True, False]
+    late.forget(np.array([1]))
+    assert late.free(np.arange(2), 1.0).tolist() == [True, True]
 
 
 # ---- the automatic deadline ---------------------------------------------------------------------------------------

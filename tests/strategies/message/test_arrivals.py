@@ -117,6 +117,8 @@ class _Crashing(FakeGrid):
         while self._replies and max(ready for ready, _ in self._replies.values()) > time.monotonic():
             time.sleep(0.01)
         here = sorted(super().pull_messages(message_ids), key=lambda one: self.nodes[one.metadata.src_node_id].ready)
+        if any(one.metadata.message_type != "train" for one in here):
+            return here
         if not self.left:
             raise _Crash
         taken, rest = here[: self.left], here[self.left :]
@@ -125,12 +127,18 @@ class _Crashing(FakeGrid):
         return taken
 
 
-def _crash(folder: Path, log: Path, left: int = CLIENTS + 3, **options: Any) -> None:
+def _crash(folder: Path, log: Path, left: int = CLIENTS + 3, selector: Any = None, **options: Any) -> None:
     """Play round 1, and in round 2 the replies of sites 0 to 2."""
     grid = _Crashing(_nodes(log, 1))
     grid.left = left
     strategy = SelectionStrategy(
-        Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=folder, keep_arrivals=True, **options
+        selector or Everyone(),
+        fedavg(),
+        clock="server",
+        identity="name",
+        checkpoint_dir=folder,
+        keep_arrivals=True,
+        **options,
     )
     with pytest.raises(_Crash):
         play(strategy, grid, 3)
@@ -143,6 +151,34 @@ def _resumed(folder: Path, log: Path, nodes: dict[int, FakeNode] | None = None, 
     )  # fmt: skip
     play(strategy, FakeGrid(nodes or _nodes(log, 2)), 3)
     return strategy
+
+
+def test_a_repeated_round_asks_no_probe_again(tmp_path: Path) -> None:
+    """Six candidates are probed for four places; the server dies after six replies, two of them in round 2."""
+    probing = {"clients_per_round": 4, "candidates": 6, "seed": 1}
+    _crash(tmp_path / "run", tmp_path / "log", left=6, selector=create("power-of-choice", **probing))
+    nodes = _nodes(tmp_path / "log", 2)
+    strategy = SelectionStrategy(
+        create("power-of-choice", **probing), fedavg(), clock="server", identity="name", resume=True,
+        checkpoint_dir=tmp_path / "run", keep_arrivals=True,
+    )  # fmt: skip
+    play(strategy, FakeGrid(nodes), 3)
+    assert [one.num_completed for one in strategy.history.rounds] == [4, 4, 4]
+    probed = [config["round"] for node in nodes.values() for config in node.proxy.probed]  # type: ignore[attr-defined]
+    assert set(probed) == {3}
+    trained = [one.split()[1] for one in _trainings(tmp_path / "log")]
+    # Four in each round, and the two whose reply was lost once more.
+    assert (trained.count("1"), trained.count("2"), trained.count("3")) == (4, 6, 4)
+
+
+def test_a_reply_that_is_too_large_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.MODELS", 0)
+    monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.MORE_BYTES", 10)
+    _crash(tmp_path / "run", tmp_path / "log")
+    assert not _written(tmp_path / "run")
+    assert "is not kept on disk" in caplog.text
 
 
 def test_a_client_that_is_gone_still_counts(tmp_path: Path) -> None:
