@@ -374,9 +374,10 @@ class SelectionCore:
         return self._round
 
     def name_arrays(self, names: Sequence[str]) -> None:
-        """Note the names of the model's arrays, by which running statistics are known."""
+        """Note the names of the model's arrays, by which running statistics are known; numbers replace no names."""
+        numbered = all(name.isdigit() for name in names)
         for part in (self.parts.flights, self.parts.late):
-            if part is not None:
+            if part is not None and not (numbered and part.names):
                 part.names = names
 
     def skip(self) -> None:

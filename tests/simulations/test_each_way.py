@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.common import Context, RecordDict
 
 from fedsel_flwr.checks import IntArray
@@ -309,3 +310,26 @@ def test_late_updates_are_the_same_each_way(way: str, options: dict[str, Any], t
     resumed = run(way, 8, keys, folder=tmp_path / "run", resume=True)
     assert resumed.history == whole.history
     assert bits(resumed) == bits(whole)
+
+
+def normalizing() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "options", [{"aggregation.round_deadline_s": 0.15, "aggregation.late": "damped"},
+                {"aggregation.concurrency": 8, "clients_per_round": 2}],
+)  # fmt: skip
+def test_running_statistics_of_stale_updates_are_the_clients_own(way: str, options: dict[str, Any]) -> None:
+    """A batch normalization's statistics are averaged as they are; as updates they would be moved to the model's."""
+    if way == "legacy" and "aggregation.concurrency" in options:
+        pytest.skip("the legacy API has no buffered rounds")
+    keys = SLOW | {"training.batch_size": 17} | options
+    result, expected = run(way, 5, keys, model=normalizing), run("vectorized", 5, keys, model=normalizing)
+    stale = [row for row in result.history.clients if row.staleness]
+    assert len(stale) + sum(one.num_late for one in result.history.rounds) > 2
+    for name, array, own in zip(normalizing().state_dict(), result.arrays, expected.arrays, strict=True):
+        # Flower's average of the legacy API leaves the integer that counts batches at 0.
+        if not name.endswith("num_batches_tracked"):
+            np.testing.assert_allclose(array, own, rtol=1e-3, atol=1e-4)

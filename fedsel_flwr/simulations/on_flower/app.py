@@ -235,6 +235,8 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
         History and final model.
     """
     strategy.core.collector.simulated = True
+    # The arrays of a simulated model are numbered, so that they would not say which of them are running statistics.
+    strategy.core.name_arrays(list(world.model.state_dict()))
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     # Flower does not tell a strategy of the legacy API that the run has ended.
     strategy.end_metrics()
