@@ -30,7 +30,8 @@ from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.vectorized import NamedClient, stack_mean
+from fedsel_flwr.simulations.vectorized import stack_mean
+from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.legacy_transport import TimedProxy, cleaned
 from fedsel_flwr.strategies.wrapping.legacy_transport import reply_of as legacy_reply
 from fedsel_flwr.strategies.wrapping.message_records import Cleaner
@@ -83,7 +84,7 @@ def timed(action: Callable[[], Any]) -> float:
 def legacy(everybody: Everybody, models: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Cleaning and averaging in the legacy API."""
     base, ok = LegacyFedAvg(fit_metrics_aggregation_fn=lambda metrics: {}), Status(Code.OK, "")
-    proxies = {node: TimedProxy(NamedClient(node)) for node in everybody.nodes}
+    proxies = {node: TimedProxy(bases.NamedClient(node)) for node in everybody.nodes}
     results = {
         node: (proxies[node], FitRes(ok, ndarrays_to_parameters(own), 10, {**METRICS, "client_id": node}))
         for node, own in zip(everybody.nodes, models, strict=True)

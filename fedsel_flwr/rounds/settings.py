@@ -117,8 +117,8 @@ def _max_examples(name: str, value: object) -> MaxExamples:
     return "auto" if value == "auto" else _count(name, value)
 
 
-def _deadline(name: str, value: object) -> RoundDeadline:
-    return "auto" if value == "auto" else real(name, value, above=0.0)
+def _number_or_auto(name: str, value: object, **limits: float) -> float | Literal["auto"]:
+    return "auto" if value == "auto" else real(name, value, **limits)
 
 
 def _count(name: str, value: object, minimum: int = 1) -> int:
@@ -284,7 +284,7 @@ class Options:
     over_selection: float = field(default=0.0, metadata=_rule(AT_LEAST_0, key="over_selection"))
     wait_for: int | None = field(default=None, metadata=_rule(_count, key="wait_for", unset=0))
     round_deadline_s: RoundDeadline | None = field(
-        default=None, metadata=_rule(_deadline, key="round_deadline_s", unset=0.0)
+        default=None, metadata=_rule(partial(_number_or_auto, above=0.0), key="round_deadline_s", unset=0.0)
     )
     late: Late = field(default="drop", metadata=_rule(partial(one_of, allowed=get_args(Late)), key="late"))
     late_scale_coff: float = field(default=1.0, metadata=_rule(partial(real, at_least=1.0), key="late_scale_coff"))

@@ -26,7 +26,6 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.vectorized import (
     BatchedEvaluation,
-    NamedClient,
     aggregate,
     probe_clients,
     run_vectorized,
@@ -34,6 +33,7 @@ from fedsel_flwr.simulations.vectorized import (
 )
 from fedsel_flwr.simulations.worlds.data import Split
 from fedsel_flwr.simulations.worlds.world import World
+from fedsel_flwr.strategies.wrapping import bases
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
@@ -193,7 +193,7 @@ def test_the_mean_of_a_stack_is_flowers_own(base: Any) -> None:
     stack = ModelStack([rng.normal(size=(4, *shape)).astype(np.float32) for shape in ((64, 30), (30,), ())])
     weights = np.array([10.0, 1.0, 250.0, 37.0])
     results = [
-        (NamedClient(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
+        (bases.NamedClient(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
         for i, (one, weight) in enumerate(zip(stack.as_list(), weights, strict=True))
     ]
     parameters, _ = base.aggregate_fit(1, results, [])
