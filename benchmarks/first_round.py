@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
-    from fedsel_flwr.operating_system import adopt_orphans, end_descendants
+    from fedsel_flwr.operating_system import adopt_orphans
     from fedsel_flwr.simulations import engine
     from fedsel_flwr.simulations.on_flower import building
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp, wait_for_nodes
@@ -86,6 +86,7 @@ def measure(args: argparse.Namespace) -> None:
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
     from fedsel_flwr.simulations.on_flower.ray_session import RaySession
     from fedsel_flwr.simulations.scenario_files import load_scenario
+    from fedsel_flwr.simulations.shutdown import end_descendants
     from fedsel_flwr.simulations.worlds.world import World, world_of
 
     api = args.apis[0]
