@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def _written(folder: Path) -> dict[Path, bytes]:
 
 def _trainings(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[Zygote]:
+    """Of this test alone: a command that a later test plays ends the children of the process."""
+    (results := tmp_path / "results").mkdir()
+    process = Zygote(results, __name__)
+    yield process
+    process.close()
 
 
 def test_killed_at_random_moments_no_written_training_is_repeated(zygote: Zygote, tmp_path: Path) -> None:
