@@ -78,11 +78,12 @@ def zygote(tmp_path: Path) -> Iterator[Zygote]:
     process.close()
 
 
-def test_killed_at_random_moments_no_written_training_is_repeated(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trials", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_killed_at_random_moments_no_written_training_is_repeated(zygote: Zygote, trials: int, tmp_path: Path) -> None:
     _, expected = _play(tmp_path / "straight", tmp_path / "straight.log", 0)
     straight = _play(tmp_path / "again", tmp_path / "again.log", 0)[0]
     draw, kept = np.random.default_rng(3), 0
-    for trial in range(8):
+    for trial in range(trials):
         folder, log = tmp_path / f"run-{trial}", tmp_path / f"{trial}.log"
         for start in range(1, 4):
             pid, _ = zygote.start(_play, folder, log, start)
@@ -104,7 +105,7 @@ def test_killed_at_random_moments_no_written_training_is_repeated(zygote: Zygote
         done = {f"{k} {number}" for k in range(CLIENTS) for name, number in names.items() if name == _name(k)}
         assert not done.intersection(later)
         assert not (folder / FOLDER).exists()
-    assert kept >= 8
+    assert kept >= trials
 
 
 def _name(k: int) -> str:
