@@ -42,12 +42,12 @@ def usual_time(seconds: npt.ArrayLike) -> FloatArray:
     array([21., 78.])
     """
     times = np.asarray(seconds, dtype=np.float64)
-    known = times[np.isfinite(times).any(axis=-1)]
-    result = np.full(times.shape[:-1], np.nan)
+    timed = np.isfinite(times).any(axis=-1)
+    known, result = times[timed], np.full(times.shape[:-1], np.nan)
     median = np.nanmedian(known, axis=-1)
     deviation = np.nanmedian(np.abs(known - median[..., np.newaxis]), axis=-1)
     least = np.maximum(LEAST_SHARE * median, LEAST_S)
-    result[np.isfinite(times).any(axis=-1)] = median + DEVIATIONS * np.maximum(deviation, least)
+    result[timed] = median + DEVIATIONS * np.maximum(deviation, least)
     return result
 
 
@@ -148,9 +148,9 @@ class Deadlines:
         coming = np.concatenate([self._coming, np.stack([rows, seconds, known_s], axis=1)])
         known = coming[:, 2] <= now_s
         self._coming = coming[~known]
-        for row, took, _ in coming[known][np.argsort(coming[known][:, 2], kind="stable")]:
-            self._grow(np.array([row], dtype=np.int64))
-            self._trips[int(row)] = np.concatenate([[took], self._trips[int(row), :-1]])
+        self._grow(coming[known, 0].astype(np.int64))
+        for row, took, _ in coming[known][np.argsort(coming[known, 2], kind="stable")]:
+            self._trips[int(row)] = [took, *self._trips[int(row), :-1]]
 
     def forget(self, rows: IntArray) -> None:
         """Drop the round trips of evicted clients."""
@@ -171,5 +171,4 @@ class Deadlines:
         self._trips, self._coming = state["trips"].copy(), state["coming"].copy()
 
     def _grow(self, rows: IntArray) -> None:
-        missing = int(rows.max(initial=-1)) + 1 - len(self._trips)
-        self._trips = np.concatenate([self._trips, np.full((max(0, missing), LAST_TRIPS), np.nan)])
+        self._trips = state_dicts.extended(self._trips, int(rows.max(initial=-1)) + 1, np.nan)

@@ -1,7 +1,7 @@
 """Late updates: what a client trained for a round that ended without it still counts, in the round in which it arrives.
 
 ==============  ==============================  ======================================================================
-paper           here                            meaning
+symbol          here                            meaning
 ==============  ==============================  ======================================================================
 tau_s           ``staleness``                   rounds that the update missed
 u_s, u-hat_F    ``late``, mean of ``fresh``     a late update; the mean of the n_F updates that arrived in time
@@ -14,19 +14,19 @@ The base gets the model w_t + u_s, whose weight is w_s times its number of examp
 With ``late = "damped"`` it gets w_t + (1 + tau)^(-1/2) u_s with the weight 1, as in buffered rounds.
 
 Deviations:
-    * The authors' code divides the exponential by ``scale_coff``, 10 by default. The paper does not.
-    * The paper averages without numbers of examples.
+    * The authors' code divides the exponential by ``scale_coff``, 10 by default. Here it is 1 by default.
+    * The weight is multiplied by the client's number of examples, as in FedAvg.
     * Without an update in time, or if their mean is 0, the second term of w_s is 0.
     * Integers and running statistics of a batch normalization are the client's values, as in
       :mod:`~fedsel_flwr.rounds.flights`.
 
 References:
-    A. Abdelmoniem et al., REFL: resource-efficient federated learning, EuroSys 2023, section 4.2, (4) and (5).
+    A. Abdelmoniem et al., REFL: resource-efficient federated learning, EuroSys 2023, doi:10.1145/3552326.3567485. The
+    weights are those of the authors' code: ahmedcs/REFL at aa7e642, ``update_importance`` in core/aggregator.py.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -49,12 +49,11 @@ if TYPE_CHECKING:
     # The core owns the late updates.
     from fedsel_flwr.rounds.core import SelectionCore
 
-logger = logging.getLogger("fedsel_flwr")
 _NUMBERS = ("arrival_s", "late_s", "weight", "energy_j")
 MOMENT_S = 1e-9
 """Seconds by which sums of the same times may differ."""
 BETA = 0.35
-"""Share of the second term, from the paper's section 5."""
+"""Share of the second term, ``stale_beta`` of the authors' code."""
 
 
 def importance(fresh: FloatArray, late: FloatArray, staleness: IntArray, scale_coff: float = 1.0) -> FloatArray:
@@ -110,7 +109,7 @@ class LateUpdate:
         return f"{self.node}, trained for round {self.round}"
 
 
-class LateUpdates(state_dicts.SavedFields):
+class LateUpdates:
     """The updates that are late.
 
     Args:

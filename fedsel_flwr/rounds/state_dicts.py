@@ -161,8 +161,8 @@ def whole_numbers(name: str, value: object) -> dict[str, int]:
 
 def extended(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
     """Return ``values`` itself if it has at least ``rows`` rows, else a longer copy filled with ``fill``."""
-    missing = rows - len(values)
-    return values if missing <= 0 else np.append(values, np.full(missing, fill, dtype=values.dtype))
+    missing = (rows - len(values), *values.shape[1:])
+    return values if missing[0] <= 0 else np.concatenate([values, np.full(missing, fill, dtype=values.dtype)])
 
 
 def pack_state(tree: object, name: str, arrays: dict[str, Array]) -> Any:
