@@ -190,25 +190,37 @@ class Cell:
 
 def main() -> None:
     """Simulate what is missing, then write page and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    effects = study("no-waiting.csv", COLUMNS, [Cell(*one) for one in product(METHODS, SELECTORS, SEEDS)], Row, __doc__)
+    draw(effects, RESULTS / "no-waiting.png", METHODS, SELECTORS)
+    codes = json.loads((ROOT / "tests" / "rounds" / "fedbuff_public_codes.json").read_text(encoding="utf-8"))
+    (RESULTS / "no-waiting.md").write_text(page(effects, codes), encoding="utf-8")
+
+
+def study(csv: str, columns: Sequence[str], cells: Sequence[Cell], kind: type[Row], description: str | None) -> Effects:
+    """Read the command line, simulate the runs that are missing, and return the effects of all.
+
+    Args:
+        csv: The file of the rows.
+        columns: Its columns.
+        cells: The runs.
+        kind: Class of a row.
+        description: What ``--help`` says.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=1, help="number of processes (default: 1)")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help=f"number of seeds (default: {len(SEEDS)})")
     parser.add_argument("--page-only", action="store_true", help="simulate nothing")
     args = parser.parse_args()
-    rows = Rows(RESULTS / "no-waiting.csv", COLUMNS, ("method", "selector", "seed"))
-    cells = [Cell(*one) for one in product(METHODS, SELECTORS, SEEDS[: args.seeds])]
+    rows = Rows(RESULTS / csv, columns, ("method", "selector", "seed"))
+    cells = [one for one in cells if one.seed in SEEDS[: args.seeds]]
     missing = sorted((one for one in cells if not rows.done(one.fingerprint)), key=lambda one: one.seed)
     if missing and not args.page_only:
         play(missing, rows, args.workers)
     if any(not rows.done(one.fingerprint) for one in cells):
         sys.exit("runs are missing: run the command again without --page-only")
     rows.sort()
-    found = [parsed(row) for row in rows.select(one.fingerprint for one in cells)]
-    runs = [replace(row, selector=f"{row.selector}, {row.method}") for row in found]
-    effects = Effects(runs)
-    draw(effects, RESULTS / "no-waiting.png", METHODS, SELECTORS)
-    codes = json.loads((ROOT / "tests" / "rounds" / "fedbuff_public_codes.json").read_text(encoding="utf-8"))
-    (RESULTS / "no-waiting.md").write_text(page(effects, codes), encoding="utf-8")
+    found = [parsed(row, kind) for row in rows.select(one.fingerprint for one in cells)]
+    return Effects([replace(row, selector=f"{row.selector}, {row.method}") for row in found])
 
 
 def play(missing: Sequence[Cell], rows: Rows, workers: int) -> None:

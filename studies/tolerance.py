@@ -8,19 +8,16 @@ Runs, figures and verdicts are those of ``no_waiting.py``.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, ClassVar
 
 import no_waiting
 import numpy as np
-from no_waiting import HORIZON_S, RESULTS, SEEDS, TARGET, Effects, Row, draw, interval, parsed, play, range_of
+from no_waiting import HORIZON_S, RESULTS, SEEDS, TARGET, Effects, Row, draw, interval, range_of, study
 
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.simulations.reproductions.rows import Rows
 
 SELECTORS = ("random", "bsfl")
 FIXED, AUTO = {"aggregation.round_deadline_s": 20.0}, {"aggregation.round_deadline_s": "auto"}
@@ -105,21 +102,8 @@ class Cell(no_waiting.Cell):
 
 def main() -> None:
     """Simulate what is missing, then write page and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=1, help="number of processes (default: 1)")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help=f"number of seeds (default: {len(SEEDS)})")
-    parser.add_argument("--page-only", action="store_true", help="simulate nothing")
-    args = parser.parse_args()
-    rows = Rows(RESULTS / "tolerance.csv", COLUMNS, ("method", "selector", "seed"))
-    cells = [Cell(*one) for one in product(METHODS, SELECTORS, SEEDS[: args.seeds])]
-    missing = sorted((one for one in cells if not rows.done(one.fingerprint)), key=lambda one: one.seed)
-    if missing and not args.page_only:
-        play(missing, rows, args.workers)
-    if any(not rows.done(one.fingerprint) for one in cells):
-        sys.exit("runs are missing: run the command again without --page-only")
-    rows.sort()
-    found = [parsed(row, LateRow) for row in rows.select(one.fingerprint for one in cells)]
-    effects = Effects([replace(row, selector=f"{row.selector}, {row.method}") for row in found])
+    cells = [Cell(*one) for one in product(METHODS, SELECTORS, SEEDS)]
+    effects = study("tolerance.csv", COLUMNS, cells, LateRow, __doc__)
     draw(effects, RESULTS / "tolerance.png", METHODS, SELECTORS)
     (RESULTS / "tolerance.md").write_text(page(effects), encoding="utf-8")
 
