@@ -35,25 +35,6 @@ def test_rounds_by_hand() -> None:
         assert play(selector, range(4)) == [0, 1]
 
 
-def test_newcomer_by_hand() -> None:
-    """One a round, max_latency 1 s: an unplayed client is first whenever it is there; the rest follows (18).
-
-    Round 1 plays 0 (r .9), round 2 plays 1 (r .2), round 3 nobody is available, round 4 client 2 appears and is
-    chosen but never reported: it stays unplayed, so round 5 asks it again, unless (round 5) only 0 and 1 are there:
-    n = 1 for both, .9 > .2 -> 0, r .1, mean .5, n = 2. Round 6 without client 2: (m+1) ln 6 = 2 ln 6 = 3.5835;
-        client 0: .5 + sqrt(3.5835/2) = 1.8386     client 1: .2 + sqrt(3.5835) = 2.0930     -> 1
-    Round 7: everyone is there -> 2, the only unplayed one.
-    """
-    selector = CSUCB(clients_per_round=1, max_latency=1.0, seed=0)
-    assert play(selector, [0], 0.1) == [0]
-    assert play(selector, [0, 1], 0.8) == [1]
-    assert selector.select(np.array([], dtype=np.int64)).tolist() == []
-    assert selector.select(np.array([0, 2, 1])).tolist() == [2]
-    assert play(selector, [0, 1], 0.9) == [0]
-    assert play(selector, [0, 1], 1.0) == [1]
-    assert play(selector, [1, 2, 0]) == [2]
-
-
 WORLDS = {
     "continuous": {"newcomers": {0: 40, 4: 90}},
     "ties": {"newcomers": {0: 40, 4: 90}, "grid": (0.1, 0.5, 1.0, 2.5)},

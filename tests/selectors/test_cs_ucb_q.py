@@ -126,44 +126,6 @@ def test_rounds_by_hand(as_mapping: bool) -> None:
         assert choices == [[0, 2], [0, 1], [0, 1], [0, 1], [2], [0, 2], [0, 2], [1, 2]]
 
 
-def test_queues_by_hand() -> None:
-    """One a round, max_latency 10 s, beta = .1, c = (.4, .3, .1); rounds 1-4 only client 1, round 5 only client 0.
-
-    Client 1 always fails; 0 takes 8 s (r .2), then 6 s. The queues at the beginning of rounds 1-6:
-        client 0: 0 .4 .8 1.2 1.6 1.0     client 1: 0 0 0 0 0 .3     client 2: 0 .1 .2 .3 .4 .5
-    (waiting counts while unavailable; client 1's stays at 0, not at -.7 a round.)
-    Round 6, .9 yhat + .1 D; yhat_1 = sqrt(2 ln 6/4) = .9465, yhat_0 = 1 (.2 + 1.893 cut), yhat_2 = 1 (never played):
-        1.0000    .8819    .9500     -> 0
-    Round 7: D = (.4, .6, .6), yhat_1 = sqrt(2 ln 7/4) = .9864, yhat_0 = 1 (.3 + 1.395 cut):
-        .9400     .9477    .9600     -> 2
-    Round 8: D = (.8, .9, 0), yhat_1 = 1 (1.0197 cut):
-        .9800     .9900    .9000     -> 1
-    Without the cut of the queue at 0, or with queues that stand still while their client is away, rounds 6-8 differ.
-    """
-    for seed in range(10):
-        selector = build(clients_per_round=1, max_latency=10.0, fairness=[0.4, 0.3, 0.1], queue_weight=0.1, seed=seed)
-        selector.inform(np.arange(3))
-        seconds = [{1: 10.0}] * 4 + [{0: 8.0}, {0: 6.0}, {2: 9.5}, {1: 10.0}]
-        available = [[1]] * 4 + [[0]] + [[0, 1, 2]] * 3
-        rounds = zip(available, seconds, strict=True)
-        choices = [play(selector, now, latency, failed=(1,)) for now, latency in rounds]
-        assert choices == [[1]] * 4 + [[0], [0], [2], [1]]
-
-
-@pytest.mark.parametrize(("informed", "expected"), [([0, 1], [0]), ([0, 1, 2], [2])], ids=["newcomer", "registered"])
-def test_newcomer_starts_at_zero(informed: list[int], expected: list[int]) -> None:
-    """Only the queues count (beta = 1), one a round, c = (.3, .3, .2); rounds 1-3 only client 0, round 4 only 1 and 2.
-
-    D_1 = .3, .6, .9 at the beginning of rounds 2-4. Client 2, first seen in round 4, has D = 0 there, so 1 is chosen;
-    round 5: D_0 = 0 + .3 (not played in round 4), D_2 = .2 (it would be .4, had it started at c)        -> 0
-    Registered from the start, client 2 has .2, .4, .6, .8 at the beginning of rounds 2-5                 -> 2
-    """
-    selector = build(clients_per_round=1, fairness=np.array([0.3, 0.3, 0.2]), queue_weight=1.0)
-    selector.inform(np.array(informed))
-    choices = [play(selector, available, 0.5) for available in ([0], [0], [0], [2, 1], [2, 0])]
-    assert choices == [[0], [0], [0], [1], expected]
-
-
 @pytest.mark.parametrize("queue_weight", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize(("inform", "seed"), [(True, 0), (False, 1)])
 def test_every_choice_maximizes(inform: bool, seed: int, queue_weight: float) -> None:

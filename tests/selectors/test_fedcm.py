@@ -182,25 +182,6 @@ def test_ucb_rounds_by_hand() -> None:
         assert play(selector, everyone) == {2}
 
 
-@pytest.mark.parametrize(("before", "expected"), [(11, 0), (12, 1)])
-def test_the_bonus_by_hand(before: int, expected: int) -> None:
-    """Client 0 has a = 5, mean 1 (always kept), client 1 a = 2, mean .5; the choice depends on the round alone.
-
-    Round 11: 3 ln 11/2 = 3.5968: 1 + sqrt(.7194) = 1.8482 against .5 + sqrt(1.7984) = 1.8411               -> 0
-    Round 12: 3 ln 12/2 = 3.7274: 1 + sqrt(.7455) = 1.8634 against .5 + sqrt(1.8637) = 1.8652               -> 1
-    (2 ln t/a takes 1 in round 11, as ln(t+1) does; ln t/a takes 0 in round 12, as ln(t-1) does.)
-    """
-    selector = with_means([1.0, 1.0], clients_per_round=1)
-    for _ in range(4):
-        play(selector, [0], kept=(0,))
-    play(selector, [1])
-    for _ in range(before - 6):
-        selector.select(np.array([0]))  # never observed: the round counts, the choice does not
-    np.testing.assert_array_equal(selector.state_dict()["plays"], [5, 2])
-    assert selector.round == before - 1
-    assert selector.select(np.arange(2)).tolist() == [expected]
-
-
 @pytest.mark.parametrize("inform", [True, False], ids=["informed", "seen"])
 @pytest.mark.parametrize("name", ["fedcm-ucb", "fedcm-ts"])
 @pytest.mark.parametrize("seed", range(2))

@@ -44,18 +44,6 @@ def test_a_round_by_hand() -> None:
     assert selector.state_dict()["discount"][2] == 0.8
 
 
-def test_shares_and_absent_clients_count_in_the_sum() -> None:
-    """X = (1, 0), (0, 1), (0, 1): client 0's share is 98/100: (.98, .02, .02) -> 0. Equal shares: 1 or 2 (.667).
-
-    2 is away: 1 still pulls it along, .667 against .333.
-    """
-    selector = known([[1, 0], [0, 1], [0, 1]], clients_per_round=1)
-    assert selector.select(np.array([0, 1])).tolist() == [1]
-    selector = known([[1, 0], [0, 1], [0, 1]], clients_per_round=1)
-    selector.inform(np.arange(3), num_examples=np.array([98.0, 1.0, 1.0]))
-    assert selector.select(np.array([0, 1])).tolist() == [0]
-
-
 def test_samples_by_hand() -> None:
     """Warm-up of two rounds, interval 3, one chosen: rounds 1, 2, 5, 8 are random; losses before 1-3, 5, 6, 8, 9.
 

@@ -169,27 +169,6 @@ def test_the_defaults_are_those_of_the_authors_code() -> None:
     assert [getattr(selector, name) for name in ours] == list(theirs.values())
 
 
-def test_exploration_by_hand() -> None:
-    """m = 4, eight clients, epsilon = .5, .25, .25, ...: the clients not tried yet fill what is not exploited.
-
-    Round 1: floor(4 * .5) = 2 are to be exploited, but nobody was tried                  -> 4 new, 4 left
-    Rounds 2 to 4: floor(4 * .75) = 3 exploited                                           -> 1 new each, 1 left
-    Round 5: client 8 comes: 3 exploited                                                  -> 1 new, 1 left
-    Round 6                                                                               -> 1 new, none left
-    Round 7: nobody is left to explore                                                    -> 4 exploited
-    Round 8: client 9 comes, after exploration had ended                                  -> 3 exploited, client 9
-    """
-    for seed in range(10):
-        selector = build(clients_per_round=4, exploration=0.5, exploration_decay=0.5, exploration_min=0.25, seed=seed)
-        seen: set[int] = set()
-        fleets = [8, 8, 8, 8, 9, 9, 9, 10]
-        for size, new in zip(fleets, [4, 1, 1, 1, 1, 1, 0, 1], strict=True):
-            chosen = play(selector, list(range(size)), {k: 1.0 + k for k in range(size)})
-            assert len(set(chosen) - seen) == new
-            seen |= set(chosen)
-        assert 9 in seen
-
-
 @pytest.mark.parametrize(
     ("score_range", "cut_off", "weights"),
     [
@@ -236,23 +215,6 @@ def test_failures_by_hand() -> None:
             assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [0]
         selector.clients_per_round = 2
         assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [1, 2]
-
-
-def test_a_client_that_fails_its_first_round_is_still_explored() -> None:
-    """Client 2 was never tried and fails once: it is explored again before tried ones, but not after two.
-
-    Then it fails every second time: failures that are not in a row do not add up.
-    """
-    selector = build(clients_per_round=1, exploration=1.0, exploration_decay=1.0)
-    for client in (0, 1):
-        play(selector, [client], {client: 1.0})
-    for _ in range(2):
-        assert play(selector, [0, 1, 2], {}) == [2]
-    assert selector.state_dict()["last_round"].tolist() == [1, 2, 4]
-    for losses in ({2: 3.0}, {}, {2: 3.0}, {}, {2: 3.0}):
-        play(selector, [2], losses)
-    state = selector.state_dict()
-    assert (state["rms_loss"][2], state["failures"][2]) == (3.0, 0)
 
 
 @pytest.mark.parametrize("lie", [20.0, 1e30])
@@ -345,19 +307,3 @@ def test_choices_are_among_the_candidates(seed: int, score_range: str, constants
     assert follow(selector, oracle, RoundReport, world=world, rounds=120, seed=seed) == []
     assert oracle.decided > 40
     assert not own or oracle.threshold(120) != 10.0
-
-
-def test_the_chances_among_candidates_follow_the_scores() -> None:
-    """Six tried clients, three exploited of those that come near enough: sets as often as draws by score."""
-    selector, oracle = greedy(cut_off=0.5), OortOracle(3, [1.0] * 6, 0.0, least=0.0)
-    selector.inform(np.arange(6), num_examples=np.ones(6))
-    for losses, seconds in ({0: 1.0, 1: 2.0, 2: 3.0}, {2: 1.5}), ({3: 2.5, 4: 0.2, 5: 1.5}, {5: 2.0}):
-        chosen = play(selector, sorted(losses), losses, seconds)
-        oracle.explain(chosen, chosen)
-        oracle.rounds[-1].rows = [(k, True, seconds.get(k, 1.0), losses[k]) for k in chosen]
-    scores = oracle.scores(range(6), 3)
-    least = 0.5 * sorted(scores.values())[-3]
-    weights = {k: score for k, score in scores.items() if score >= least}
-    assert 3 < len(weights) < 6
-    counts = frequencies(frozen(selector, list(range(6))), 800)
-    assert p_value(counts, drawn_one_by_one(weights, 3)) > 1e-3

@@ -128,17 +128,6 @@ def play(
     return rounds.play(selector, available, dict.fromkeys(losses, 1.0), rms_loss=losses, staleness=staleness)
 
 
-def test_the_defaults_are_those_of_the_authors_experiments() -> None:
-    """experiments/exp_config_examples of github.com/SamuelGong/Pisces at 4ba4db8, by its own names."""
-    theirs = {
-        "explore_factor": 0.9, "exploration_decaying_factor": 0.98, "min_explore_factor": 0.3,
-        "staleness_penalty_factor": 0.5,
-    }  # fmt: skip
-    selector = build()
-    ours = ("exploration", "exploration_decay", "exploration_min", "staleness_penalty")
-    assert [getattr(selector, name) for name in ours] == list(theirs.values())
-
-
 @pytest.mark.parametrize(
     ("beta", "chosen"),
     [(0.0, [0, 1]), (0.5, [0, 2]), (1.0, [2, 3])],
@@ -156,23 +145,6 @@ def test_utilities_by_hand(beta: float, chosen: list[int]) -> None:
     assert selector.select(np.arange(4)).tolist() == chosen
 
 
-def test_the_expected_staleness_is_the_mean_of_the_last_five() -> None:
-    """Client 0 has the loss 4, client 1 the loss 2.1; beta = 1. Client 0 is stale by 9, 1, 0, 0, 0, 0, 0 steps.
-
-    1 + tau: 10, 6, 4.33, 3.5, 3; then the 9 is the sixth last: 1 + 1/5 = 1.2; then the 1 is too: 1.
-    4 / (1 + tau): .4, .67, .92, 1.14, 1.33, 3.33, 4. Only the last two are above 2.1.
-    """
-    selector = greedy(clients_per_round=1, staleness_penalty=1.0)
-    play(selector, [1], {1: 2.1})
-    seen = []
-    for late in (9.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0):
-        assert play(selector, [0], {0: 4.0}, {0: late}) == [0]
-        seen.append(frozen(selector, range(2))())
-    assert seen == [[1]] * 5 + [[0]] * 2
-    utility = selector._utility(np.arange(2))
-    np.testing.assert_allclose(utility, [4.0, 2.1])
-
-
 def test_a_report_without_staleness_has_zeros_and_speed_does_not_count() -> None:
     told = rounds.report([0, 1], {0: 1.0, 1: 50.0}, rms_loss={0: 1.0, 1: 2.0})
     assert told.staleness is not None
@@ -184,24 +156,6 @@ def test_a_report_without_staleness_has_zeros_and_speed_does_not_count() -> None
     assert selector.select(np.arange(2)).tolist() == [1]
     with pytest.raises(ValueError, match="staleness must lie in"):
         rounds.report([0], staleness=[-1.0])
-
-
-def test_exploration_by_hand() -> None:
-    """m = 4, epsilon = 1, .5, .25, .25, ...
-
-    Round 1: clients 0 to 3 are all that is there.
-    Round 2, client 4 comes: a binomial number of four places is for it, and it is at least 1 with the chance 1 - .5^4.
-    """
-    selector = build(clients_per_round=4, exploration=1.0, exploration_decay=0.5, exploration_min=0.25)
-    play(selector, range(4), {0: 4.0, 1: 3.0, 2: 2.0, 3: 1.0})
-    counts = frequencies(frozen(selector, range(5)), 800)
-    expected = {frozenset({0, 1, 2, 3}): 0.5**4, frozenset({0, 1, 2, 4}): 1 - 0.5**4}
-    assert p_value(counts, expected) > 1e-3
-    shares = []
-    for _ in range(3):
-        shares.append(selector._exploration_share())
-        selector.select(np.arange(0))  # a round without clients is a round
-    assert shares == [0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
@@ -239,30 +193,6 @@ def test_failures_by_hand() -> None:
         assert play(selector, [0], {0: 5.0}) == [0]
         assert selector.state_dict()["failures"].tolist() == [0, 0, 0]
         assert play(selector, range(3), {0: 5.0}) == [0]
-
-
-def test_an_unexplored_client_that_never_answers_is_not_explored_for_ever() -> None:
-    """epsilon = 1, and client 1 is dead: chosen in rounds 2, 3, 3 + 4 + 1 = 8, 8 + 8 + 1 = 17 and 17 + 16 + 1 = 34."""
-    selector = build(clients_per_round=1, exploration=1.0, exploration_decay=1.0)
-    play(selector, [0], {0: 1.0})
-    asked = [number for number in range(2, 40) if play(selector, range(2), {0: 1.0}) == [1]]
-    assert asked == [2, 3, 8, 17, 34]
-    for _ in range(200):  # even if it is all that there is
-        assert play(selector, [1], {}) == [1]
-    assert selector.state_dict()["last_until"][1] <= 2**30 + selector.round
-
-
-def test_a_spare_s_loss_counts_and_its_staleness_does_not() -> None:
-    """Client 2 is a spare that told a loss, client 3 one that did not answer: it is neither explored nor failed."""
-    selector = greedy(clients_per_round=4)
-    selector.select(np.arange(4))
-    seconds, spare = dict.fromkeys(range(3), 1.0), [False, False, True, True]
-    losses, late = {0: 1.0, 1: 2.0, 2: 3.0}, {0: 4.0, 1: 0.0, 2: 7.0}
-    selector.observe(rounds.report(range(4), seconds, spare=spare, rms_loss=losses, staleness=late))
-    state = selector.state_dict()
-    assert state["rms_loss"].tolist() == [1.0, 2.0, 3.0, -1.0]
-    assert state["staleness"][:, 0].tolist() == [4.0, 0.0, -1.0, -1.0]
-    assert state["failures"].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -54,25 +54,6 @@ def test_a_round_by_hand(name: str, column: str) -> None:
             assert selector.select(np.arange(5)).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("available", "d"), [(list(range(12)), 12), (list(range(12)), 30), ([3, 5, 8, 13, 21, 34, 55], 4)]
-)
-def test_the_largest_losses_among_the_candidates_are_chosen(available: list[int], d: int) -> None:
-    """100 rounds: with d = K or more the three largest of all; else clients, and not positions among the d losses.
-
-    A public code takes the places of the losses among the d candidates for the clients' numbers.
-    """
-    rng = np.random.default_rng(1)
-    selector = build(clients_per_round=3, candidates=d)
-    selector.inform(np.array(available), num_examples=rng.integers(1, 100, len(available)).astype(float))
-    for _ in range(100):
-        losses = {k: float(rng.exponential()) for k in available}
-        candidates = answer(selector, available, losses)
-        assert len(candidates) == min(d, len(available))
-        largest = sorted(candidates, key=lambda k: -losses[k])[:3]
-        assert selector.select(np.array(available)).tolist() == sorted(largest)
-
-
 @pytest.mark.parametrize("name", ["power-of-choice", "rpow-d"])
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_the_candidates_follow_the_sizes(d: int, name: str) -> None:

@@ -147,18 +147,6 @@ def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:
     np.testing.assert_array_equal(other.state_dict()["loss"], [np.nan, np.nan])
 
 
-def test_a_saved_state_is_a_copy_both_ways() -> None:
-    selector, other = played(), Keeper()
-    state = selector.state_dict()
-    before = {key: np.array(value) for key, value in state.items()}
-    other.load_state_dict(state)
-    for one in (selector, other):
-        one.observe(RoundReport(clients=[0, 1], completed=[True, True], latency=[3.0, 4.0]))
-    for key, value in before.items():
-        np.testing.assert_array_equal(state[key], value, err_msg=key)
-    assert Keeper.client_state["_context"].tolist() == [0.25, -1.0]
-
-
 def test_forget_resets_rows_of_any_shape_and_no_others() -> None:
     selector = played(6)
     kept = selector.state_dict()
