@@ -132,7 +132,7 @@ def _charts(
         add("targets", tables.profile_table(found), spec, [])
     rows, maps = tables.map_table(runs, facts.num_clients)
     add("map", rows, charts.map_chart(), ["seed", "selector"])
-    selections, tenths = tables.selection_table(runs, facts.num_clients)
+    selections, tenths = tables.selection_tables(runs, facts.num_clients)
     add("tenths", tenths, charts.tenth_chart(series))
     add("selections", selections, charts.selection_chart(series), ["seed", "selector"])
     for figure, title, form in (
@@ -147,7 +147,7 @@ def _charts(
         add("parts", rows, charts.part_chart(len(styles), [part for part in tables.PARTS if part in positive]))
     rows = tables.failure_table(runs)
     if rows["reason"]:
-        spec = charts.failure_chart(max(run.rounds[-1].round for run in runs if run.rounds))
+        spec = charts.failure_chart(tables.last_round(runs))
         add("failures", rows, spec, ["seed", "selector"], series="reason")
     if any(len(run.theta) for run in runs):
         add("regret", tables.regret_table(runs), charts.regret_chart(series))

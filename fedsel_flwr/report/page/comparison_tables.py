@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.paired import PairedEffect, reference_band
 from fedsel_flwr.report.summary import RunSummary, aggregate, moving_average
@@ -47,6 +47,8 @@ NOTHING = (math.nan, math.nan, math.nan)
 """Interval and p-value of a single run."""
 PARTS = ("download", "compute", "upload", "waiting", "failures", "probes")
 """Parts of a round."""
+_Found = Mapping[tuple[Any, ...], Any]
+"""Rows of a run: the columns that name a row -> value, or values, of its other columns."""
 
 
 @dataclass(frozen=True)
@@ -135,23 +137,21 @@ def curve_table(runs: Sequence[PageRun], window: int, axes: Sequence[str]) -> Co
 
     A band of fractions ends at 0 and 1.
     """
-    most = CURVE_POINTS[len(runs) > FEW_RUNS]
+    most, rows = CURVE_POINTS[len(runs) > FEW_RUNS], list[Sequence[Any]]()
     is_fraction = are_fractions(one.accuracy for run in runs for one in run.rounds)
-    table = Rows("axis", "seed", "selector", "x", "accuracy", "low", "high")
     for axis in axes:
         for selector, own in by_selector(runs).items():
             series = [_accuracies(run, axis, window) for run in own]
             for run, (x, accuracy) in zip(own, series, strict=True):
-                for i in thin(len(x), most):
-                    table.add(axis, str(run.seed), selector, x[i], accuracy[i], math.nan, math.nan)
+                where = axis, str(run.seed), selector
+                rows += [(*where, x[i], accuracy[i], math.nan, math.nan) for i in thin(len(x), most)]
             x, mean, deviation = mean_curve(series)
             low, high = mean - deviation, mean + deviation
             # A quality that the user defines may be outside the range of a fraction, as R² can be.
             if is_fraction:
                 low, high = low.clip(min=0.0), high.clip(max=1.0)
-            for i in thin(len(x), MEAN_POINTS):
-                table.add(axis, ALL, selector, x[i], mean[i], low[i], high[i])
-    return table.columns
+            rows += [(axis, ALL, selector, x[i], mean[i], low[i], high[i]) for i in thin(len(x), MEAN_POINTS)]
+    return columns("axis seed selector x accuracy low high", rows)
 
 
 def mean_curve(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -198,7 +198,7 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
 
     The band is that of :func:`~fedsel_flwr.report.paired.reference_band`: ratios of the reference to itself.
     """
-    table = Rows("measure", "kind", "selector", "seed", "ratio", "low", "high", "p", "verdict", "note")
+    rows = list[Sequence[Any]]()
     own = [one for one in summaries if one.selector == verdict.reference]
     for measure in MEASURES:
         for one in verdict.selectors:
@@ -206,13 +206,13 @@ def ratio_table(verdict: Verdict, summaries: Sequence[RunSummary]) -> Columns:
             word, p = (one.word, one.p) if measure == "time" else ("", effect.p)
             note = f"{effect.reached} of {effect.pairs} reach it" if effect.censored else ""
             mark = "*" if measure == "time" and p <= LEVEL else ""
-            estimate = (effect.estimate, effect.low, effect.high)
-            table.add(measure, "mean", one.selector, "", *estimate, p, word, note or mark)
-            for seed, value in zip(effect.seeds, effect.values, strict=True):
-                table.add(measure, "seed", one.selector, str(seed), value, *NOTHING, "", "")
+            ends = effect.estimate, effect.low, effect.high
+            rows.append((measure, "mean", one.selector, "", *ends, p, word, note or mark))
+            each = zip(effect.seeds, effect.values, strict=True)
+            rows += [(measure, "seed", one.selector, str(seed), value, *NOTHING, "", "") for seed, value in each]
         band = reference_band([getattr(one, FIGURES.get(measure, measure)) for one in own])
-        table.add(measure, "band", verdict.reference, "", math.nan, *band, math.nan, "", "")
-    return table.columns
+        rows.append((measure, "band", verdict.reference, "", math.nan, *band, math.nan, "", ""))
+    return columns("measure kind selector seed ratio low high p verdict note", rows)
 
 
 def unreached(verdict: Verdict) -> list[str]:
@@ -239,22 +239,21 @@ def unreached(verdict: Verdict) -> list[str]:
 
 def profile_table(verdict: Verdict) -> Columns:
     """Return the time ratio to the reference for each target accuracy, with its interval."""
-    table = Rows("target", "selector", "ratio", "low", "high", "reached", "pairs")
-    for target, effects in verdict.profile.items():
-        for effect in effects:
-            table.add(target, effect.selector, effect.estimate, effect.low, effect.high, effect.reached, effect.pairs)
-    return table.columns
+    rows = (
+        (target, effect.selector, effect.estimate, effect.low, effect.high, effect.reached, effect.pairs)
+        for target, effects in verdict.profile.items()
+        for effect in effects
+    )
+    return columns("target selector ratio low high reached pairs", rows)
 
 
 def fairness_table(summaries: Sequence[RunSummary], figure: str) -> Columns:
     """Return a figure, such as Jain's index: per run, and means over the seeds with one deviation."""
-    table = Rows("seed", "selector", "value", "low", "high")
-    for one in summaries:
-        table.add(str(one.seed), one.selector, getattr(one, figure), math.nan, math.nan)
+    rows = [(str(one.seed), one.selector, getattr(one, figure), math.nan, math.nan) for one in summaries]
     for row in aggregate(summaries):
-        spread = row.figures[figure]
-        table.add(ALL, row.selector, spread.mean, spread.mean - spread.deviation, spread.mean + spread.deviation)
-    return table.columns
+        mean, deviation = row.figures[figure].mean, row.figures[figure].deviation
+        rows.append((ALL, row.selector, mean, mean - deviation, mean + deviation))
+    return columns("seed selector value low high", rows)
 
 
 def ranks(runs: Sequence[PageRun], num_clients: int) -> dict[int, FloatArray]:
@@ -275,35 +274,38 @@ def ranks(runs: Sequence[PageRun], num_clients: int) -> dict[int, FloatArray]:
     return found
 
 
-def selection_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, Columns]:
+def selection_tables(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, Columns]:
     """Return the number of selections against the mean latency.
 
     Returns:
         A table with a row per client, at most :data:`MOST_POINTS`, in which the rows of :data:`ALL` are the clients of
         all seeds. A table with a row per tenth of the clients, sorted by latency.
     """
-    table = Rows("seed", "selector", "client", "latency_s", "selections")
-    groups = Rows("seed", "selector", "tenth", "latency_s", "selections_per_client")
-    most = MOST_POINTS[len(runs) > FEW_RUNS]
+    most, rows = MOST_POINTS[len(runs) > FEW_RUNS], list[Sequence[Any]]()
     latencies = ranks(runs, num_clients)
+
+    def points(run: PageRun) -> tuple[IntArray, FloatArray, IntArray]:
+        # The selected clients, the fastest first, with their latencies and numbers of selections.
+        latency, counts = latencies[run.seed], run.history.selection_counts(num_clients)
+        order = np.argsort(latency)[: int(np.isfinite(latency).sum())]
+        return order, latency[order], counts[order]
+
+    def tenths(run: PageRun) -> _Found:
+        parts = zip(*(np.array_split(own, 10) for own in points(run)[1:]), strict=True)
+        return {(i,): (x.mean(), count.mean()) for i, (x, count) in enumerate(parts, start=1) if x.size}
+
     for selector, own in by_selector(runs).items():
-        tenths, everyone = list[dict[tuple[Any, ...], Any]](), list[tuple[float, str, int]]()
+        everyone = list[tuple[float, str, int]]()
         for run in own:
-            counts = run.history.selection_counts(num_clients)[:num_clients]
-            latency = latencies[run.seed]
-            order = [int(k) for k in np.argsort(latency) if np.isfinite(latency[k])]
-            for i in thin(len(order), most):
-                client = order[i]
-                table.add(str(run.seed), selector, str(client), latency[client], int(counts[client]))
-            everyone += [(float(latency[k]), f"{k} of seed {run.seed}", int(counts[k])) for k in order]
-            parts = [part for part in np.array_split(np.array(order, dtype=int), 10) if part.size]
-            tenths.append({(i,): (latency[one].mean(), counts[one].mean()) for i, one in enumerate(parts, start=1)})
+            each = list(zip(*(one.tolist() for one in points(run)), strict=True))
+            rows += [(str(run.seed), selector, str(each[i][0]), *each[i][1:]) for i in thin(len(each), most)]
+            everyone += [(x, f"{client} of seed {run.seed}", count) for client, x, count in each]
         everyone.sort()
         for i in thin(len(everyone), most):
-            x, label, count = everyone[i]
-            table.add(ALL, selector, label, x, count)
-        _add_runs(groups, own, tenths)
-    return table.columns, groups.columns
+            x, client, count = everyone[i]
+            rows.append((ALL, selector, client, x, count))
+    names = "tenth latency_s selections_per_client"
+    return columns("seed selector client latency_s selections", rows), _of_runs(names, runs, tenths)
 
 
 def group_edges(size: int, most: int) -> np.ndarray[Any, Any]:
@@ -321,69 +323,75 @@ def map_table(runs: Sequence[PageRun], num_clients: int) -> tuple[Columns, int]:
     Returns:
         The table, and the number of single seeds that have a map.
     """
-    table = Rows("seed", "selector", "place", "place_end", "round", "round_end", "selections")
     latencies = ranks(runs, num_clients)
-    last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
-    rows, columns = (group_edges(size, most) for size, most in zip((num_clients, last), MAP_CELLS, strict=True))
-    found: dict[str, list[dict[tuple[Any, ...], float]]] = {}
-    for run in runs:
+    rows, groups = (
+        group_edges(size, most) for size, most in zip((num_clients, last_round(runs)), MAP_CELLS, strict=True)
+    )
+
+    def cells(run: PageRun) -> _Found:
         # Clients that were never selected have no latency, and come last.
         place = np.argsort(np.argsort(latencies[run.seed]))[run.clients["client"].astype(int)]
-        counts, *_ = np.histogram2d(place, run.clients["round"] - 1, bins=(rows, columns))
-        cells = zip(*np.nonzero(counts), strict=True)
-        found.setdefault(run.selector, []).append(
-            {(*rows[i : i + 2].tolist(), *(columns[j : j + 2] + 1).tolist()): counts[i, j] for i, j in cells}
-        )
-    cells_of_seed = sum(len(one) for own in found.values() for one in own) / max(1, len(latencies))
+        counts, *_ = np.histogram2d(place, run.clients["round"] - 1, bins=(rows, groups))
+        return {
+            (*rows[i : i + 2].tolist(), *(groups[j : j + 2] + 1).tolist()): counts[i, j]
+            for i, j in zip(*np.nonzero(counts), strict=True)
+        }
+
+    found = {id(run): cells(run) for run in runs}
+    cells_of_seed = sum(map(len, found.values())) / max(1, len(latencies))
     shown = list(latencies)[: max(1, int(MAP_ROWS / max(1.0, cells_of_seed)))]
-    for selector, own in by_selector(runs).items():
-        _add_runs(table, own, found[selector], missing=0.0, seeds=shown)
-    return table.columns, len(shown)
+    names = "place place_end round round_end selections"
+    return _of_runs(names, runs, lambda run: found[id(run)], missing=0.0, seeds=shown), len(shown)
 
 
-def _add_runs(
-    table: Rows,
+def last_round(runs: Sequence[PageRun]) -> int:
+    """Return the number of the last round of all runs; 0 if there is none."""
+    return max((run.rounds[-1].round for run in runs if run.rounds), default=0)
+
+
+def _of_runs(
+    names: str,
     runs: Sequence[PageRun],
-    found: Sequence[Mapping[tuple[Any, ...], Any]],
+    of: Callable[[PageRun], _Found],
     *,
     missing: float | None = None,
     seeds: Sequence[int] | None = None,
-) -> None:
-    """Add the rows of a selector's runs, and the means over the runs.
+) -> Columns:
+    """Return a table with the rows of each run, and the means over the runs of a selector.
 
     Args:
-        table: The table. Its first two columns are ``seed`` and ``selector``.
+        names: Names of the columns after ``seed`` and ``selector``.
         runs: The runs.
-        found: Next columns of a row -> value or values of its last columns, for each run.
+        of: Function that returns the rows of a run.
         missing: Value of a row that a run lacks. If None, such a row has no mean.
-        seeds: Seeds whose rows are added. If None, all.
+        seeds: Seeds whose rows are in the table. If None, all.
     """
-    for run, own in zip(runs, found, strict=True):
-        for key, value in own.items() if seeds is None or run.seed in seeds else ():
-            table.add(str(run.seed), run.selector, *key, *np.atleast_1d(value).tolist())
-    for key in dict.fromkeys(key for own in found for key in own):
-        values = [own.get(key, missing) for own in found]
-        if all(value is not None for value in values):
-            table.add(ALL, runs[0].selector, *key, *np.atleast_1d(np.mean(values, axis=0)).tolist())
+    rows = list[Sequence[Any]]()
+    for selector, own in by_selector(runs).items():
+        found = [of(run) for run in own]
+        for run, mine in zip(own, found, strict=True):
+            if seeds is None or run.seed in seeds:
+                rows += [(str(run.seed), selector, *key, *np.atleast_1d(one).tolist()) for key, one in mine.items()]
+        for key in dict.fromkeys(key for mine in found for key in mine):
+            values = [mine.get(key, missing) for mine in found]
+            if all(value is not None for value in values):
+                rows.append((ALL, selector, *key, *np.atleast_1d(np.mean(values, axis=0)).tolist()))
+    return columns(f"seed selector {names}", rows)
 
 
 def failure_table(runs: Sequence[PageRun]) -> Columns:
     """Return the failed clients per round, by reason, in groups of rounds."""
-    table = Rows("seed", "selector", "round", "round_end", "reason", "clients_per_round")
-    names = usual_reasons(runs)
-    last = max((run.rounds[-1].round for run in runs if run.rounds), default=0)
-    edges = group_edges(last, MAP_CELLS[1])
-    for own in by_selector(runs).values():
-        found = []
-        for run in own:
-            counts = Counter(
-                (int(np.searchsorted(edges, number)) - 1, reason if reason in names else "other")
-                for number, reason in run.reasons
-            )
-            groups = {(int(edges[j] + 1), int(edges[j + 1] + 1), reason): n for (j, reason), n in counts.items()}
-            found.append({key: n / (key[1] - key[0]) for key, n in groups.items()})
-        _add_runs(table, own, found, missing=0.0)
-    return table.columns
+    names, edges = usual_reasons(runs), group_edges(last_round(runs), MAP_CELLS[1])
+
+    def failures(run: PageRun) -> _Found:
+        group = np.searchsorted(edges, [number for number, _ in run.reasons]) - 1
+        counts = Counter(zip(group.tolist(), (_named(reason, names) for _, reason in run.reasons), strict=True))
+        return {
+            (int(edges[j] + 1), int(edges[j + 1] + 1), reason): n / int(edges[j + 1] - edges[j])
+            for (j, reason), n in counts.items()
+        }
+
+    return _of_runs("round round_end reason clients_per_round", runs, failures, missing=0.0)
 
 
 def usual_reasons(runs: Sequence[PageRun]) -> list[str]:
@@ -391,12 +399,15 @@ def usual_reasons(runs: Sequence[PageRun]) -> list[str]:
     return [reason for reason, _ in Counter(one for run in runs for _, one in run.reasons).most_common(REASONS)]
 
 
+def _named(reason: str, names: Sequence[str]) -> str:
+    return reason if reason in names else "other"
+
+
 def failure_counts(runs: Sequence[PageRun]) -> dict[str, dict[str, float]]:
     """Return selector -> reason of failure -> mean number of failed clients in a run; all other reasons as "other"."""
-    names = usual_reasons(runs)
-    found: dict[str, dict[str, float]] = {}
+    names, found = usual_reasons(runs), dict[str, dict[str, float]]()
     for selector, own in by_selector(runs).items():
-        counts = Counter(reason if reason in names else "other" for run in own for _, reason in run.reasons)
+        counts = Counter(_named(reason, names) for run in own for _, reason in run.reasons)
         found[selector] = {reason: count / len(own) for reason, count in counts.items()}
     return found
 
@@ -408,10 +419,7 @@ def part_table(runs: Sequence[PageRun]) -> Columns:
     :func:`failure_seconds`. Waiting is the rest of the round: the seconds for which a client waits for the slowest one.
     It is NaN if no client reports its parts, and in buffered rounds.
     """
-    table = Rows("seed", "selector", "part", "seconds")
-    for own in by_selector(runs).values():
-        _add_runs(table, own, [{(part,): seconds for part, seconds in round_parts(run).items()} for run in own])
-    return table.columns
+    return _of_runs("part seconds", runs, lambda run: {(part,): one for part, one in round_parts(run).items()})
 
 
 def round_parts(run: PageRun) -> dict[str, float]:
@@ -445,12 +453,9 @@ def failure_seconds(run: PageRun) -> FloatArray:
 
 def regret_table(runs: Sequence[PageRun]) -> Columns:
     """Return the seconds lost per round so far, compared with the genie that knows the mean latencies."""
-    table = Rows("seed", "selector", "round", "theta")
-    most = CURVE_POINTS[len(runs) > FEW_RUNS]
-    places = thin(max((len(run.theta) for run in runs), default=0), most)
-    for own in by_selector([run for run in runs if len(run.theta)]).values():
-        _add_runs(table, own, [{(i + 1,): run.theta[i] for i in places if i < len(run.theta)} for run in own])
-    return table.columns
+    places = thin(max((len(run.theta) for run in runs), default=0), CURVE_POINTS[len(runs) > FEW_RUNS])
+    known = [run for run in runs if len(run.theta)]
+    return _of_runs("round theta", known, lambda run: {(i + 1,): run.theta[i] for i in places if i < len(run.theta)})
 
 
 def are_fractions(accuracies: Iterable[float]) -> bool:
@@ -458,13 +463,11 @@ def are_fractions(accuracies: Iterable[float]) -> bool:
     return all(0 <= value <= 1 for value in accuracies if math.isfinite(value))
 
 
-class Rows:
-    """Rows of a table with these columns, collected one by one."""
+def columns(names: str, rows: Iterable[Sequence[Any]]) -> Columns:
+    """Return rows as columns with these names.
 
-    def __init__(self, *names: str) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in names}
-
-    def add(self, *values: Any) -> None:
-        """Add a row."""
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
+    >>> columns("place count", [(1, 5), (2, 3)])
+    {'place': [1, 2], 'count': [5, 3]}
+    """
+    given = list(rows)
+    return {name: [row[i] for row in given] for i, name in enumerate(names.split())}

@@ -43,11 +43,15 @@ MOST_REASONS = 5
 """Number of reasons of failure in a line."""
 PART_NAMES = {"failures": "failures (counted)"}
 """Part of a round -> its name in the text, if it differs."""
-JOURNAL_NOTE = "round {:,} is the last round in the journal"
 CLIENT_HEAD = (
     "client", "slowest in", "beyond median (s)", "beyond second (s)", "mean (s)", "95 % (s)", "failed of selected",
     "selected", "last update", "last reply", "reasons of failure", "last problem",
 )  # fmt: skip
+CLIENT_NUMBERS = (
+    "slowest", "beyond_median_s", "beyond_second_s", "mean_s", "p95_s", "failures", "selections", "share", "last_seen",
+    "last_reply", "last_selected", "problem_round",
+)  # fmt: skip
+"""Figures of a client in the chart's table."""
 EXPLANATION = (
     "Slowest in: number of rounds in which the client was the slowest. Beyond median: seconds by which these rounds "
     "would have been shorter if the client had been as fast as the median client. Beyond second: the same for the "
@@ -101,51 +105,43 @@ def deployment_document(found: Deployment) -> Document:
     """Return the page of a deployment."""
     bars = max(1, min(BARS, sum(one.beyond_median_s > 0 for one in found.clients)))
     present = [part for part, seconds in mean_parts(found) if seconds > 0]
-    grouped, longest = _grouped(found), max(found.slowest["round_s"], default=found.mean_s)
-    title = "mean seconds per round" if grouped else "seconds per round"
-    spec = charts.duration_chart(present, title, _line_at(found, longest))
+    length = found.parts["round_end"][0] - found.parts["round"][0]
+    longest = max(found.slowest["round_s"], default=found.mean_s)
+    # A line far above the bars would make them unreadable.
+    limit = found.max_latency_s if found.max_latency_s <= 2 * longest else math.nan
+    title = "mean seconds per round" if length > 1 else "seconds per round"
     drawn = [
         Chart(name="clients", rows=client_table(found.clients), series="client", spec=charts.cost_chart(bars)),
-        Chart(name="durations", rows=found.parts, spec=spec),
+        Chart(name="durations", rows=found.parts, spec=charts.duration_chart(present, title, limit)),
     ]
     if found.slowest["round"]:
-        spec = charts.slowest_chart(longest, _line_at(found, longest))
-        drawn.append(Chart(name="slowest", rows=_slowest(found.slowest), spec=spec))
+        drawn.append(Chart(name="slowest", rows=_slowest(found.slowest), spec=charts.slowest_chart(longest, limit)))
     if found.failures["reason"]:
-        spec = charts.failure_chart(found.last_round, whole=not grouped)
+        spec = charts.failure_chart(found.last_round, whole=length == 1)
         drawn.append(Chart(name="failures", rows=found.failures, series="reason", spec=spec))
     if any(map(math.isfinite, found.accuracy["accuracy"])):
         drawn.append(Chart(name="accuracy", rows=found.accuracy, spec=charts.evaluation_chart()))
-    shown, means = found.clients[:MOST_CLIENTS], [part for part in present if part in DEPLOYMENT_PARTS[:5]]
-    status = status_sentence(found)
+    status, advice = status_sentence(found), found.advice.lines() if found.advice else ()
     return Document(
         title=f"Deployment {shown_text(Path(found.folder).resolve().name, ID_LENGTH)}",
         lead=[
             f"{status[:1].upper()}{status[1:]}.",
-            f"As of {time_text(found)}: {JOURNAL_NOTE.format(found.last_round)}. The page was written at "
-            f"{found.read:%Y-%m-%d %H:%M:%S} UTC, and does not change by itself. For newer rounds, run fedsel report "
-            "again.",
+            f"As of {as_of_text(found)}. The page was written at {found.read:%Y-%m-%d %H:%M:%S} UTC, and does not "
+            "change by itself. For newer rounds, run fedsel report again.",
         ],
         template="deployment.html",
         sections=SECTIONS,
         charts=drawn,
         facts={
-            "figures": figure_rows(found),
-            "bars": bars,
-            "client_head": CLIENT_HEAD,
-            "clients": [client_cells(one, found.last_round, ID_LENGTH, PROBLEM_LENGTH) for one in shown],
-            "explanation": EXPLANATION,
-            "grouped": grouped,
-            "means": ", ".join(means or ["latency"]).capitalize(),
-            "most_rounds": MOST_ROUNDS,
-            "found": found,
-            "advice": advice_sentences(found),
-            "advice_output": "\n".join(
-                shown_text(line, 500) for line in (found.advice.lines() if found.advice else ())
-            ),
+            "found": found, "figures": figure_rows(found), "bars": bars, "client_head": CLIENT_HEAD,
+            "clients": [client_cells(one, found.last_round) for one in found.clients[:MOST_CLIENTS]],
+            "explanation": EXPLANATION, "most_rounds": MOST_ROUNDS, "advice": advice_sentences(found),
+            "grouped": f", in groups of {length:,} rounds" if length > 1 else "",
+            "means": [part for part in present if part in DEPLOYMENT_PARTS[:5]] or ["latency"],
+            "advice_output": "\n".join(shown_text(line, 500) for line in advice),
             "refusal": shown_text(found.refusal, 500),
         },
-    )
+    )  # fmt: skip
 
 
 def client_table(clients: Sequence[ClientFigures]) -> Columns:
@@ -159,16 +155,11 @@ def client_table(clients: Sequence[ClientFigures]) -> Columns:
     return {
         "place": np.arange(1, len(clients) + 1),
         "client": labels,
-        **{
-            name: np.array([math.nan if (value := getattr(one, name)) is None else value for one in clients], float)
-            for name in (
-                "slowest", "beyond_median_s", "beyond_second_s", "mean_s", "p95_s", "failures", "selections", "share",
-                "last_seen", "last_reply", "last_selected", "problem_round",
-            )
-        },
+        # An unknown round is None, which becomes NaN.
+        **{name: np.array([getattr(one, name) for one in clients], dtype=np.float64) for name in CLIENT_NUMBERS},
         "reasons": [count_text(one.reasons) for one in clients],
         "problem": [shown_text(one.problem, PROBLEM_LENGTH) for one in clients],
-    }  # fmt: skip
+    }
 
 
 def _slowest(columns: Columns) -> Columns:
@@ -177,17 +168,6 @@ def _slowest(columns: Columns) -> Columns:
     for name, most in (("client", 2 * ID_LENGTH), ("problem", PROBLEM_LENGTH)):
         newest[name] = [shown_text(text, most) for text in newest[name]]
     return newest
-
-
-def _grouped(found: Deployment) -> str:
-    """Return how many rounds are in a group of the charts; empty for groups of one round."""
-    length = found.parts["round_end"][0] - found.parts["round"][0]
-    return f", in groups of {length:,} rounds" if length > 1 else ""
-
-
-def _line_at(found: Deployment, longest: float) -> float:
-    """Return max_latency if a line there leaves the bars readable."""
-    return found.max_latency_s if found.max_latency_s <= 2 * longest else math.nan
 
 
 def shown_text(text: str, most: int) -> str:
@@ -209,49 +189,43 @@ def _printable(text: str) -> str:
 
 def figure_rows(found: Deployment) -> list[tuple[str, str]]:
     """Return the figures of the whole deployment, each with its name."""
-    waiting, failed = found.waiting, sum(found.reasons.values())
+    waiting, point, failed = found.waiting, found.checkpoint, sum(found.reasons.values())
+    is_counted, spares = found.counted_s > 0, f", {found.spares:,} spares" if found.spares else ""
+    slow = f"{_s(found.p95_s)}{' = max_latency' * (found.p95_s == found.max_latency_s)}"
+    (first, last), measured = map(_s, found.quarters_s), " and ".join(map(_s, found.quarters_measured_s))
+    longest = f" ({found.max_latency_s:g} s)" if found.max_latency_s > 0 else ""
+    later = f" ({_count(found.last_round - point.round, 'round')} before the last one)" if point else ""
+    # Whether a figure is shown, its name, and its text.
     rows = [
-        ("status", status_sentence(found)),
-        ("as of", f"{time_text(found)}; {JOURNAL_NOTE.format(found.last_round)}"),
-        ("settings", settings_text(found)),
-        ("rounds", f"{found.rounds:,} rounds: median {_s(found.median_s)}, mean {_s(found.mean_s)}, 95 % take at most "
-                   f"{_s(found.p95_s)}{_limited(found)}; {_s(found.seconds)} in total"),
-        *_durations(found),
-        ("clients", f"{len(found.clients):,} clients were selected, {found.selections / found.rounds:.1f} per round"),
-        ("updates", f"{found.updates:,} usable updates, {failed:,} failure{'' if failed == 1 else 's'}{_reasons(found)}"
-                    + (f", {found.spares:,} spares" if found.spares else "")),
+        (True, "status", status_sentence(found)),
+        (True, "as of", as_of_text(found, "; ")),
+        (True, "settings", settings_text(found)),
+        (True, "rounds", f"{found.rounds:,} rounds: median {_s(found.median_s)}, mean {_s(found.mean_s)}, 95 % take at "
+         f"most {slow}; {_s(found.seconds)} in total"),
+        (is_counted, "measured", f"{_s(found.mean_s - found.counted_s)} of the mean {_s(found.mean_s)} are measured, "
+         f"up to the slowest usable update. {_s(found.counted_s)} are counted, because a failed client counts with "
+         "max_latency; the real wait may have been shorter"),
+        (math.isfinite(found.quarters_s[0]), "trend", f"mean round: {first} in the first quarter of the rounds, {last} "
+         "in the last" + f" (only measured: {measured})" * is_counted),
+        (True, "clients", f"{len(found.clients):,} clients were selected, {found.selections / found.rounds:.1f} per "
+         "round"),
+        (True, "updates", f"{found.updates:,} usable updates, {_count(failed, 'failure')}{_reasons(found)}{spares}"),
+        (math.isfinite(found.staleness), "staleness",
+         f"buffered rounds: an update is {found.staleness:.2f} steps old on average"),
+        *((True, "remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")
+          for remark, rounds in found.remarks.items()),
+        (found.late, "late updates", f"{found.late:,} counted in later rounds"),
+        *((True, f"round {number:,}", shown_text(note, 3 * PROBLEM_LENGTH)) for number, note in found.notes.items()),
+        (True, "newest checkpoint", f"after round {point.round}{later * (point.round < found.last_round)}, written "
+         f"{_ago(point.age_s)} before this report" if point else "none in this folder"),
+        (True, "accuracy", _accuracy(found)),
+        (True, "waiting", f"the slowest client costs {_s(waiting.beyond_median_s)} per round beyond the median client "
+         f"({_percent(waiting.share)} of all seconds), and {_s(waiting.beyond_second_s)} beyond the second slowest"
+         if waiting.rounds else "no round waited for two clients or more, so waiting has no cost"),
+        (waiting.rounds, "failed and slowest", f"a failed client was the slowest in {waiting.slowest_failed:,} of "
+         f"{waiting.rounds:,} rounds; a failed client counts with max_latency{longest}"),
     ]  # fmt: skip
-    if math.isfinite(found.staleness):
-        rows.append(("staleness", f"buffered rounds: an update is {found.staleness:.2f} steps old on average"))
-    rows += [
-        ("remark", f"{remark.partition(': ')[2]} ({rounds:,} of {found.rounds:,} rounds)")
-        for remark, rounds in found.remarks.items()
-    ]
-    if found.late:
-        rows.append(("late updates", f"{found.late:,} counted in later rounds"))
-    rows += [(f"round {number:,}", shown_text(note, 3 * PROBLEM_LENGTH)) for number, note in found.notes.items()]
-    if found.checkpoint:
-        one = found.checkpoint
-        behind = found.last_round - one.round
-        later = f" ({behind:,} round{'' if behind == 1 else 's'} before the last one)" if behind > 0 else ""
-        rows.append(
-            ("newest checkpoint", f"after round {one.round}{later}, written {_ago(one.age_s)} before this report")
-        )
-    else:
-        rows.append(("newest checkpoint", "none in this folder"))
-    rows.append(("accuracy", _accuracy(found)))
-    if waiting.rounds:
-        rows += [
-            ("waiting", f"the slowest client costs {_s(waiting.beyond_median_s)} per round beyond the median client "
-                        f"({_percent(waiting.share)} of all seconds), and {_s(waiting.beyond_second_s)} beyond the "
-                        "second slowest"),
-            ("failed and slowest", f"a failed client was the slowest in {waiting.slowest_failed:,} of "
-                                   f"{waiting.rounds:,} rounds; a failed client counts with max_latency"
-                                   + (f" ({found.max_latency_s:g} s)" if found.max_latency_s > 0 else "")),
-        ]  # fmt: skip
-    else:
-        rows.append(("waiting", "no round waited for two clients or more, so waiting has no cost"))
-    return rows
+    return [(name, text) for is_shown, name, text in rows if is_shown]
 
 
 def status_sentence(found: Deployment) -> str:
@@ -272,36 +246,11 @@ def settings_text(found: Deployment) -> str:
     """Return the selector in use, the clients per round and max_latency."""
     one = found.settings
     name = shown_text(one.selector, ID_LENGTH) if one.selector else "unknown selector (there is no checkpoint)"
-    clients = (
-        f"{found.selections / found.rounds:.1f}" if one.clients_per_round is None else f"{one.clients_per_round:,}"
-    )
+    mean = f"{found.selections / found.rounds:.1f}"
+    clients = mean if one.clients_per_round is None else f"{one.clients_per_round:,}"
     limit = f"{found.max_latency_s:g} s" if math.isfinite(found.max_latency_s) else "unknown"
     clock = {"server": ", durations measured by the server", "virtual": ", durations as the clients report them"}
     return f"{name}, {clients} clients per round, max_latency {limit}{clock.get(one.clock, '')}"
-
-
-def _limited(found: Deployment) -> str:
-    return " = max_latency" if found.p95_s == found.max_latency_s else ""
-
-
-def _durations(found: Deployment) -> list[tuple[str, str]]:
-    """Return how much of a mean round is measured, and whether the rounds get slower."""
-    rows = []
-    if found.counted_s > 0:
-        measured_s = found.mean_s - found.counted_s
-        text = (
-            f"{_s(measured_s)} of the mean {_s(found.mean_s)} are measured, up to the slowest usable update. "
-            f"{_s(found.counted_s)} are counted, because a failed client counts with max_latency; "
-            "the real wait may have been shorter"
-        )
-        rows.append(("measured", text))
-    if math.isfinite(found.quarters_s[0]):
-        (first, last), measured = found.quarters_s, found.quarters_measured_s
-        only = f" (only measured: {_s(measured[0])} and {_s(measured[1])})" if found.counted_s > 0 else ""
-        rows.append(
-            ("trend", f"mean round: {_s(first)} in the first quarter of the rounds, {_s(last)} in the last{only}")
-        )
-    return rows
 
 
 def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
@@ -312,15 +261,10 @@ def deployment_lines(found: Deployment, columns: int = 80) -> list[str]:
         columns: Number of columns of the terminal.
     """
     rows = figure_rows(found)
+    parts = [f"{PART_NAMES.get(name, name)} {_s(seconds)}" for name, seconds in mean_parts(found)]
     width = max(len(name) for name, _ in rows)
     lines = [f"deployment in {shown_text(found.folder, 200)}", ""]
-    lines += [f"{name:{width}}  {text}" for name, text in rows]
-    parts = mean_parts(found)
-    lines += [
-        f"{'mean round':{width}}  "
-        + ", ".join(f"{PART_NAMES.get(name, name)} {_s(seconds)}" for name, seconds in parts),
-        "",
-    ]
+    lines += [*(f"{name:{width}}  {text}" for name, text in (*rows, ("mean round", ", ".join(parts)))), ""]
     shown = found.clients[:TEXT_CLIENTS]
     lines += aligned([CLIENT_HEAD, *(client_cells(one, found.last_round, 32, 60) for one in shown)])
     if len(found.clients) > len(shown):
@@ -359,7 +303,9 @@ def _back(number: int | None, last: int) -> str:
     return "never" if number is None else f"{number:,} ({last - number:,} ago)"
 
 
-def client_cells(one: ClientFigures, last: int, id_length: int, problem_length: int) -> list[str]:
+def client_cells(
+    one: ClientFigures, last: int, id_length: int = ID_LENGTH, problem_length: int = PROBLEM_LENGTH
+) -> list[str]:
     """Return the cells of a client, in the order of :data:`CLIENT_HEAD`."""
     reason = f"{one.problem_reason}, " if one.problem_reason and not one.problem.startswith(one.problem_reason) else ""
     problem = f"round {one.problem_round:,}: {reason}{one.problem}" if one.problem_round else ""
@@ -387,6 +333,11 @@ def mean_parts(found: Deployment) -> list[tuple[str, float]]:
     ]
 
 
+def _count(number: int, what: str) -> str:
+    """Return a number with its noun, for example "1 round" or "2,000 rounds"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _reasons(found: Deployment) -> str:
     named = [f"{count:,} {shown_text(reason, 40)}" for reason, count in found.reasons.items()]
     if len(named) > MOST_REASONS:
@@ -395,20 +346,15 @@ def _reasons(found: Deployment) -> str:
 
 
 def _accuracy(found: Deployment) -> str:
-    known = [
-        (value, number)
-        for number, value in zip(found.accuracy["round"], found.accuracy["accuracy"], strict=True)
-        if math.isfinite(value)
-    ]
-    if not known:
+    pairs = zip(found.accuracy["accuracy"], found.accuracy["round"], strict=True)
+    if not (known := [pair for pair in pairs if math.isfinite(pair[0])]):
         return "no round has a central evaluation"
-    best = max(known)
-    return f"{known[-1][0]:.3f} after round {known[-1][1]}; the highest is {best[0]:.3f} after round {best[1]}"
+    return "{:.3f} after round {}; the highest is {:.3f} after round {}".format(*known[-1], *max(known))
 
 
-def time_text(found: Deployment) -> str:
-    """Return the time of the journal's last change."""
-    return f"{found.as_of:%Y-%m-%d %H:%M:%S} UTC"
+def as_of_text(found: Deployment, colon: str = ": ") -> str:
+    """Return the time of the journal's last change, and its last round."""
+    return f"{found.as_of:%Y-%m-%d %H:%M:%S} UTC{colon}round {found.last_round:,} is the last round in the journal"
 
 
 def _s(seconds: float, unit: str = " s") -> str:

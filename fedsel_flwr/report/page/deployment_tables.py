@@ -27,7 +27,7 @@ from fedsel_flwr.callbacks.prometheus import reason_label
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.advice import Advice, advise, plain_values
-from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, Rows, failure_seconds, group_edges, took_s
+from fedsel_flwr.report.page.comparison_tables import PARTS, PageRun, columns, failure_seconds, group_edges, took_s
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.report.page.waiting_costs import (
     PERCENTILE,
@@ -379,24 +379,20 @@ def part_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[Cl
     measured is the part "transfer". Otherwise the whole latency is one part. Failures and waiting are the rest of the
     round. Times that add up to more than the client's latency are left out.
     """
-    table = Rows("round", "round_end", "part", "seconds")
+    rows = list[Sequence[Any]]()
     done = [row for cohort in cohorts.values() for row in cohort if row.completed]
     read = next(own for own in _READERS if any(map(own.is_usable, done)) or own is _READERS[-1])
     for own in _groups(rounds):
-        # A buffered round waits for arrivals. The times of its clients began in earlier rounds, and are no part of it.
-        usable = [
-            row for one in own for row in cohorts.get(one.round, ())
-            if row.completed and not row.buffered and read.is_usable(row)
-        ]  # fmt: skip
         everyone = [row for one in own for row in cohorts.get(one.round, ())]
+        # A buffered round waits for arrivals. The times of its clients began in earlier rounds, and are no part of it.
+        usable = [row for row in everyone if row.completed and not row.buffered and read.is_usable(row)]
         parts = {name: mean([of(row) for row in usable]) if usable else 0.0 for name, of in read.parts.items()}
         probes = mean([one.probe_s for one in own])
         failures = mean(failure_seconds(PageRun("", 0, History.from_records(own, everyone))))
         rest = mean([one.round_s for one in own]) - probes - sum(parts.values()) - failures
         parts |= {"waiting": rest, "failures": failures, "probes": probes}
-        for part, seconds in parts.items():
-            table.add(own[0].round, own[-1].round + 1, part, seconds)
-    return table.columns
+        rows += [(own[0].round, own[-1].round + 1, part, seconds) for part, seconds in parts.items()]
+    return columns("round round_end part seconds", rows)
 
 
 def _is_reported(row: ClientRecord) -> bool:
@@ -428,12 +424,11 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
 
     The reasons are those of the metrics for Prometheus (:func:`~fedsel_flwr.callbacks.prometheus.reason_label`).
     """
-    table = Rows("round", "round_end", "reason", "clients_per_round")
+    rows = list[Sequence[Any]]()
     for own in _groups(rounds):
         failed = Counter(reason_label(row) for one in own for row in cohorts.get(one.round, ()) if has_failed(row))
-        for reason, count in sorted(failed.items()):
-            table.add(own[0].round, own[-1].round + 1, reason, count / len(own))
-    return table.columns
+        rows += [(own[0].round, own[-1].round + 1, reason, n / len(own)) for reason, n in sorted(failed.items())]
+    return columns("round round_end reason clients_per_round", rows)
 
 
 def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
