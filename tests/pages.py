@@ -69,24 +69,3 @@ def blocks(page: Path) -> list[Block]:
             )
         )
     return found
-
-
-def links(page: Path) -> list[str]:
-    """The files of the repository that a page links to, as paths in it."""
-    found = re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    return [((page.parent / target).resolve()).relative_to(ROOT).as_posix() for target in found]
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them, and those that the page sets itself."""
-    text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    titles = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-    return {title.replace(" ", "-") for title in titles} | set(re.findall(r'<a id="([^"]+)">', text))
-
-
-def dead_anchors(page: Path) -> list[str]:
-    """The links of a page to headings that are not there; those to keys of a scenario are the site's."""
-    found = re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
-    targets = [((page.parent / file) if file else page, anchor) for file, anchor in found]
-    targets = [(file, anchor) for file, anchor in targets if file.name != "scenario-reference.md"]
-    return [f"{file.name}#{anchor}" for file, anchor in targets if file.suffix == ".md" and anchor not in anchors(file)]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import DEFAULT_SELECTORS
 from fedsel_flwr.cli import main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -60,12 +59,6 @@ def test_a_command_whose_reader_goes(argv: list[str], own_folder: Path) -> None:
         assert said.read() == b""
     assert process.wait(60) == 0
     assert len(list(own_folder.glob("runs/*/model.safetensors"))) == (argv[0] == "run")
-
-
-def test_compare_says_its_default_selectors(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    assert f"(default: {DEFAULT_SELECTORS})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_quiet_shows_the_table_and_the_folder_alone(own_folder: Path, fedsel: Any) -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from fedsel_flwr.flower_entries import ENTRIES, installed_version, missing
-from fedsel_flwr.selectors import catalogue
 from tools.house import LAYERS, LONGEST, PACKAGE, ROOT, House, Room
 
 HOUSE = House.here()
@@ -195,22 +190,3 @@ def test_only_the_named_files_have_to_do_with_pickles() -> None:
     ):  # fmt: skip
         assert list(pickles(ast.parse(source))), source
     assert not list(pickles(ast.parse("np.load(f, allow_pickle=False); safetensors.load(f); json.load(f)")))
-
-
-# ---- what can be read ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", [room.module for room in HOUSE.rooms if room.is_table])
-def test_every_exported_class_has_its_source(package: str) -> None:
-    """inspect and editors find it; and each folder's docstring lists its rooms."""
-    home = importlib.import_module(package)
-    for name in getattr(home, "__all__", [name for name in vars(home) if not name.startswith("_")]):
-        exported = getattr(home, name)
-        if inspect.isclass(exported):
-            assert f"class {exported.__name__}" in inspect.getsource(exported), name
-            assert getattr(importlib.import_module(exported.__module__), exported.__qualname__) is exported
-    rooms = HOUSE.within(package.replace(".", "/")) if package != PACKAGE else []
-    # The catalogue has a line for each file of selectors.
-    listed = {cls.__module__ for cls in vars(catalogue).values() if isinstance(cls, type)}
-    unlisted = [room.path.stem for room in rooms if room.module not in listed]
-    assert [name for name in unlisted if not re.search(rf"\b{name}`", str(home.__doc__))] == []

@@ -15,9 +15,7 @@ import pytest
 
 from fedsel_flwr.clients.answering import fit_metrics
 from fedsel_flwr.clients.system import SystemModel
-from fedsel_flwr.rounds.history import ClientRecord
-from fedsel_flwr.rounds.replies import NUMBERS
-from fedsel_flwr.selectors.columns import COLUMNS, RECORDED
+from fedsel_flwr.selectors.columns import COLUMNS
 from fedsel_flwr.strategies import MetricKeys
 from tests.processes import ROOT
 
@@ -195,18 +193,6 @@ def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector_and
     assert (followed["defaults"], followed["patience"]) == ([3, 3, 3], [3, 4, 5])
     refusal = "patience must be a whole number of at least 1, got 0"
     assert followed["refused"] == [refusal, f"scenario 'smoke': aggregation.patience = 0: {refusal}"]
-
-
-def test_what_is_recorded_today_is_typed_and_has_the_clients_own_names() -> None:
-    """A recorded number has one name in the client's metrics and in the history."""
-    names = {COLUMNS[name].key for name in RECORDED}
-    assert names == {
-        "latency_s", "energy_j", "download_s", "compute_s", "upload_s", "train_loss", "energy_score", "num_examples",
-    }  # fmt: skip
-    assert names <= set(ClientRecord.__annotations__)
-    assert {MetricKeys().of(name) for name in RECORDED} == names
-    assert NUMBERS == ("energy", "download", "compute", "upload", "train_loss", "energy_score")
-    assert all(COLUMNS[name].shape == "number" for name in RECORDED)
 
 
 def test_simulated_clients_report_the_tables_names() -> None:

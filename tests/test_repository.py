@@ -129,15 +129,6 @@ def test_no_path_of_a_machine() -> None:
     assert [(path, hits) for path, hits in found if hits] == []
 
 
-@in_checkout
-def test_no_runs_and_no_large_files_are_tracked() -> None:
-    assert "runs/" in (ROOT / ".gitignore").read_text().splitlines()
-    files = tracked_files()
-    assert [path for path in files if path.relative_to(ROOT).parts[0] == "runs"] == []
-    rows = ROOT / "docs" / "results"
-    assert [path for path in files if path.parent != rows and path.stat().st_size > 500_000] == []
-
-
 # ---- one version ---------------------------------------------------------------------------------------------------
 
 VERSION = CONFIG["project"]["version"]
@@ -182,10 +173,6 @@ def test_the_version_of_an_installed_package_is_that_of_its_metadata(copied: Pat
 def test_an_unknown_name_of_the_package_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'version'"):
         fedsel_flwr.version  # noqa: B018
-
-
-def test_the_citation_has_the_version() -> None:
-    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_constraints_pin_every_direct_dependency() -> None:

@@ -44,16 +44,6 @@ def test_snr_rate_and_time_at_250_m() -> None:
     assert OFDMAChannel(bandwidth_hz=30e3).transfer_time(5000, 0.25, 1.0) == CHANNEL.transfer_time(5000, 0.25, 1.0) / 2
 
 
-def test_round_numbers() -> None:
-    """Path loss 0 dB and equal powers: SNR = fading; 3 gives 2 bit/s/Hz, and 12 bit over 6 Hz take 1 s."""
-    channel = OFDMAChannel(
-        bandwidth_hz=6, transmit_power_dbm=0, noise_power_dbm=0, path_loss_at_1km_db=0, path_loss_slope_db=0
-    )
-    assert channel.snr(0.3, 3.0) == 3.0
-    assert channel.rate(0.3, 3.0) == pytest.approx(2.0, rel=1e-15)
-    assert channel.transfer_time(12, 0.3, 3.0) == pytest.approx(1.0, rel=1e-15)
-
-
 def test_no_signal_never_arrives_and_warns_nothing() -> None:
     """Fading 0: rate 0, time infinite; an empty payload still takes no time.
 
@@ -184,17 +174,6 @@ def test_the_power_of_rayleigh_fading_is_unit_exponential() -> None:
 def test_the_time_of_a_round_by_hand(latency: list[float], channels: int, seconds: float) -> None:
     assert round_time(latency, channels) == seconds
     assert isinstance(round_time(latency, channels), float)
-
-
-def test_the_time_of_a_round_against_a_plain_loop() -> None:
-    generator = np.random.default_rng(5)
-    for _ in range(200):
-        latency = generator.uniform(0, 5, generator.integers(1, 30))
-        channels = int(generator.integers(1, 12))
-        copy = latency.copy()
-        wanted = math.fsum(max(latency[i : i + channels]) for i in range(0, latency.size, channels))
-        assert round_time(latency, np.int64(channels)) == pytest.approx(wanted, rel=1e-14)
-        np.testing.assert_array_equal(latency, copy)
 
 
 def test_wrong_times_are_refused_by_name() -> None:

@@ -70,32 +70,17 @@ def _own_strategy(**options: Any) -> Callable[[], Any]:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "a scenario's name instead of a Scenario": (
-        lambda: compare("smoke", ["random"]),
-        ["scenario must be a Scenario", "got str"],
-    ),
+    "a scenario's name": (lambda: compare("smoke", ["random"]), ["scenario must be a Scenario", "got str"]),
     "no selectors": (_compared([]), ["selectors = ", "at least 1 item"]),
     "None as selectors": (_compared(None), ["selectors must be names", "got None"]),
-    "a selector object instead of a class": (
-        _compared([Random(clients_per_round=3)]),
-        ["a class or a callable that makes one", "got Random"],
-    ),
+    "a selector object": (_compared([Random(clients_per_round=3)]), ["a callable that makes one", "got Random"]),
     "a class that is no selector": (_compared([dict]), ["a class or a callable that makes one", "dict"]),
     "a callable without a name": (_compared([lambda seed: None]), ["needs a label", "{'label': callable}"]),
     "a callable that returns no selector": (_compared({"a": lambda: 3}), ["'a' must be", "returned 3"]),
-    "a callable that raises an exception": (
-        _compared({"a": unplugged}),
-        ["'a' cannot be created: KeyError: 'camera' (test_wrong_inputs_in"],
-    ),
-    "a callable that needs another argument": (
-        _compared({"a": lambda speed: None}),
-        ["'a' cannot be created: TypeError", "'speed'"],
-    ),
+    "a callable that raises": (_compared({"a": unplugged}), ["'a' cannot be created: KeyError: 'camera' (test_wrong"]),
+    "a callable's argument": (_compared({"a": lambda speed: None}), ["'a' cannot be created: TypeError", "'speed'"]),
     "no seeds": (_compared(["random"], seeds=[]), ["seeds = ", "at least 1 item"]),
-    "a text instead of a number of seeds": (
-        _compared(["random"], seeds="5"),
-        ["seeds must be a whole number", "got '5'"],
-    ),
+    "a text as seeds": (_compared(["random"], seeds="5"), ["seeds must be a whole number", "got '5'"]),
     "seeds = 2.5": (_compared(["random"], seeds=2.5), ["whole number", "2.5"]),
     "an unknown engine": (_compared(["random"], engine="gpu"), ["ray, vectorized", "'gpu'"]),
     "a file instead of a folder": (_compared(["random"], folder="taken"), ["'taken'", "File exists"]),
@@ -106,68 +91,35 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a number instead of a function as on_round": (_simulated(on_round=3), ["on_round must be a function", "got int"]),
     "a name instead of a function as model": (_model("mlp"), ["function or class that makes", "got str"]),
     "a model function that returns an array": (_model(lambda: np.eye(3)), ["torch module, got ndarray"]),
-    "a model function that raises an exception": (
-        _model(unplugged),
-        ["cannot be created: KeyError: 'camera' (test_wrong_inputs_in"],
-    ),
-    "a model function that needs another argument": (
-        _model(lambda width: None),
-        ["gets only input_shape and num_classes", "'width'"],
-    ),
-    "a model whose forward pass fails": (
-        _model(lambda: Deaf(8, 10)),
-        ["cannot read examples of shape (1, 8, 8): KeyError"],
-    ),
+    "a model function that raises": (_model(unplugged), ["cannot be created: KeyError: 'camera' (test_wrong"]),
+    "a model's argument": (_model(lambda width: None), ["gets only input_shape and num_classes", "'width'"]),
+    "a failing forward pass": (_model(lambda: Deaf(8, 10)), ["cannot read examples of shape (1, 8, 8): KeyError"]),
     "a model without parameters": (_model(nn.Flatten), ["parameters to train, but Flatten has none"]),
     "a label above the number of examples": (_data(train=(X, Y * 10**9)), ["0 … C - 1", "1000000000", "200 examples"]),
     "one-hot labels": (_data(train=(X, np.eye(2)[Y])), ["labels of shape (n,)", "(100, 2)"]),
     "examples of different lengths": (_data(train=([[1, 2], [3]], [0, 1])), ["two arrays", "differ in shape"]),
-    "a Dataset whose examples have different lengths": (
-        _data(train=Ragged()),
-        ["torch Dataset must have", "same shape"],
-    ),
+    "a ragged Dataset": (_data(train=Ragged()), ["torch Dataset must have", "same shape"]),
     "a Dataset without a length": (_data(train=Streamed()), ["of one shape, and a length", "no len()"]),
     "an empty partition": (_data(partition={}), ["for each client", "got dict {}"]),
     "an array as partition": (_data(partition=np.arange(100)), ["for each client", "got ndarray"]),
     "resume without a folder": (_simulated(resume=True), ["resume = True needs the folder", "checkpoint_dir"]),
     "a text instead of True or False as resume": (_simulated(resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
-    "resume='must' without a checkpoint": (
-        _simulated(checkpoint_dir="new", resume="must"),
-        ["'new' holds no checkpoint"],
-    ),
+    "must without a checkpoint": (_simulated(checkpoint_dir="new", resume="must"), ["'new' holds no checkpoint"]),
     "compare with resume, but no folder": (_compared(["random"], resume=True), ["resume = True needs the folder"]),
-    "resume='must' without a comparison": (
-        _compared(["random"], folder="new", resume="must"),
-        ["'new' does not exist"],
-    ),
+    "must without a comparison": (_compared(["random"], folder="new", resume="must"), ["'new' does not exist"]),
     "checkpoint_every=-1": (_simulated(folder="new", checkpoint_every=-1), ["checkpoint_every", "-1"]),
-    "checkpoint_dir with checkpoint_every=0": (
-        _simulated(checkpoint_dir="new", checkpoint_every=0),
-        ["checkpoint_every = 0"],
-    ),
+    "checkpoint_every=0": (_simulated(checkpoint_dir="new", checkpoint_every=0), ["checkpoint_every = 0"]),
     "keep_checkpoints=0": (_simulated(checkpoint_dir="new", keep_checkpoints=0), ["keep_checkpoints", "0"]),
-    "checkpoint_dir together with strategy=": (
-        _own_strategy(checkpoint_dir="new"),
-        ["checkpoint_dir cannot be", "in the strategy"],
-    ),
-    "resume together with strategy=": (_own_strategy(resume=True), ["resume cannot be", "in the strategy"]),
+    "checkpoint_dir, strategy=": (_own_strategy(checkpoint_dir="new"), ["checkpoint_dir cannot be", "in the strategy"]),
+    "resume, strategy=": (_own_strategy(resume=True), ["resume cannot be", "in the strategy"]),
     "a file instead of a folder as checkpoint_dir": (_simulated(checkpoint_dir="taken"), ["'taken'", "File exists"]),
     "Comparison.load without a folder": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that does not exist": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a number as scenario": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore
     "overrides that are a list": (lambda: load_scenario("smoke", ["a=1"]), ["map keys to values", "got ['a=1']"]),  # type: ignore
-    "a text instead of a number as a selector's seed": (
-        lambda: create("random", clients_per_round=3, seed="x"),
-        ["seed", "whole number", "'x'"],
-    ),
-    "a negative seed of a selector": (
-        lambda: create("random", clients_per_round=3, seed=-1),
-        ["seed", "at least 0, got -1"],
-    ),
-    "a text instead of a number as a selector's parameter": (
-        lambda: create("random", clients_per_round="3"),
-        ["'random': clients_per_round", "'3'"],
-    ),
+    "a text as seed": (lambda: create("random", clients_per_round=3, seed="x"), ["seed", "whole number", "'x'"]),
+    "a negative seed": (lambda: create("random", clients_per_round=3, seed=-1), ["seed", "at least 0, got -1"]),
+    "a text as parameter": (lambda: create("random", clients_per_round="3"), ["'random': clients_per_round", "'3'"]),
 }
 """What is wrong -> the call, and words of the message."""
 
