@@ -63,16 +63,6 @@ def test_rounds_by_hand() -> None:
         assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 4]
 
 
-def test_waves_by_hand() -> None:
-    """Latencies 1, 1.5, 2, 3, 3.5 s, two channels, deadline 6 s.
-
-    Two clients: 1.5. Three: two waves, at most 2 + 1.5. Four: at most 3 + 2 = 5. Five: three waves, 3.5 + 3 + 2 = 8.5
-    -> 0, 1, 2, 3
-    """
-    selector = measured({0: 1.0, 1: 1.5, 2: 2.0, 3: 3.0, 4: 3.5}, deadline=6.0, channels=2)
-    assert selector.select(np.arange(5)).tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("channels", [None, 1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_as_many_as_fit_by_enumeration(channels: int | None, seed: int) -> None:

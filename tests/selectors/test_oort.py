@@ -199,24 +199,6 @@ def test_scores_and_penalty_by_hand(score_range: str, cut_off: float, weights: d
     assert p_value(counts, drawn_one_by_one(weights, 1)) > 1e-3
 
 
-def test_failures_by_hand() -> None:
-    """Client 0 (utility 9) fails in round 2, after 5 s: it keeps utility 9, its duration of 1 s and L = 1.
-
-    Round 3, U = (9, 2, 1.9): statistical (1, .014, 0), temporal sqrt(.1 ln 3/1) = .331 of all: client 0 alone is within
-    .7 of the best, 1.331. It fails again, the second time in a row: a trial of utility 0 and 5 s. T is 1 s.
-    Round 4, U = (0, 2, 1.9): those above 0 span 2 - 1.8981, statistical (0, 1, .019); temporal sqrt(.1 ln 4/L) =
-    (.215, .372, .372), client 0 times (1/5)^2 = .0086; cut-off .7 of the second best (.391) = .274: 1 and 2 alone.
-    """
-    for seed in range(10):
-        selector = greedy(clip=1.0, first_percentile=50.0, seed=seed)
-        play(selector, [0, 1, 2], {0: 9.0, 1: 2.0, 2: 1.9})
-        selector.clients_per_round = 1
-        for _ in range(2):
-            assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [0]
-        selector.clients_per_round = 2
-        assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [1, 2]
-
-
 @pytest.mark.parametrize("lie", [20.0, 1e30])
 def test_one_lie_leaves_the_scores_of_all_others_as_they_are(lie: float) -> None:
     """Twenty clients of losses 1, 1.1, ... 2.9; the one of 2.9 says 20 or 1e30.

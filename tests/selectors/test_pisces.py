@@ -176,25 +176,6 @@ def test_sets_have_the_chances_of_an_enumeration(epsilon: float, available: Iter
     assert p_value(frequencies(frozen(selector, available), 600), chances) > 1e-3
 
 
-def test_failures_by_hand() -> None:
-    """Clients 0, 1, 2 have losses 9, 2, 1; one is chosen.
-
-    Rounds 2 and 3: 0 fails once and keeps its utility, so it is chosen again; it fails a second time in a row: last for
-    2^2 = 4 rounds, 3 + 4 = 7 included. Rounds 4 to 7: 1. Round 8: 0 again; it fails: last for 8 rounds, 16 included.
-    Round 9: 0 alone is there, is chosen and reports 5, which ends its failures. Round 10: 0.
-    """
-    for seed in range(5):
-        selector = greedy(clients_per_round=3, seed=seed)
-        play(selector, range(3), {0: 9.0, 1: 2.0, 2: 1.0})
-        selector.clients_per_round = 1
-        others = {1: 2.0, 2: 1.0}
-        story = [play(selector, range(3), others) for _ in range(7)]
-        assert story == [[0], [0], [1], [1], [1], [1], [0]]
-        assert play(selector, [0], {0: 5.0}) == [0]
-        assert selector.state_dict()["failures"].tolist() == [0, 0, 0]
-        assert play(selector, range(3), {0: 5.0}) == [0]
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_choices_are_those_of_a_recount(seed: int, epsilon: float) -> None:
