@@ -177,17 +177,6 @@ def test_arrivals_are_the_earliest_events(seed: int) -> None:
     assert core.at_work == len(work)
 
 
-def test_when_everybody_fails_the_run_goes_on() -> None:
-    """Three clients for four places: a and b fail at 9 s, c at 9 s too, but in the next step, with a, sent at 9 s."""
-    core, nodes = core_of(InTurn(2), concurrency=4, max_latency=9.0), ["a", "b", "c"]
-    for _ in range(3):
-        chosen = core.choose(nodes, model(0.0), Written(facts(*nodes)))
-        assert not core.collect(dict.fromkeys(chosen, Reply(error="broken"))).enough
-        core.finish()
-    rounds = core.parts.history.rounds
-    assert [(record.simulated_s, record.num_failed) for record in rounds] == [(9.0, 2), (18.0, 2), (27.0, 2)]
-
-
 def test_updates_beyond_the_largest_staleness_are_failures() -> None:
     core, nodes = core_of(InTurn(1), concurrency=2, max_staleness=0, max_latency=9.0), ["a", "b"]
     w = step(core, model(0.0), {"a": of(model(1.0), 1), "b": of(model(7.0), 1.5)}, nodes)

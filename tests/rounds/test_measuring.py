@@ -70,13 +70,6 @@ def test_a_stack_is_asked_at_once_where_it_can_be() -> None:
         broken.logits_of(ModelStack(layers))
 
 
-def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> None:
-    reference = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0])]
-    models = [[reference[0] + [[0.5, 0.0], [-1.0, 0.0]], reference[1] - 5.0], [reference[0], reference[1]]]
-    columns = Measurer(Spy("update"), Settings(learning_rate=0.25)).models(ModelList(models), reference)
-    assert columns["update"].tolist() == [[0.5, 0.0, -1.0, 0.0, -5.0], [0.0] * 5]
-
-
 def test_integers_are_no_part_of_an_update() -> None:
     """Counters and masks: alone and in a stack, and also after an average has turned the counter into a float."""
     first = [np.array([1.0, 2.0]), np.array(3), np.array([True, False]), np.array([5.0])]

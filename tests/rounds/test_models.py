@@ -61,13 +61,6 @@ def test_numbers_of_which_the_squares_overflow_are_looked_at_one_by_one() -> Non
     assert [fault_in_arrays([layer[i] for layer in stack], halves) for i in range(4)] == wrong
 
 
-def test_the_first_fault_is_named_if_there_is_a_model() -> None:
-    stack = [np.zeros((3, *shape), dtype=np.float32) for shape in SHAPES]
-    stack[0][1, 0, 0] = stack[2][1] = stack[1][2, 2] = np.nan
-    assert ModelStack(stack).faults(REFERENCE) == ["", "arrays: not finite at 0", "arrays: not finite at 1"]
-    assert ModelStack([layer[:0] for layer in stack]).faults(REFERENCE) == []
-
-
 @pytest.mark.parametrize("name", ["gpfl", "fedcm-ucb", "pczfl", "spy"])
 def test_the_server_measures_the_same_on_a_stack_as_on_a_list(name: str) -> None:
     selector = Spy("update", "accuracy") if name == "spy" else create(name, **world.selector_params(name))

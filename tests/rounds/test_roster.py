@@ -96,24 +96,6 @@ def test_a_connection_is_bound_once() -> None:
     assert roster.unregistered(["n1", "n2", "n3"]) == []
 
 
-def test_a_row_whose_holder_the_server_knows_is_refused_to_another() -> None:
-    roster = Roster()
-    roster.register({"n1": "a"}, 1, {"n1": "phone p"})
-    roster.release([], 2)
-    assert enroll(roster, {"n2": "a"}, 2) == ({}, [])
-    assert roster.refused == {"n2": "node n2 refused: client id 'a' belongs to phone p"}
-    assert here(roster, ["n2"]) == {}
-
-
-def test_rows_stay_when_connections_go() -> None:
-    roster = Roster()
-    roster.register({"n1": "a", "n2": "b"}, 1)
-    roster.release(["n2"])
-    assert here(roster, ["n1", "n2"]) == {1: "n2"}
-    assert enroll(roster, {"n9": "a"}, 2) == ({}, [])
-    assert here(roster, ["n2", "n9"]) == {0: "n9", 1: "n2"}
-
-
 @given(
     st.lists(st.dictionaries(st.sampled_from("uvwxyz"), st.sampled_from(["a", "b", "1", "2"]), max_size=5), max_size=6),
     st.one_of(st.none(), st.integers(1, 3)),

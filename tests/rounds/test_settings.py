@@ -1,9 +1,7 @@
-"""Options are declared once (``tests/test_new_column.py`` declares one more): signature, settings, scenarios."""
+"""Options are declared once (``tests/test_new_column.py`` declares one more): settings and scenarios."""
 
 from __future__ import annotations
 
-import inspect
-import pydoc
 import re
 from dataclasses import fields
 from typing import Any
@@ -15,23 +13,8 @@ from fedsel_flwr.rounds.settings import Options, Settings, resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
-from fedsel_flwr.strategies import SelectionStrategy, message
+from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies.either_api import selection
-
-
-@pytest.mark.parametrize("cls", [SelectionStrategy, message.SelectionStrategy])
-def test_signature_and_help_show_every_option_with_its_default_and_its_meaning(cls: type) -> None:
-    """In the order in which options are declared, in which ``Args`` has them too."""
-    parameters = inspect.signature(cls).parameters
-    declared = {one.name: one.default for one in fields(Options)}
-    assert {name: parameters[name].default for name in declared} == declared
-    assert list(parameters) == ["selector", "base", *declared, "roster", "client_values"]
-    text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
-    assert not [name for name in parameters if not re.search(rf"^[ |]+{name}: [A-Z\"]", text, re.MULTILINE)]
-    explained = re.findall(r"^    (\w+): ", inspect.cleandoc(Options.__doc__ or "").partition("Args:")[2], re.MULTILINE)
-    assert explained == [*declared, "ParameterError"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'over_selecton'"):
-        cls(Random(clients_per_round=1), over_selecton=0.5)
 
 
 def test_a_scenarios_keys_are_the_options_that_name_one() -> None:

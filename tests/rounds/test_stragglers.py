@@ -372,24 +372,6 @@ def test_on_the_servers_clock_the_time_of_a_late_reply_is_learned() -> None:
     assert strategy.history.rounds[-1].deadline_s > 1.2
 
 
-@pytest.mark.parametrize(
-    ("wanted", "completed", "round_s"),
-    [(1, [False, True, False, False], 1.0), (3, [True, True, True, False], 3.0), (9, [True, True, True, True], 7.0)],
-)
-def test_a_round_ends_with_the_replies_that_it_waits_for(wanted: int, completed: list[bool], round_s: float) -> None:
-    """Four sites take 2, 1, 3 and 7 s; all are asked in every round, and all send at once."""
-    core = core_of(Everyone(), wait_for=wanted, max_latency=9.0)
-    nodes, seconds = ["a", "b", "c", "d"], dict(zip("abcd", (2.0, 1.0, 3.0, 7.0), strict=True))
-    for _ in range(2):
-        assert core.choose(nodes, MODEL, Written(facts(*nodes))) == nodes
-        replies = {k: Reply(num_examples=1, metrics={"latency_s": seconds[k]}, arrays=MODEL) for k in nodes}
-        core.collect(replies)
-        core.finish(MODEL)
-    assert [row.completed for row in core.parts.history.clients] == completed * 2
-    assert [row.spare for row in core.parts.history.clients] == [not one for one in completed] * 2
-    assert [record.round_s for record in core.parts.history.rounds] == [round_s] * 2
-
-
 def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
     core = core_of(Everyone(), wait_for=2, max_latency=9.0)
     nodes, asked = ["a", "b", "c"], []

@@ -92,12 +92,6 @@ def test_a_warm_up_that_leaves_nothing_is_refused(api: str) -> None:
     assert made.selector.common_warmup == 4
 
 
-@pytest.mark.parametrize("rounds", [5, -1])
-def test_a_scenario_that_leaves_nothing_is_refused(rounds: int) -> None:
-    with pytest.raises(ParameterError, match=r"aggregation\.warmup_rounds"):
-        scenario("random", **{"aggregation.warmup_rounds": rounds})
-
-
 @pytest.mark.parametrize("selector", ["gpfl", "pczfl", "oort", "pisces", "tifl"])
 def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
     chosen = scenario(selector)
