@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsel_flwr.selectors.columns import COLUMNS, VECTORS
+from fedsel_flwr.selectors.round_report import RoundReport
 
 Model = list[np.ndarray[Any, Any]]
 
@@ -114,6 +115,50 @@ class FleetPlan:
 
 
 @dataclass
+class ObservedRound:
+    """The record of a round: the fleet notes what its clients receive and send, and the harness all the rest.
+
+    Attributes:
+        number: The absolute round.
+        connected: Node id -> number of the client.
+        expected: Number of available clients -> number that the selector will choose, None if not known before.
+        ended: Whether the strategy had ended the run before this round.
+        before: The global model before the round.
+        after: The global model after the round.
+        asked: Node ids that were asked to train, an id twice if it was asked twice.
+        keeps_model: Whether the selector only measures in this round and the model stays.
+        broken: Node id -> its fault.
+        sent: Node id -> its reply.
+        configs: Node id -> the train config it received.
+        evaluated: Node id -> the evaluation config it received, without probes.
+        base_configs: Node -> the base's train config for it, None if the base was not asked.
+        given: The updates that the base received, None if the base was not called.
+        failures: Number of failures that the base received.
+        base_model: The model that the base returned, None if it returned none.
+        base_evaluated: Node id -> the evaluation config that the base sent.
+        reports: The reports that the selector observed.
+    """
+
+    number: int
+    connected: dict[str, int] = field(default_factory=dict)
+    expected: dict[int, int | None] = field(default_factory=dict)
+    ended: bool = False
+    before: Model = field(default_factory=list)
+    after: Model = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    keeps_model: bool = False
+    broken: Mapping[str, Fault] = field(default_factory=dict)
+    sent: dict[str, Reply] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    base_configs: dict[str, dict[str, Any]] | None = None
+    given: list[ReceivedUpdate] | None = None
+    failures: int = 0
+    base_model: Model | None = None
+    base_evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reports: list[RoundReport] = field(default_factory=list)
+
+
 class Fleet:
     """The clients and their connections. A client's behaviour follows from its number and the round.
 
@@ -122,25 +167,21 @@ class Fleet:
         seed: Seed of the node ids and of the order of replies. No choice may depend on it.
 
     Attributes:
-        round: The absolute round.
+        now: The record of the current round; of round 0 before the first one.
         connected: Node id -> number of the client, for the connected nodes.
         numbers: Node id -> number of the client, for all nodes so far.
-        broken: Node id -> its fault in this round. The entries below are of this round too.
-        sent: Node id -> its reply.
-        configs: Node id -> the train config it received.
-        evaluated: Node id -> the evaluation config it received, without probes.
     """
 
-    plan: FleetPlan
-    seed: int = 0
-    round: int = 0
-    connected: dict[str, int] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    broken: Mapping[str, Fault] = field(default_factory=dict)
-    sent: dict[str, Reply] = field(default_factory=dict)
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _introduced: set[str] = field(default_factory=set)
+    def __init__(self, plan: FleetPlan, seed: int = 0) -> None:
+        self.plan, self.seed, self.now = plan, seed, ObservedRound(0)
+        self.connected: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self._introduced: set[str] = set()
+
+    @property
+    def round(self) -> int:
+        """The absolute round."""
+        return self.now.number
 
     @property
     def arrays(self) -> Model:
@@ -149,19 +190,20 @@ class Fleet:
 
     def begin_round(self) -> None:
         """Let clients connect, disconnect and reconnect."""
-        self.round += 1
-        self.broken, self.sent, self.configs, self.evaluated = {}, {}, {}, {}
-        gone = ({INTERMITTENT} if self.round % 3 == 1 else set[int]()) | ({NEWCOMER} if self.round < 3 else set[int]())
-        again = {self.round % self.plan.num_clients} | ({RECONNECTING} if self.round % 2 == 0 else set())
-        impostor = {IMPOSTOR} if self.round > 1 else set[int]()
-        wanted = ({*range(self.plan.num_clients)} | impostor) - gone
+        number = self.round + 1
+        absent = {INTERMITTENT: number % 3 == 1, NEWCOMER: number < 3, IMPOSTOR: number == 1}
+        again = {number % self.plan.num_clients} | ({RECONNECTING} if number % 2 == 0 else set())
+        wanted = {k for k in (IMPOSTOR, *range(self.plan.num_clients)) if not absent.get(k)}
         # Client 0 never reconnects. The impostor claims its id, and only the id of a connected client must be refused.
         stay = {node: k for node, k in self.connected.items() if k in wanted and (k not in again or k == 0)}
-        new = {self._new_node_id(k): k for k in sorted(wanted - {*stay.values()})}
+        # Each connection has another node id, a random number of 62 bits as in Flower.
+        draws = {k: np.random.default_rng([self.seed, k + 1, number]) for k in sorted(wanted - {*stay.values()})}
+        new = {str(int(draw.integers(2, 2**62))): k for k, draw in draws.items()}
         here = list((stay | new).items())
-        order = np.random.default_rng([self.seed, self.round]).permutation(len(here))
+        order = np.random.default_rng([self.seed, number]).permutation(len(here))
         self.connected = dict(here[i] for i in order)
         self.numbers |= new
+        self.now = ObservedRound(number, dict(self.connected))
 
     def id_of(self, node: str) -> str:
         """Return the id of the client behind a node id."""
@@ -178,19 +220,16 @@ class Fleet:
         """Return the items in the order of their arrival in this round."""
         return [items[i] for i in np.random.default_rng([self.seed, self.round, 1]).permutation(len(items))]
 
-    def assign_faults(self, nodes: Sequence[str]) -> Mapping[str, Fault]:
-        """Assign the faults of this round to nodes that were asked to train, and return node id -> fault."""
+    def assign_faults(self, nodes: Sequence[str]) -> None:
+        """Assign the faults of this round to nodes that were asked to train."""
         # Sorted by client, because neither node ids nor the order of messages may decide which client fails.
         asked = sorted(nodes, key=lambda node: (self.numbers.get(node, IMPOSTOR), node))
         faults, late = self.plan.faults, self.round - len(self.plan.faults)
-        if not asked or late > 3:
-            return {}
-        if late <= 0:
-            self.broken = {asked[self.round % len(asked)]: faults[self.round - 1]}
-        else:
+        if asked and late <= 0:
+            self.now.broken = {asked[self.round % len(asked)]: faults[self.round - 1]}
+        elif asked and late <= 3:
             fault = next(one for one in faults if one.name == ("sends NaN" if late == 2 else "raises an exception"))
-            self.broken = dict.fromkeys(asked[1:] if late == 3 else asked, fault)
-        return self.broken
+            self.now.broken = dict.fromkeys(asked[1:] if late == 3 else asked, fault)
 
     def properties_of(self, node: str) -> dict[str, Any]:
         """Return the properties of the client behind a node. The first request to one client fails."""
@@ -212,7 +251,7 @@ class Fleet:
             NoReply: The client never answers.
             OSError: The client fails.
         """
-        self.configs[node] = dict(config)
+        self.now.configs[node] = dict(config)
         k, of = self.numbers[node], self.plan.keys.of
         # Seeded by client and round only, because neither node ids nor the order of messages may change a reply.
         draws = np.random.default_rng([max(0, k), self.round])
@@ -222,9 +261,9 @@ class Fleet:
         told = {of("client_id"): max(0, k), of("train_loss"): float(draws.uniform(0.1, 2.0))}
         metrics = {**self.plan.metrics, **self._costs(k), **told, **self._columns(k, str(config.get("needs", "")))}
         reply = Reply([np.asarray(a) for a in arrays], self.num_examples(k), self.plan.told(metrics))
-        if node in self.broken:
-            reply = self.broken[node].change(reply)
-        self.sent[node] = reply
+        if node in self.now.broken:
+            reply = self.now.broken[node].change(reply)
+        self.now.sent[node] = reply
         return reply
 
     def evaluation_reply(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
@@ -233,7 +272,7 @@ class Fleet:
         The loss is among the metrics too, as in Flower's own apps of the Message API.
         """
         if "probe" not in config:
-            self.evaluated[node] = dict(config)
+            self.now.evaluated[node] = dict(config)
         k = self.numbers[node]
         if self.round % 4 == k:
             raise OSError("the battery; is: empty")
@@ -265,10 +304,6 @@ class Fleet:
             for name in names.split(",")
             if name in COLUMNS
         }
-
-    def _new_node_id(self, k: int) -> str:
-        """Return a node id for a client's next connection, a random number of 62 bits as in Flower."""
-        return str(int(np.random.default_rng([self.seed, k + 1, self.round]).integers(2, 2**62)))
 
 
 def all_faults(of: Callable[[str], str], max_latency: float) -> tuple[Fault, ...]:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors.round_report import RoundReport
-from fedsel_flwr.testing.fleet import Fault, Fleet, FleetPlan, Model, ReceivedUpdate, Reply
+from fedsel_flwr.testing.fleet import Fleet, FleetPlan, Model, ObservedRound
 
 if TYPE_CHECKING:
     from fedsel_flwr.testing.in_process import FlowerRounds
@@ -30,51 +29,6 @@ REQUIRED_ATTRIBUTES = ("selector", "base", "history", "roster", "core", "state_d
 """Attributes of a strategy that the checks read."""
 SPARE_CLIENTS = 4
 """Number of clients beyond those that the strategy waits for. This many may be offline."""
-
-
-@dataclass
-class ObservedRound:
-    """The record of a round.
-
-    Attributes:
-        number: The absolute round.
-        connected: Node id -> number of the client.
-        expected: Number of available clients -> number that the selector will choose, None if not known before.
-        ended: Whether the strategy had ended the run before this round.
-        asked: Node ids that were asked to train, an id twice if it was asked twice.
-        keeps_model: Whether the selector only measures in this round and the model stays.
-        broken: Node id -> its fault.
-        sent: Node id -> its reply.
-        configs: Node id -> the train config it received.
-        before: The global model before the round.
-        after: The global model after the round.
-        base_configs: Node -> the base's train config for it, None if the base was not asked.
-        given: The updates that the base received, None if the base was not called.
-        failures: Number of failures that the base received.
-        base_model: The model that the base returned, None if it returned none.
-        evaluated: Node id -> the evaluation config it received.
-        base_evaluated: Node id -> the evaluation config that the base sent.
-        reports: The reports that the selector observed.
-    """
-
-    number: int
-    connected: dict[str, int]
-    expected: dict[int, int | None]
-    ended: bool
-    before: Model
-    after: Model
-    sent: dict[str, Reply]
-    configs: dict[str, dict[str, Any]]
-    evaluated: dict[str, dict[str, Any]]
-    asked: list[str] = field(default_factory=list)
-    keeps_model: bool = False
-    broken: Mapping[str, Fault] = field(default_factory=dict)
-    base_configs: dict[str, dict[str, Any]] | None = None
-    given: list[ReceivedUpdate] | None = None
-    failures: int = 0
-    base_model: Model | None = None
-    base_evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
-    reports: list[RoundReport] = field(default_factory=list)
 
 
 @dataclass
@@ -109,19 +63,10 @@ class ObservedRun:
         # Seeds follow from the round, so a resumed run finds the generators in the state of the interrupted run.
         random.seed(1000 * self.global_seed + fleet.round)
         np.random.seed(1000 * self.global_seed + fleet.round)  # noqa: NPY002
-        self.rounds.append(
-            ObservedRound(
-                number=fleet.round,
-                connected=dict(fleet.connected),
-                expected={n: selector.expected_count(n) for n in range(len(fleet.connected) + 1)},
-                ended=bool(self.strategy.core.ended),
-                before=self.model,
-                after=self.model,
-                sent=fleet.sent,
-                configs=fleet.configs,
-                evaluated=fleet.evaluated,
-            )
-        )
+        self.rounds.append(fleet.now)
+        self.now.expected = {n: selector.expected_count(n) for n in range(len(fleet.connected) + 1)}
+        self.now.ended = bool(self.strategy.core.ended)
+        self.now.before = self.now.after = self.model
 
     def begin_with(self, method: str) -> None:
         """Begin a round at each call of a method of the strategy."""
@@ -135,10 +80,9 @@ class ObservedRun:
         """
 
         def asked(instructions: Any) -> None:
-            now, selector = self.now, self.strategy.selector
-            now.asked = [node for node, _ in api.configs(instructions)]
-            now.keeps_model = bool(selector.keeps_model and not selector.warming_up)
-            now.broken = self.fleet.assign_faults(now.asked)
+            selector, self.now.asked = self.strategy.selector, [node for node, _ in api.configs(instructions)]
+            self.now.keeps_model = bool(selector.keeps_model and not selector.warming_up)
+            self.fleet.assign_faults(self.now.asked)
 
         def aggregated(result: Any) -> None:
             if result[0] is not None:

@@ -12,30 +12,57 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.testing.fleet import IMPOSTOR, Model
-from fedsel_flwr.testing.harness import ObservedRound, ObservedRun, StrategyFactory, StrategyHarness
+from fedsel_flwr.testing.fleet import IMPOSTOR, Model, ObservedRound
+from fedsel_flwr.testing.harness import ObservedRun, StrategyFactory, StrategyHarness
 from fedsel_flwr.testing.random_rounds import promise
 
 logger = logging.getLogger("fedsel_flwr")
 PLAIN = (None, "fedpdp", "mean")
 """Averaging schemes under which the base's model is the new global model."""
+Check = Callable[[StrategyHarness], None]
+
+
+def in_each_round(check: Callable[[ObservedRun, ObservedRound, StrategyHarness], None]) -> Check:
+    """Return a check that makes this check in each round of the full run."""
+
+    @wraps(check)
+    def in_all_rounds(harness: StrategyHarness) -> None:
+        for seen in harness.full_run.rounds:
+            check(harness.full_run, seen, harness)
+
+    return in_all_rounds
+
+
+def with_virtual_clock(check: Check) -> Check:
+    """Return a check that is left out with a warning if the clock is the server's."""
+
+    @wraps(check)
+    def on_virtual_clock(harness: StrategyHarness) -> None:
+        if harness.clock_is_virtual:
+            return check(harness)
+        warnings.warn(
+            f"{check.__name__} was left out: with clock='server' choices may follow from the machine's speed. Check "
+            "the strategy with clock='virtual' as well",
+            stacklevel=3,
+        )
+
+    return on_virtual_clock
 
 
 def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
     """Check that no client causes an exception of the strategy, whatever it sends or does not send."""
     run = harness.full_run
     if run.error is not None:
-        seen = run.rounds[-1] if run.rounds else None
-        who = {} if seen is None else {run.fleet.id_of(node): fault.name for node, fault in seen.broken.items()}
-        what = f"{type(run.error).__name__}: {run.error}"
-        number = 0 if seen is None else seen.number
+        who = {run.fleet.id_of(node): fault.name for node, fault in run.fleet.now.broken.items()}
         raise AssertionError(
-            f"broken promise: no client breaks a round; in round {number} ({_shortened(who)}) it raised {what}"
+            f"broken promise: no client breaks a round; in round {run.fleet.round} ({_shortened(who)}) it raised "
+            f"{type(run.error).__name__}: {run.error}"
         ) from run.error
 
 
@@ -53,11 +80,11 @@ def check_columns_are_reported(harness: StrategyHarness) -> None:
     promise(not unreported, f"the clients report what the selector reads; {run.error}")
 
 
-def check_only_connected_are_asked(harness: StrategyHarness) -> None:
+@in_each_round
+def check_only_connected_are_asked(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that only connected clients are asked to train."""
-    for seen in harness.full_run.rounds:
-        absent = sorted(set(seen.asked) - seen.connected.keys())
-        promise(not absent, f"only connected clients are asked; in round {seen.number} nodes {absent} were not")
+    absent = sorted(set(seen.asked) - seen.connected.keys())
+    promise(not absent, f"only connected clients are asked; in round {seen.number} nodes {absent} were not")
 
 
 def check_asked_once(harness: StrategyHarness) -> None:
@@ -67,152 +94,145 @@ def check_asked_once(harness: StrategyHarness) -> None:
         promise(not twice, f"a client is asked once a round; in round {number} clients {twice} were asked more often")
 
 
-def check_impostor(harness: StrategyHarness) -> None:
+@in_each_round
+def check_impostor(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that a second connection that claims a connected client's id is never asked."""
-    for seen in harness.full_run.rounds:
-        admitted = any(seen.connected.get(node) == IMPOSTOR for node in seen.asked)
-        promise(
-            not admitted,
-            f"a second connection with a connected client's id is refused; in round {seen.number} it was asked",
-        )
+    admitted = any(seen.connected.get(node) == IMPOSTOR for node in seen.asked)
+    promise(
+        not admitted,
+        f"a second connection with a connected client's id is refused; in round {seen.number} it was asked",
+    )
 
 
-def check_cohort_size(harness: StrategyHarness) -> None:
+@in_each_round
+def check_cohort_size(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the cohort size is the selector's ``expected_count`` for the available clients.
 
     A round in which the base configures no client has none.
     """
-    run = harness.full_run
-    for seen in run.rounds:
-        played = [one for one in run.strategy.history.rounds if one.round == seen.number]
-        for record in played if seen.base_configs != {} else []:
-            available, here = record.num_available, len(set(seen.connected.values()) - {IMPOSTOR})
-            promise(available <= here, f"no more clients are available than are connected, {here}, not {available}")
-            warmup = seen.number <= run.strategy.core.settings.warmup_rounds
-            # Counts from before the round, for every number of available clients. Only the history shows afterwards
-            # which clients a cool-down or the availability excluded.
-            expected = available if warmup else seen.expected[available]
-            promise(
-                expected in (None, len(seen.asked)),
-                f"the right number is asked; in round {seen.number} {len(seen.asked)} of {available} available clients "
-                f"were, expected {expected}",
-            )
-            promise(
-                not available or bool(seen.asked) or expected in (None, 0), "clients are asked if clients are available"
-            )
+    played = [one for one in run.strategy.history.rounds if one.round == seen.number]
+    for record in played if seen.base_configs != {} else []:
+        available, here = record.num_available, len(set(seen.connected.values()) - {IMPOSTOR})
+        promise(available <= here, f"no more clients are available than are connected, {here}, not {available}")
+        warmup = seen.number <= run.strategy.core.settings.warmup_rounds
+        # Counts from before the round, for every number of available clients. Only the history shows afterwards
+        # which clients a cool-down or the availability excluded.
+        expected = available if warmup else seen.expected[available]
+        promise(
+            expected in (None, len(seen.asked)),
+            f"the right number is asked; in round {seen.number} {len(seen.asked)} of {available} available clients "
+            f"were, expected {expected}",
+        )
+        promise(
+            not available or bool(seen.asked) or expected in (None, 0), "clients are asked if clients are available"
+        )
 
 
-def check_train_configs(harness: StrategyHarness) -> None:
+@in_each_round
+def check_train_configs(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that every client that is asked gets its own train config of the base.
 
     A client without its own config gets that of another one, which must then be the same for all.
     """
-    for seen in harness.full_run.rounds:
-        made = seen.base_configs or {}
-        promise(not seen.asked or bool(made), "the base configures every round in which clients are asked")
-        promise(
-            made.keys() <= {*seen.asked}, f"the base sees the chosen clients only; in round {seen.number} others too"
-        )
-        for node in seen.asked:
-            config, wanted = seen.configs.get(node, {}), made.get(node) or next(iter(made.values()))
-            lost = {key: value for key, value in wanted.items() if config.get(key) != value}
-            promise(not lost, f"the base's train config reaches every client; in round {seen.number} {lost} was lost")
+    made = seen.base_configs or {}
+    promise(not seen.asked or bool(made), "the base configures every round in which clients are asked")
+    promise(made.keys() <= {*seen.asked}, f"the base sees the chosen clients only; in round {seen.number} others too")
+    for node in seen.asked:
+        config, wanted = seen.configs.get(node, {}), made.get(node) or next(iter(made.values()))
+        lost = {key: value for key, value in wanted.items() if config.get(key) != value}
+        promise(not lost, f"the base's train config reaches every client; in round {seen.number} {lost} was lost")
 
 
-def check_evaluation_configs(harness: StrategyHarness) -> None:
+@in_each_round
+def check_evaluation_configs(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the base's evaluation configs reach exactly the clients that the base names, unchanged."""
-    for seen in harness.full_run.rounds:
-        promise(
-            seen.evaluated == seen.base_evaluated,
-            f"the base's evaluation configs pass through; in round {seen.number} it configured "
-            f"{_shortened(seen.base_evaluated)}, clients received {_shortened(seen.evaluated)}",
-        )
+    promise(
+        seen.evaluated == seen.base_evaluated,
+        f"the base's evaluation configs pass through; in round {seen.number} it configured "
+        f"{_shortened(seen.base_evaluated)}, clients received {_shortened(seen.evaluated)}",
+    )
 
 
-def check_model_is_finite(harness: StrategyHarness) -> None:
+@in_each_round
+def check_model_is_finite(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the model keeps the initial model's shapes and contains only finite numbers."""
     shapes = [array.shape for array in harness.plan.arrays]
-    for seen in harness.full_run.rounds:
-        now = [array.shape for array in seen.after]
-        promise(now == shapes, f"the model keeps its shapes {shapes}; after round {seen.number} it has {now}")
-        finite = all(np.isfinite(array).all() for array in seen.after)
-        promise(finite, f"the model holds finite numbers only; after round {seen.number} it does not")
+    now = [array.shape for array in seen.after]
+    promise(now == shapes, f"the model keeps its shapes {shapes}; after round {seen.number} it has {now}")
+    finite = all(np.isfinite(array).all() for array in seen.after)
+    promise(finite, f"the model holds finite numbers only; after round {seen.number} it does not")
 
 
-def check_base_gets_kept_updates(harness: StrategyHarness) -> None:
+@in_each_round
+def check_base_gets_kept_updates(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the base receives exactly the kept updates of the history, as the clients sent them.
 
     Without FedCA's filter every usable update is kept.
     """
-    run = harness.full_run
     settings = run.strategy.core.settings
-    for seen in run.rounds:
-        kept = {row.client_id for row in run.rows(seen.number) if row.kept}
-        usable = {row.client_id for row in run.rows(seen.number) if row.completed}
-        # FedCA's filter drops usable updates on purpose.
+    kept = {row.client_id for row in run.rows(seen.number) if row.kept}
+    usable = {row.client_id for row in run.rows(seen.number) if row.completed}
+    # FedCA's filter drops usable updates on purpose.
+    promise(
+        kept <= usable if settings.filter is not None else kept == usable,
+        f"every usable update is kept unless a filter drops it, and no other; in round {seen.number} clients "
+        f"{sorted(usable, key=int)} had one, those of {sorted(kept, key=int)} were kept",
+    )
+    given = [] if seen.given is None else [run.fleet.id_of(one.node) for one in seen.given]
+    promise(
+        seen.given is None or sorted(given) == sorted(kept),
+        f"the base receives the kept updates, each once; in round {seen.number} clients {sorted(kept, key=int)} "
+        f"were kept, it received those of {sorted(given, key=int)}",
+    )
+    for one in seen.given or ():
+        sent = seen.sent[one.node]
+        whole = not isinstance(sent.arrays, bytes) and _same(one.arrays, sent.arrays)
+        # Averaging schemes change the weights on purpose, on copies.
+        if settings.averaging is None:
+            whole = whole and one.num_examples == sent.num_examples
         promise(
-            kept <= usable if settings.filter is not None else kept == usable,
-            f"every usable update is kept unless a filter drops it, and no other; in round {seen.number} clients "
-            f"{sorted(usable, key=int)} had one, those of {sorted(kept, key=int)} were kept",
+            whole,
+            f"the base receives updates as they were sent; in round {seen.number} client "
+            f"{run.fleet.id_of(one.node)}'s was changed",
         )
-        given = [] if seen.given is None else [run.fleet.id_of(one.node) for one in seen.given]
-        promise(
-            seen.given is None or sorted(given) == sorted(kept),
-            f"the base receives the kept updates, each once; in round {seen.number} clients {sorted(kept, key=int)} "
-            f"were kept, it received those of {sorted(given, key=int)}",
-        )
-        for one in seen.given or ():
-            sent = seen.sent[one.node]
-            whole = not isinstance(sent.arrays, bytes) and _same(one.arrays, sent.arrays)
-            # Averaging schemes change the weights on purpose, on copies.
-            if settings.averaging is None:
-                whole = whole and one.num_examples == sent.num_examples
-            promise(
-                whole,
-                f"the base receives updates as they were sent; in round {seen.number} client "
-                f"{run.fleet.id_of(one.node)}'s was changed",
-            )
 
 
-def check_base_aggregates(harness: StrategyHarness) -> None:
+@in_each_round
+def check_base_aggregates(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the new model is the base's model if there are enough usable updates."""
-    run = harness.full_run
-    for seen in run.rounds:
-        if not _enough(run, seen):
-            continue
-        called = seen.given is not None
-        promise(called, f"the base aggregates every round with enough updates; in round {seen.number} it was not asked")
-        if run.strategy.core.settings.averaging in PLAIN:
-            made = seen.before if seen.base_model is None else seen.base_model
-            promise(_same(seen.after, made), f"the new model is the base's; in round {seen.number} it is not")
+    if not _enough(run, seen):
+        return
+    called = seen.given is not None
+    promise(called, f"the base aggregates every round with enough updates; in round {seen.number} it was not asked")
+    if run.strategy.core.settings.averaging in PLAIN:
+        made = seen.before if seen.base_model is None else seen.base_model
+        promise(_same(seen.after, made), f"the new model is the base's; in round {seen.number} it is not")
 
 
-def check_model_stays(harness: StrategyHarness) -> None:
+@in_each_round
+def check_model_stays(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the model stays with too few usable updates, or if the selector only measures."""
-    run = harness.full_run
-    for seen in run.rounds:
-        if not _enough(run, seen):
-            same = _same(seen.before, seen.after)
-            promise(same, f"with too few usable updates the model stays; in round {seen.number} it changed")
+    if not _enough(run, seen):
+        same = _same(seen.before, seen.after)
+        promise(same, f"with too few usable updates the model stays; in round {seen.number} it changed")
 
 
-def check_base_gets_failures(harness: StrategyHarness) -> None:
+@in_each_round
+def check_base_gets_failures(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that a base that aggregates receives a failure for every lost update.
 
     In the Message API this excludes clients that never answer, because Flower reports nothing about them.
     """
-    run = harness.full_run
-    for seen in run.rounds:
-        if seen.given is None:
-            continue
-        lost = {row.client_id for row in run.rows(seen.number) if not row.completed}
-        if not harness.legacy:
-            quiet = {run.fleet.id_of(n) for n, fault in seen.broken.items() if fault.name == "never answers"}
-            lost -= quiet
-        promise(
-            seen.failures == len(lost),
-            f"the base receives every failure; in round {seen.number} it received {seen.failures} of {len(lost)}",
-        )
+    if seen.given is None:
+        return
+    lost = {row.client_id for row in run.rows(seen.number) if not row.completed}
+    if not harness.legacy:
+        quiet = {run.fleet.id_of(n) for n, fault in seen.broken.items() if fault.name == "never answers"}
+        lost -= quiet
+    promise(
+        seen.failures == len(lost),
+        f"the base receives every failure; in round {seen.number} it received {seen.failures} of {len(lost)}",
+    )
 
 
 def _enough(run: ObservedRun, seen: ObservedRound) -> bool:
@@ -297,61 +317,57 @@ def check_latencies(harness: StrategyHarness) -> None:
         before = record.simulated_s
 
 
-def check_failures_are_named(harness: StrategyHarness) -> None:
+@in_each_round
+def check_failures_are_named(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that an unusable update is a failure with a named problem, and that a healthy client has no problem."""
-    run, virtual = harness.full_run, harness.clock_is_virtual
-    for seen in run.rounds:
-        faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
-        for row in run.rows(seen.number):
-            fault, who = faults.get(row.client_id), f"round {seen.number}, client {row.client_id}"
-            lost = fault is not None and (fault.loses == "always" or (virtual and fault.loses != "never"))
-            what = "was healthy" if fault is None else fault.name
-            promise(
-                row.completed != lost,
-                f"the history names the clients that failed; {who} {what}: completed is {row.completed}",
-            )
-            if lost or (fault is not None and fault.named):
-                promise(bool(row.problem), f"every failure is named in the history; {who} {what}: no problem")
-            elif fault is None and virtual:
-                promise(not row.problem, f"a healthy client has no problem; {who}: {row.problem}")
+    faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
+    for row in run.rows(seen.number):
+        fault, who = faults.get(row.client_id), f"round {seen.number}, client {row.client_id}"
+        lost = fault is not None and (fault.loses == "always" or (harness.clock_is_virtual and fault.loses != "never"))
+        what = "was healthy" if fault is None else fault.name
+        promise(
+            row.completed != lost,
+            f"the history names the clients that failed; {who} {what}: completed is {row.completed}",
+        )
+        if lost or (fault is not None and fault.named):
+            promise(bool(row.problem), f"every failure is named in the history; {who} {what}: no problem")
+        elif fault is None and harness.clock_is_virtual:
+            promise(not row.problem, f"a healthy client has no problem; {who}: {row.problem}")
 
 
-def check_selector_observes(harness: StrategyHarness) -> None:
+@in_each_round
+def check_selector_observes(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that the selector observes every round once, with the history's row for each client that was asked.
 
     A broken client that lacks a required column has failed for the selector, even if its update is usable.
     """
-    run = harness.full_run
     required, longest = bool(run.strategy.selector.requires), harness.plan.max_latency
-    for seen in run.rounds:
+    promise(
+        len(seen.reports) == (0 if seen.ended else 1),
+        f"the selector observes every round once; round {seen.number}: {len(seen.reports)} times",
+    )
+    for report in seen.reports:
+        columns = (report.clients.tolist(), report.completed.tolist(), report.latency.tolist())
+        observed = {client: (completed, latency) for client, completed, latency in zip(*columns, strict=True)}
+        wanted = {row.client: (row.completed, row.latency_s) for row in run.rows(seen.number)}
+        broken = {run.fleet.id_of(node) for node in seen.broken} if required else set[str]()
+        for row in run.rows(seen.number):
+            if row.client_id in broken and observed.get(row.client) == (False, longest):
+                wanted[row.client] = (False, longest)
+        odd = {
+            client: (observed.get(client), wanted.get(client))
+            for client in observed.keys() | wanted.keys()
+            if observed.get(client) != wanted.get(client)
+        }
         promise(
-            len(seen.reports) == (0 if seen.ended else 1),
-            f"the selector observes every round once; round {seen.number}: {len(seen.reports)} times",
+            not odd and len(report.clients) == len(wanted),
+            f"the selector observes what the history says; round {seen.number}: client: (observed, history) {odd}",
         )
-        for report in seen.reports:
-            columns = (report.clients.tolist(), report.completed.tolist(), report.latency.tolist())
-            observed = {client: (completed, latency) for client, completed, latency in zip(*columns, strict=True)}
-            wanted = {row.client: (row.completed, row.latency_s) for row in run.rows(seen.number)}
-            broken = {run.fleet.id_of(node) for node in seen.broken} if required else set[str]()
-            for row in run.rows(seen.number):
-                if row.client_id in broken and observed.get(row.client) == (False, longest):
-                    wanted[row.client] = (False, longest)
-            odd = {
-                client: (observed.get(client), wanted.get(client))
-                for client in observed.keys() | wanted.keys()
-                if observed.get(client) != wanted.get(client)
-            }
-            promise(
-                not odd and len(report.clients) == len(wanted),
-                f"the selector observes what the history says; round {seen.number}: client: (observed, history) {odd}",
-            )
 
 
+@with_virtual_clock
 def check_same_seed(harness: StrategyHarness) -> None:
     """Check that the same seed gives the same selections, for any node ids and any order of replies."""
-    if not harness.clock_is_virtual:
-        _left_out("check_same_seed")
-        return
     first, second = harness.full_run.choices(), harness.second_run().choices()
     number = next((i for i, pair in enumerate(zip(first, second, strict=False), 1) if pair[0] != pair[1]), None)
     promise(
@@ -361,11 +377,9 @@ def check_same_seed(harness: StrategyHarness) -> None:
     )
 
 
+@with_virtual_clock
 def check_save_and_load(harness: StrategyHarness) -> None:
     """Check that a strategy, saved, loaded and continued, makes the choices of one that never stopped."""
-    if not harness.clock_is_virtual:
-        _left_out("check_save_and_load")
-        return
     # After a third of the rounds, so that there are faults before and after the save.
     interrupted = harness.interrupted_run(harness.plan.num_rounds // 3)
     played = interrupted.fleet.round
@@ -386,14 +400,6 @@ def check_save_and_load(harness: StrategyHarness) -> None:
     records = len(rest.strategy.history.rounds)
     whole = len(harness.full_run.strategy.history.rounds)
     promise(records == whole, f"a loaded history continues: {records} rounds at the end, expected {whole}")
-
-
-def _left_out(check: str) -> None:
-    warnings.warn(
-        f"{check} was left out: with clock='server' choices may follow from the machine's speed. Check the strategy "
-        "with clock='virtual' as well",
-        stacklevel=4,
-    )
 
 
 def check_buffered_rounds(harness: StrategyHarness) -> None:
@@ -421,7 +427,7 @@ def check_buffered_rounds(harness: StrategyHarness) -> None:
     promise(len(sent) == core.at_work, f"{len(sent)} clients are still at work, not {core.at_work}")
 
 
-STRATEGY_CHECKS: tuple[Callable[[StrategyHarness], None], ...] = (
+STRATEGY_CHECKS: tuple[Check, ...] = (
     check_columns_are_reported,
     check_no_client_breaks_a_round,
     check_only_connected_are_asked,
