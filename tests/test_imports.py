@@ -126,6 +126,8 @@ for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
 lacks("rounds", "flwr", "torch", "ray")
 import fedsel_flwr.report, fedsel_flwr.report.run_folder, fedsel_flwr.report.plots
 lacks("report", "rich", "matplotlib", "pyarrow", "safetensors", "flwr", "torch")
+import fedsel_flwr.strategies, fedsel_flwr.strategies.message  # Flower may load Ray
+lacks("strategies", "torch")
 """
 
 

@@ -24,8 +24,7 @@ from fedsel_flwr.selectors import RoundRobin
 from tests.strategies.either_api import make
 from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
 from tests.strategies.foreign.legacy import Base as LegacyAverage
-from tests.strategies.foreign.own_messages import KnownNodes, MegabyteBudget, PerNodeProximal, proximal
-from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, asked, node_id, play
+from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, node_id, play
 
 CASES: dict[str, dict[str, Case]] = {
     "legacy": legacy.LEGACY,
@@ -90,39 +89,6 @@ def test_a_strangers_strategy_sees_the_chosen_nodes_alone(api: str, name: str, c
 
 def _chosen(base: Any, folder: Path, api: str = "message", cohort: int = 2, **case: Any) -> Played:
     return play(api, Case(lambda _: base, **case), folder, True, cohort=cohort)
-
-
-@pytest.mark.parametrize("cohort", [1, 2, CLIENTS])
-@pytest.mark.parametrize("asks", [(0.1, 2, 2), (1.0, CLIENTS, CLIENTS), (0.5, 1, 1)])
-def test_fractions_and_minima_do_not_decide(cohort: int, asks: tuple[float, int, int], tmp_path: Path) -> None:
-    """They are the base's again after each call. The base never sees a node that does not exist."""
-    fraction, least, available = asks
-    base = KnownNodes(
-        fraction_train=fraction, min_train_nodes=least, min_available_nodes=available, fraction_evaluate=0.0
-    )
-    played = _chosen(base, tmp_path, cohort=cohort)
-    assert [len(one) for one in played.cohorts] == [cohort] * ROUNDS
-    assert base.seen == [sorted(node_id(k) for k in one) for one in played.cohorts]
-    assert (base.fraction_train, base.min_train_nodes, base.min_available_nodes) == asks
-
-
-@pytest.mark.parametrize("cohort", [1, 3])
-def test_counters_count_the_chosen_nodes(cohort: int, tmp_path: Path) -> None:
-    base = MegabyteBudget(10**6, fraction_train=0.2, min_available_nodes=CLIENTS)
-    _chosen(base, tmp_path, cohort=cohort)
-    assert base.per_round == [cohort] * ROUNDS
-    assert base.spent == ROUNDS * cohort * 8 * 4
-
-
-def test_a_table_by_node_is_asked_for_the_chosen_nodes(tmp_path: Path) -> None:
-    base = PerNodeProximal(min_available_nodes=CLIENTS, min_train_nodes=4)
-    played = _chosen(base, tmp_path, client=lambda: proximal)
-    received: list[dict[int, Any]] = [{} for _ in played.cohorts]
-    for node, contents in played.outcome.trained.items():
-        for content in contents:
-            assert content["config"]["for-node"] == node
-            received[content["config"]["server-round"] - 1][node] = content["config"]["proximal-mu"]
-    assert [dict(sorted(one.items())) for one in received] == base.intended
 
 
 @pytest.mark.parametrize("layer", ["base", "inner"])
@@ -261,18 +227,3 @@ def test_a_base_that_takes_clients_that_were_not_chosen_is_named(way: str, tmp_p
 
     with pytest.raises(RunError, match=r"(?s)Favourites.*node-4" if way == "all" else "Favourites"):
         _chosen(Favourites(), tmp_path, api="legacy")
-
-
-def test_a_base_may_look_at_the_arrays_of_its_messages(tmp_path: Path) -> None:
-    """Messages of one round share their arrays, and no change of one node's config reaches another node."""
-
-    class Looking(FedAvg):
-        def configure_train(
-            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-        ) -> Iterable[Message]:
-            messages = list(super().configure_train(server_round, arrays, config, grid))
-            assert all(asked(message.content)[0] == arrays for message in messages)
-            return messages
-
-    played = _chosen(Looking(), tmp_path, cohort=CLIENTS)
-    assert len(played.cohorts) == ROUNDS

@@ -48,13 +48,15 @@ def _nodes(log: Path, shift: int) -> dict[int, FakeNode]:
     return nodes
 
 
-def _play(folder: Path, log: Path, shift: int, **options: Any) -> tuple[list[bytes], list[Any]]:
+def _strategy(folder: Path, selector: Any = None, **options: Any) -> SelectionStrategy:
+    """One that keeps replies, and chooses everyone by default."""
+    given = {"clock": "server", "identity": "name", "checkpoint_dir": folder, "keep_arrivals": True, **options}
+    return SelectionStrategy(selector or Everyone(), fedavg(), **given)
+
+
+def _play(folder: Path, log: Path, shift: int) -> tuple[list[bytes], list[Any]]:
     """The final model, and who was chosen with what in each round."""
-    selector = create("power-of-choice", clients_per_round=4, candidates=5, seed=1)
-    strategy = SelectionStrategy(
-        selector, fedavg(), clock="server", identity="name", checkpoint_dir=folder, resume=True,
-        keep_arrivals=True, **options,
-    )  # fmt: skip
+    strategy = _strategy(folder, create("power-of-choice", clients_per_round=4, candidates=5, seed=1), resume=True)
     _, models = play(strategy, FakeGrid(_nodes(log, shift)), ROUNDS)
     rows = [(row.round, row.client_id, row.completed, row.num_examples) for row in strategy.history.clients]
     assert len(strategy.history.rounds) == ROUNDS
@@ -138,28 +140,16 @@ class _Crashing(FakeGrid):
         return taken
 
 
-def _crash(folder: Path, log: Path, left: int = CLIENTS + 3, selector: Any = None, **options: Any) -> None:
+def _crash(folder: Path, log: Path, left: int = CLIENTS + 3, selector: Any = None) -> None:
     """Play round 1, and in round 2 the replies of sites 0 to 2."""
     grid = _Crashing(_nodes(log, 1))
     grid.left = left
-    strategy = SelectionStrategy(
-        selector or Everyone(),
-        fedavg(),
-        clock="server",
-        identity="name",
-        checkpoint_dir=folder,
-        keep_arrivals=True,
-        **options,
-    )
     with pytest.raises(_Crash):
-        play(strategy, grid, 3)
+        play(_strategy(folder, selector), grid, 3)
 
 
 def _resumed(folder: Path, log: Path, nodes: dict[int, FakeNode] | None = None, **options: Any) -> Any:
-    strategy = SelectionStrategy(
-        Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=folder, keep_arrivals=True,
-        resume=True, **options,
-    )  # fmt: skip
+    strategy = _strategy(folder, resume=True, **options)
     play(strategy, FakeGrid(nodes or _nodes(log, 2)), 3)
     return strategy
 
@@ -169,11 +159,7 @@ def test_a_repeated_round_asks_no_probe_again(tmp_path: Path) -> None:
     probing = {"clients_per_round": 4, "candidates": 6, "seed": 1}
     _crash(tmp_path / "run", tmp_path / "log", left=6, selector=create("power-of-choice", **probing))
     nodes = _nodes(tmp_path / "log", 2)
-    strategy = SelectionStrategy(
-        create("power-of-choice", **probing), fedavg(), clock="server", identity="name", resume=True,
-        checkpoint_dir=tmp_path / "run", keep_arrivals=True,
-    )  # fmt: skip
-    play(strategy, FakeGrid(nodes), 3)
+    strategy = _resumed(tmp_path / "run", tmp_path / "log", nodes, selector=create("power-of-choice", **probing))
     assert [one.num_completed for one in strategy.history.rounds] == [4, 4, 4]
     probed = [config["round"] for node in nodes.values() for config in node.proxy.probed]  # type: ignore[attr-defined]
     assert set(probed) == {3}
@@ -229,10 +215,7 @@ def test_only_a_resumed_run_uses_the_replies_of_another_one(resume: bool, again:
     """The server dies in round 1, so that there is no checkpoint; a new run in the same folder begins anew."""
     log = tmp_path / "log"
     _crash(tmp_path / "run", log, left=3)
-    strategy = SelectionStrategy(
-        Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=tmp_path / "run", keep_arrivals=True,
-        resume=resume,
-    )  # fmt: skip
+    strategy = _strategy(tmp_path / "run", resume=resume)
     play(strategy, FakeGrid(_nodes(log, 2)), 1)
     assert all(row.completed for row in strategy.history.clients)
     assert len(_trainings(log)) == CLIENTS + again
@@ -270,17 +253,11 @@ def test_a_disk_that_is_full_is_an_error_that_says_so(tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.write_checkpoint", full)
-    strategy = SelectionStrategy(
-        Everyone(), fedavg(), clock="server", identity="name", checkpoint_dir=tmp_path, keep_arrivals=True
-    )
     with pytest.raises(RunError, match="No space left on device"):
-        play(strategy, FakeGrid(_nodes(tmp_path / "log", 1)), 1)
+        play(_strategy(tmp_path), FakeGrid(_nodes(tmp_path / "log", 1)), 1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"checkpoint_every": 2}, {"clock": "virtual"}, {"concurrency": 4}],
-)
+@pytest.mark.parametrize("options", [{}, {"checkpoint_every": 2}, {"clock": "virtual"}, {"concurrency": 4}])
 def test_where_it_cannot_help_it_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     own = {"clock": "server"} | options | ({"checkpoint_dir": tmp_path} if options else {})
     with pytest.raises(ParameterError, match="keep_arrivals needs"):
