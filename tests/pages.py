@@ -60,12 +60,8 @@ def blocks(page: Path) -> list[Block]:
         file, not_run = FILE.search(above), NOT_RUN.search(above)
         found.append(
             Block(
-                page=page.relative_to(ROOT).as_posix(),
-                line=above.count("\n") + 1,
-                language=match[1].strip(),
-                text=match[2],
-                file=file[1] if file else "",
-                not_run=not_run[1] if not_run else "",
+                page=page.relative_to(ROOT).as_posix(), line=above.count("\n") + 1, language=match[1].strip(),
+                text=match[2], file=file[1] if file else "", not_run=not_run[1] if not_run else "",
             )
-        )
+        )  # fmt: skip
     return found

@@ -77,14 +77,9 @@ def test_show_has_units_defaults_and_overrides(fedsel: Any) -> None:
     argv = ["phones", "--set", "wireless.max_latency_s=90,selectors.bsfl.alpha=2", "--rounds", "7", "--engine", "ray"]
     lines = [" ".join(line.split()) for line in fedsel("show", *argv, "--set", "selector=bsfl").splitlines()]
     for line in (
-        "rounds = 7 # command line",
-        'engine = "ray" # command line',
-        "max_latency_s = 90.0 # s, command line",
-        "radius_km = 0.5 # km, default",
-        "momentum = 0.0 # default",
-        "alpha = 2 # command line",
-        "# solver = 'exact'",
-    ):
+        "rounds = 7 # command line", 'engine = "ray" # command line', "max_latency_s = 90.0 # s, command line",
+        "radius_km = 0.5 # km, default", "momentum = 0.0 # default", "alpha = 2 # command line", "# solver = 'exact'",
+    ):  # fmt: skip
         assert line in lines, line
     assert not [line for line in lines if "min_latency" in line and line.startswith("#")]  # it has no default
 

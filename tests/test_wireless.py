@@ -77,16 +77,11 @@ def test_arrays_broadcast_and_stay_untouched() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("bandwidth_hz", 0),
-        ("bandwidth_hz", -15e3),
-        ("bandwidth_hz", True),
-        ("transmit_power_dbm", math.inf),
-        ("noise_power_dbm", "-107"),
-        ("path_loss_at_1km_db", math.nan),
-        ("path_loss_slope_db", -1),
+        ("bandwidth_hz", 0), ("bandwidth_hz", -15e3), ("bandwidth_hz", True), ("transmit_power_dbm", math.inf),
+        ("noise_power_dbm", "-107"), ("path_loss_at_1km_db", math.nan), ("path_loss_slope_db", -1),
         ("min_distance_km", 0.0),
     ],
-)
+)  # fmt: skip
 def test_wrong_settings_name_the_field(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=rf"^{name} must .*got {value!r}"):
         OFDMAChannel(**{name: value})
@@ -135,14 +130,10 @@ def test_one_draw_is_a_float() -> None:
 @pytest.mark.parametrize(
     ("radius", "minimum", "name"),
     [
-        (0.0, 0.0, "radius_km"),
-        (math.nan, 0.001, "radius_km"),
-        (math.inf, 0.001, "radius_km"),
-        (0.5, 0.6, "min_distance_km"),
-        (0.5, -0.1, "min_distance_km"),
-        (0.5, math.nan, "min_distance_km"),
+        (0.0, 0.0, "radius_km"), (math.nan, 0.001, "radius_km"), (math.inf, 0.001, "radius_km"),
+        (0.5, 0.6, "min_distance_km"), (0.5, -0.1, "min_distance_km"), (0.5, math.nan, "min_distance_km"),
     ],
-)
+)  # fmt: skip
 def test_wrong_radius(radius: float, minimum: float, name: str) -> None:
     with pytest.raises(ParameterError, match=f"^{name} must"):
         uniform_disc(np.random.default_rng(1), radius_km=radius, min_distance_km=minimum)

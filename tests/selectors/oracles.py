@@ -158,15 +158,9 @@ class BSFLOracle(Oracle):
     """Ben Ami et al., Algorithm 1: the set that maximizes (13)."""
 
     def __init__(
-        self,
-        clients_per_round: int,
-        max_latency: float,
-        *,
-        min_latency: float,
-        alpha: float,
-        beta: int,
+        self, clients_per_round: int, max_latency: float, *, min_latency: float, alpha: float, beta: int,
         data_weights: Sequence[float] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(clients_per_round, max_latency)
         self.min_latency = min_latency
         self.alpha = alpha

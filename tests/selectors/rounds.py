@@ -11,13 +11,9 @@ from fedsel_flwr.selectors import RoundReport
 
 
 def report(
-    chosen: Iterable[int],
-    seconds: float | Mapping[int, float] = 1.0,
-    *,
-    failed: Iterable[int] = (),
-    late: float = 60.0,
-    **columns: Any,
-) -> RoundReport:
+    chosen: Iterable[int], seconds: float | Mapping[int, float] = 1.0, *, failed: Iterable[int] = (),
+    late: float = 60.0, **columns: Any,
+) -> RoundReport:  # fmt: skip
     """Make a round's report; columns are numbers by client (NaN for clients they lack), or arrays, or one number.
 
     A client in ``failed``, or not in ``seconds``, fails; without seconds it takes ``late``.

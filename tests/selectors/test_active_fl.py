@@ -55,14 +55,10 @@ def test_a_round_by_hand() -> None:
 @pytest.mark.parametrize(
     ("available", "m", "a1", "a2", "a3"),
     [
-        (range(7), 2, 0.75, 0.01, 0.1),
-        (range(7), 3, 0.5, 2.0, 0.4),
-        (range(7), 4, 0.25, 0.5, 0.25),
-        (range(7), 3, 0.0, 1.0, 0.0),
-        (range(7), 2, 1.0, 1.0, 0.0),
-        ([1, 2, 4, 6], 2, 0.5, 1.0, 0.5),
+        (range(7), 2, 0.75, 0.01, 0.1), (range(7), 3, 0.5, 2.0, 0.4), (range(7), 4, 0.25, 0.5, 0.25),
+        (range(7), 3, 0.0, 1.0, 0.0), (range(7), 2, 1.0, 1.0, 0.0), ([1, 2, 4, 6], 2, 0.5, 1.0, 0.5),
     ],
-)
+)  # fmt: skip
 def test_the_draws_follow_the_formula(available: Sequence[int], m: int, a1: float, a2: float, a3: float) -> None:
     """Seven clients; every set as often as the definition says. The lowest are dropped of those that are there."""
     sizes = {k: float(5 + 3 * k) for k in range(7)}

@@ -141,22 +141,14 @@ class Says(Selector):
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (None, "got None"),
-        ({1, 2}, r"got \{1, 2\}"),
-        (2, "got 2"),
-        ("12", "got '12'"),
-        ([[1], [2, 3]], r"got \[\[1\], \[2, 3\]\]"),
-        ([[1], [2]], r"got \[\[1\], \[2\]\]"),
-        (np.array([True, False, True]), r"got \[True, False, True\]"),
-        (np.array([1.0, 2.0]), r"got \[1\.0, 2\.0\]"),
-        (["1", "2"], r"got \['1', '2'\]"),
-        ([1, 1000], r"got \[1, 1000\]"),
-        ([0, 1], r"got \[0, 1\]"),
-        ([2, 2], r"different indices .*got \[2, 2\]"),
-        ([1, 2, 3], "chose 3 clients, but may choose at most 2"),
+        (None, "got None"), ({1, 2}, r"got \{1, 2\}"), (2, "got 2"), ("12", "got '12'"),
+        ([[1], [2, 3]], r"got \[\[1\], \[2, 3\]\]"), ([[1], [2]], r"got \[\[1\], \[2\]\]"),
+        (np.array([True, False, True]), r"got \[True, False, True\]"), (np.array([1.0, 2.0]), r"got \[1\.0, 2\.0\]"),
+        (["1", "2"], r"got \['1', '2'\]"), ([1, 1000], r"got \[1, 1000\]"), ([0, 1], r"got \[0, 1\]"),
+        ([2, 2], r"different indices .*got \[2, 2\]"), ([1, 2, 3], "chose 3 clients, but may choose at most 2"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_choice_that_cannot_be_asked_is_an_error_that_shows_it(choice: Any, said: str) -> None:
     with pytest.raises(RunError, match=rf"^Says\._select .*{said}"):
         Says(choice).select(np.array([3, 1, 2]))

@@ -25,15 +25,10 @@ class CSUCBQOracle(CSUCBOracle):
     """
 
     def __init__(
-        self,
-        clients_per_round: int,
-        max_latency: float,
-        *,
-        queue_weight: float,
-        fairness: Mapping[int, float] | None = None,
-        sizes: Mapping[int, float] | None = None,
+        self, clients_per_round: int, max_latency: float, *, queue_weight: float,
+        fairness: Mapping[int, float] | None = None, sizes: Mapping[int, float] | None = None,
         fairness_scale: float = 0.5,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(clients_per_round, max_latency)
         self.beta = queue_weight
         self.fairness = fairness

@@ -35,15 +35,9 @@ class GPFLOracle(Judge):
     """
 
     def __init__(
-        self,
-        clients_per_round: int,
-        total_rounds: int,
-        *,
-        rho: float = 1.0,
-        loss_sign: str = "corrected",
-        exploration: float | None = None,
-        spread: float = 1.0,
-    ) -> None:
+        self, clients_per_round: int, total_rounds: int, *, rho: float = 1.0, loss_sign: str = "corrected",
+        exploration: float | None = None, spread: float = 1.0,
+    ) -> None:  # fmt: skip
         self.m = clients_per_round
         self.total_rounds = total_rounds
         self.rho = rho
@@ -210,16 +204,10 @@ def test_exponents_are_clipped_at_50(change: float, exponent: float) -> None:
 @pytest.mark.parametrize(
     ("own", "spread", "seed"),
     [
-        ({}, 1.0, 0),
-        ({}, 1.0, 3),
-        ({"rho": 0.0}, 0.1, 0),
-        ({"rho": 0.3}, 3.0, 1),
-        ({"rho": 5.0}, 20.0, 2),
-        ({"exploration": 0.0}, 3.0, 1),
-        ({"exploration": 0.2}, 3.0, 1),
-        ({"exploration": 2.0, "rho": 7.0}, 3.0, 1),
+        ({}, 1.0, 0), ({}, 1.0, 3), ({"rho": 0.0}, 0.1, 0), ({"rho": 0.3}, 3.0, 1), ({"rho": 5.0}, 20.0, 2),
+        ({"exploration": 0.0}, 3.0, 1), ({"exploration": 0.2}, 3.0, 1), ({"exploration": 2.0, "rho": 7.0}, 3.0, 1),
     ],
-)
+)  # fmt: skip
 def test_every_choice_has_the_largest_scores(own: dict[str, float], spread: float, seed: int, loss_sign: str) -> None:
     """Random availability, failures, newcomers and returning strangers; accuracy changes in half of the rounds.
 

@@ -54,13 +54,9 @@ class PCZFLOracle(Judge):
     m = 3  # for the world: fewer may be there
 
     def __init__(
-        self,
-        uncertainty: float,
-        *,
-        warmup_rounds: int = 0,
-        clients_per_round: int | None = None,
+        self, uncertainty: float, *, warmup_rounds: int = 0, clients_per_round: int | None = None,
         energy_noise: float = 0.05,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.coefficient = uncertainty
         self.warmup_rounds = warmup_rounds
         self.cap = clients_per_round

@@ -13,17 +13,11 @@ from fedsel_flwr.testing import check_stateful, play, report_for
 
 FLEET, WARMUP = 6, 3
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bsfl": {"alpha": 0.0},
-    "cs-ucb": {"max_latency": 10.0},
-    "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * 10},
-    "gpfl": {"total_rounds": 20},
-    "fedcor": {"warmup_rounds": 2, "interval": 3},
-    "fedcs": {"deadline": 3.0, "clients_per_round": None},
-    "power-of-choice": {"candidates": 3},
-    "cpow-d": {"candidates": 3},
-    "rpow-d": {"candidates": 3},
-    "tifl": {"tiers": 2, "interval": 4, "credits": 2},
-}
+    "bsfl": {"alpha": 0.0}, "cs-ucb": {"max_latency": 10.0}, "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * 10},
+    "gpfl": {"total_rounds": 20}, "fedcor": {"warmup_rounds": 2, "interval": 3},
+    "fedcs": {"deadline": 3.0, "clients_per_round": None}, "power-of-choice": {"candidates": 3},
+    "cpow-d": {"candidates": 3}, "rpow-d": {"candidates": 3}, "tifl": {"tiers": 2, "interval": 4, "credits": 2},
+}  # fmt: skip
 """Values of the rounds that are worked out by hand below."""
 
 
@@ -164,16 +158,11 @@ def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("power-of-choice", [(4, 3), (5, 3)]),
-        ("cpow-d", [(4, 3), (5, 3)]),
-        ("rpow-d", []),
-        ("local-accuracy", [(4, FLEET), (5, FLEET)]),
-        ("active-fl", []),
-        ("divfl", []),
-        ("lsh", [(4, FLEET)]),
+        ("power-of-choice", [(4, 3), (5, 3)]), ("cpow-d", [(4, 3), (5, 3)]), ("rpow-d", []),
+        ("local-accuracy", [(4, FLEET), (5, FLEET)]), ("active-fl", []), ("divfl", []), ("lsh", [(4, FLEET)]),
         ("nccb", [(4, FLEET)]),
     ],
-)
+)  # fmt: skip
 def test_who_is_asked_after_it(name: str, expected: list[tuple[int, int]]) -> None:
     """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
     selector, asked = warm(name), []

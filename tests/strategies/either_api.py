@@ -77,14 +77,9 @@ class Server:
     """
 
     def __init__(
-        self,
-        api: str,
-        strategy: Any,
-        proxies: Iterable[FakeProxy] = (),
-        timeout: float | None = None,
-        start: list[np.ndarray] | None = None,
-        **node: Any,
-    ) -> None:
+        self, api: str, strategy: Any, proxies: Iterable[FakeProxy] = (), timeout: float | None = None,
+        start: list[np.ndarray] | None = None, **node: Any,
+    ) -> None:  # fmt: skip
         self.api, self.strategy, self.timeout, self._node = api, strategy, timeout, {"extra": {}, **node}
         self._start = start or model()
         if start is not None and api == "legacy":

@@ -100,18 +100,11 @@ class FakeProxy(ClientProxy):
     """
 
     def __init__(
-        self,
-        cid: str,
-        client_id: Any = ABSENT,
-        *,
-        number: int = 0,
-        latency: float | Callable[[int], float] | None = None,
-        fault: str | None = None,
-        on_properties: Callable[[FakeProxy], None] | None = None,
-        delay: float = 0.0,
-        energy: float = 0.25,
+        self, cid: str, client_id: Any = ABSENT, *, number: int = 0,
+        latency: float | Callable[[int], float] | None = None, fault: str | None = None,
+        on_properties: Callable[[FakeProxy], None] | None = None, delay: float = 0.0, energy: float = 0.25,
         extra: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(cid)
         self.client_id, self.number, self.fault = client_id, number, fault
         self.latency = 0.5 + 0.125 * number if latency is None else latency
@@ -297,13 +290,9 @@ class Federation:
 
 
 def run_rounds(
-    strategy: Strategy,
-    proxies: Iterable[ClientProxy],
-    rounds: int,
-    *,
-    max_workers: int | None = 8,
+    strategy: Strategy, proxies: Iterable[ClientProxy], rounds: int, *, max_workers: int | None = 8,
     timeout: float | None = None,
-) -> tuple[Server, FlowerHistory]:
+) -> tuple[Server, FlowerHistory]:  # fmt: skip
     """Run Flower's own ``Server.fit``."""
     federation = Federation(strategy, proxies, max_workers, timeout)
     history, _ = federation.server.fit(num_rounds=rounds, timeout=timeout)

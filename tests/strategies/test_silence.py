@@ -71,17 +71,11 @@ class Behind(FakeProxy):
 @pytest.mark.parametrize(
     ("error", "seconds", "timeout", "said"),
     [
-        (EXPIRED, 0.06, 0.05, LATE),
-        (LATE_REPLY, 0.06, 0.05, LATE),
-        (None, 0.06, 0.05, LATE),
-        (None, 0.0, None, "no answer"),
-        (EXPIRED, 0.0, 30.0, EXPIRED_SAYS),
-        (EXPIRED, 0.0, None, EXPIRED_SAYS),
-        (LATE_REPLY, 0.0, None, LATE_REPLY_SAYS),
-        (GONE, 0.06, 0.05, GONE_SAYS),
-        (GONE, 0.0, 30.0, GONE_SAYS),
+        (EXPIRED, 0.06, 0.05, LATE), (LATE_REPLY, 0.06, 0.05, LATE), (None, 0.06, 0.05, LATE),
+        (None, 0.0, None, "no answer"), (EXPIRED, 0.0, 30.0, EXPIRED_SAYS), (EXPIRED, 0.0, None, EXPIRED_SAYS),
+        (LATE_REPLY, 0.0, None, LATE_REPLY_SAYS), (GONE, 0.06, 0.05, GONE_SAYS), (GONE, 0.0, 30.0, GONE_SAYS),
     ],
-)
+)  # fmt: skip
 def test_what_flowers_own_proxy_raises_is_said_in_plain_words(
     error: tuple[int, str] | None, seconds: float, timeout: float | None, said: str
 ) -> None:

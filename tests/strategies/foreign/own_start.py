@@ -39,15 +39,10 @@ class BestModel(FedAvg):
         self.best_accuracy = 0.0
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
+        train_config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
-    ) -> Result:
+    ) -> Result:  # fmt: skip
         def tracked(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
             if metrics is not None and metrics["accuracy"] > self.best_accuracy:
@@ -182,15 +177,10 @@ class AdvancedLoop(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
+        train_config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
-    ) -> Result:
+    ) -> Result:  # fmt: skip
         LOG.info("Starting %s strategy", self.__class__.__name__)
         self.summary()
         self.best_so_far, self.worse_rounds = 0.0, 0
@@ -251,16 +241,9 @@ class ExtraArguments(FedAvg):
     """Takes more arguments than Flower's ``start``, and watches the clients' loss instead of a central one."""
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        max_loss_rises: int,
-        *,
-        output: Path,
-        evaluate_fn: Evaluate | None = None,
-        note: str = "none",
-    ) -> Result:
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, max_loss_rises: int, *, output: Path,
+        evaluate_fn: Evaluate | None = None, note: str = "none",
+    ) -> Result:  # fmt: skip
         arrays, result, last, rises = initial_arrays, Result(), float("inf"), 0
         train_config, evaluate_config = ConfigRecord({"note": note}), ConfigRecord()
         for current in range(1, num_rounds + 1):
@@ -372,13 +355,9 @@ class Days(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        day: int,
-        train_config: ConfigRecord | None = None,
+        self, grid: Grid, initial_arrays: ArrayRecord, day: int, train_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
-    ) -> Result:
+    ) -> Result:  # fmt: skip
         self.day, result, config = day, Result(), train_config or ConfigRecord()
         result.arrays = initial_arrays
         for current in range(1, self.num_rounds + 1):

@@ -183,15 +183,9 @@ class FakeNode:
     """
 
     def __init__(
-        self,
-        proxy: FakeProxy,
-        *,
-        fault: str | Fault | None = None,
-        extra: dict[str, Any] | None = None,
-        ready: float = 0.0,
-        query_fault: Fault | None = None,
-        evaluate_fault: Fault | None = None,
-    ) -> None:
+        self, proxy: FakeProxy, *, fault: str | Fault | None = None, extra: dict[str, Any] | None = None,
+        ready: float = 0.0, query_fault: Fault | None = None, evaluate_fault: Fault | None = None,
+    ) -> None:  # fmt: skip
         self.proxy, self.fault, self.ready = proxy, fault, ready
         self.extra = {"acc": 0.5} if extra is None else extra
         self.query_fault, self.evaluate_fault = query_fault, evaluate_fault
