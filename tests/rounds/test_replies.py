@@ -104,6 +104,8 @@ def test_reading_never_raises_changes_nothing_and_keeps_its_promises(
 
 @settings(max_examples=200, deadline=None)
 @given(latency=st.floats(0, 100), kind=st.sampled_from([float, np.float64, np.float32]))
+@example(latency=5.0, kind=float)
+@example(latency=4.999, kind=float)
 def test_a_sound_latency_is_believed_to_the_bit(latency: float, kind: Any) -> None:
     reported = kind(latency)
     result = read(good(latency_s=reported, client_id="7"))

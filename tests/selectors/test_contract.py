@@ -14,8 +14,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import aggregate
 from fedsel_flwr.report.tables import latex_table, render_table
-from fedsel_flwr.selectors import Random, RoundReport, Selector, create, names
-from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.selectors import Random, RoundReport, Selector, create
 from fedsel_flwr.simulations import compare, load_scenario
 
 
@@ -241,13 +240,6 @@ def test_a_class_without_a_number_declares_that_it_decides_itself() -> None:
     with pytest.raises(ParameterError, match="may_exceed_clients_per_round = True in Greedy"):
         Greedy(clients_per_round=None)
     assert Declared(clients_per_round=None, seed=0).select(np.arange(9)).size == 9
-
-
-def test_the_selectors_that_declare_it() -> None:
-    declaring = {name for name in names() if selector_class(name).may_exceed_clients_per_round}
-    assert declaring >= {"pczfl", "gpfl", "fedcs"}
-    assert create("gpfl", clients_per_round=2, total_rounds=9, seed=0).select(np.arange(7)).size == 7
-    assert create("pczfl", clients_per_round=2, warmup_rounds=1, seed=0).select(np.arange(7)).size == 7
 
 
 def test_a_comparison_shows_how_many_a_round_asked() -> None:

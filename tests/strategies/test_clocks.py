@@ -21,49 +21,9 @@ from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
 from tests.strategies.either_api import BOTH, make, play
-from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def test_on_the_virtual_clock_a_client_at_max_latency_has_failed() -> None:
-    proxies = [FakeProxy(name, name, number=k, latency=s) for k, (name, s) in enumerate([("a", 4.999), ("b", 5.0)])]
-    proxies.append(FakeProxy("c", "c", number=2, latency=500.0))
-    played = play("legacy", "CSUCB", proxies, clients_per_round=3, max_latency=5.0, seed=0)
-    history = played.strategy.history
-    assert [(r.completed, r.latency_s) for r in history.clients] == [(True, 4.999), (False, 5.0), (False, 5.0)]
-    metrics, failures = played.given()
-    assert ([one["latency_s"] for one in metrics], len(failures)) == ([4.999], 2)
-    assert played.strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 4.999 / 5, 0.0, 0.0])
-    assert history.rounds[0].round_s == 5.0
-
-
-@pytest.mark.timeout(30)
-def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
-    slack, delay = 0.8, 0.9  # room for a busy machine
-    clients: dict[str, tuple[str, dict[str, Any]]] = {
-        "boaster": ("clipped", {"latency": 0.001}),
-        "moaner": ("observed", {"latency": 25.0}),
-        "absent": ("observed", {"fault": "latency-missing"}),
-        "honest": ("reported", {"latency": delay}),
-        "text": ("observed", {"fault": "latency-text"}),
-        "minus": ("observed", {"fault": "latency-negative"}),
-    }
-    proxies = [
-        FakeProxy(name, name, number=k, delay=delay + 0.02 * (name == "honest"), **given)
-        for k, (name, (_, given)) in enumerate(clients.items())
-    ]
-    strategy = CSUCB(clients_per_round=6, max_latency=30.0, seed=0, base=fedavg(), clock="server", clock_slack=slack)
-    federation = Federation(strategy, proxies, max_workers=6).play(2)
-    rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
-    assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
-    assert {name: row.latency_source for name, row in rows.items()} == {name: one for name, (one, _) in clients.items()}
-    assert delay - slack <= rows["boaster"].latency_s < delay
-    for name in ("moaner", "absent", "text", "minus"):
-        assert delay <= rows[name].latency_s < delay + 1.0, name
-    assert (rows["honest"].latency_s, rows["honest"].problem) == (delay, "")
-    assert strategy.history.problem_counts() == {"latency": 8}  # that the server times a client is no problem
-    assert federation.models[-1] != initial().tensors
 
 
 def _read(metrics: dict[str, float], observed: float | None, **settings: Any) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.selectors import CSUCB, create
+from fedsel_flwr.selectors import CSUCB
 from tests.strategies.either_api import RECORDING, Server, base_of, private, selection
 from tests.strategies.helpers import FakeProxy, fleet, model, row_of
-from tests.strategies.scripted import Spy, play_scripted, two_examples
+from tests.strategies.scripted import Spy, play_scripted
 
 CLIENTS, ROUNDS, BAD = 10, 40, 7
 
@@ -78,36 +76,6 @@ def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(api: str, w
     base = base_of(api, "Krum", num_malicious_nodes=1)
     with pytest.raises(ParameterError, match=r"Krum.*clients_per_round"):
         selection(api, 3, private(api, base) if wrapped else base)
-
-
-def _pczfl(api: str, lie: str, **options: Any) -> Counter[int]:
-    """How often PCZFL asks each of ten clients in 40 rounds; client 7 says 1.0 of its energy in the roll call."""
-
-    def script(k: int, t: int, w: Any) -> Any:
-        if k == BAD and lie == "raises":
-            raise TypeError("as often as it is asked")
-        return w + (-1.0 if k == BAD else 0.01)
-
-    strategy, _ = play_scripted(
-        api, create("pczfl", seed=0), script, ROUNDS, start=np.eye(2), clients=CLIENTS,
-        report=lambda k, t: {"energy_score": -1.0 if k == BAD else 0.5},
-        facts=lambda k: {"energy_score": 1.0 if k == BAD else 0.5}, validation=two_examples(), **options,
-    )  # fmt: skip
-    return Counter(row.client for row in strategy.history.clients)
-
-
-@pytest.mark.parametrize(("api", "lie"), [("legacy", "raises"), ("message", "reports -1.0")])
-def test_a_client_that_fails_for_pczfl_takes_no_round_from_the_others(api: str, lie: str) -> None:
-    asked = _pczfl(api, lie)
-    assert min(asked[k] for k in range(CLIENTS) if k != BAD) >= 20, asked
-    assert asked[BAD] <= 5, asked
-
-
-def test_without_a_cool_down_the_selector_is_the_papers() -> None:
-    """A ball all of whose clients failed changes nothing: the same client is asked for ever."""
-    asked = _pczfl("legacy", "reports -1.0", cooldown=False)
-    assert asked[BAD] >= 38
-    assert max(asked[k] for k in range(CLIENTS) if k != BAD) <= 5, asked
 
 
 def test_who_fails_for_the_selector_alone_cools_down_and_its_model_is_averaged(api: str) -> None:
