@@ -38,16 +38,9 @@ if TYPE_CHECKING:
     from fedsel_flwr.report.advice import Advice, advise
 
 __all__ = [
-    "Advice",
-    "RunSummary",
-    "SelectorRow",
-    "Spread",
-    "advise",
-    "aggregate",
-    "find_target_rounds",
-    "jain_index",
+    "Advice", "RunSummary", "SelectorRow", "Spread", "advise", "aggregate", "find_target_rounds", "jain_index",
     "summarize",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

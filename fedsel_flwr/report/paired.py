@@ -226,24 +226,12 @@ def paired_effects(
             p = sign_test(sooner, later)
         back = np.exp if is_ratio else np.asarray
         return PairedEffect(
-            selector=selector,
-            reference=reference,
-            figure=figure,
-            is_ratio=is_ratio,
-            estimate=float(back(scaled.mean())),
-            low=float(back(low)),
-            high=float(back(high)),
-            deviation=deviation,
-            p=p,
-            pairs=len(seeds),
-            reached=int(np.isfinite(mine).sum()),
-            reference_reached=int(np.isfinite(theirs).sum()),
-            sooner=sooner,
-            later=later,
+            selector=selector, reference=reference, figure=figure, is_ratio=is_ratio,
+            estimate=float(back(scaled.mean())), low=float(back(low)), high=float(back(high)), deviation=deviation, p=p,
+            pairs=len(seeds), reached=int(np.isfinite(mine).sum()), reference_reached=int(np.isfinite(theirs).sum()),
+            sooner=sooner, later=later, values=tuple(back(scaled).tolist()), seeds=tuple(seeds),
             reference_mean=float(theirs.mean()) if np.isfinite(theirs).all() else math.nan,
-            values=tuple(back(scaled).tolist()),
-            seeds=tuple(seeds),
-        )
+        )  # fmt: skip
 
     return [effect(selector) for selector in values if selector != reference]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -248,41 +249,36 @@ def summarize(
         ParameterError: ``target_accuracy`` is not a fraction.
     """
     check_target(target_accuracy)
-    measured = [r for r in history.rounds if math.isfinite(r.accuracy)]
-    last = history.rounds[-1] if history.rounds else None
-    (reached,) = find_target_rounds(history.rounds, [target_accuracy], target_rounds)
-    until = [record for record in history.rounds if reached and record.round <= reached.round]
-    asked = sum(record.num_selected + record.num_probed for record in until)
-    arrived = sum(record.num_completed for record in until)
-    last10 = _last_ten(history.rounds)
-    scores = np.array([row.energy_score for row in history.clients])
+    rounds = history.rounds
+    measured, last = [r for r in rounds if math.isfinite(r.accuracy)], rounds[-1] if rounds else None
+    (reached,) = find_target_rounds(rounds, [target_accuracy], target_rounds)
+    last10, scores = _last_ten(rounds), np.array([row.energy_score for row in history.clients])
+    never = ("time_to_target_s", "energy_to_target_j", "rounds_to_target", "megabytes_down", "megabytes_up")
+    target: dict[str, Any] = dict.fromkeys(never, math.inf)
+    if reached:
+        until = [record for record in rounds if record.round <= reached.round]
+        target = {
+            "time_to_target_s": reached.simulated_s, "energy_to_target_j": reached.total_energy_j,
+            "rounds_to_target": reached.round, "seconds_per_round": reached.simulated_s / reached.round,
+            "joules_per_round": reached.total_energy_j / reached.round,
+            "megabytes_down": sum(one.num_selected + one.num_probed for one in until) * model_bytes[0] / 1e6,
+            "megabytes_up": sum(one.num_completed for one in until) * model_bytes[1] / 1e6,
+        }  # fmt: skip
     return RunSummary(
-        selector=selector,
-        seed=seed,
-        accuracy=measured[-1].accuracy if measured else math.nan,
-        time_to_target_s=reached.simulated_s if reached else math.inf,
-        energy_to_target_j=reached.total_energy_j if reached else math.inf,
-        energy_j=last.total_energy_j if last else 0.0,
+        selector=selector, seed=seed, **target,
+        accuracy=measured[-1].accuracy if measured else math.nan, loss=measured[-1].loss if measured else math.nan,
+        energy_j=last.total_energy_j if last else 0.0, simulated_s=last.simulated_s if last else 0.0,
         jain=jain_index(history.selection_counts(num_clients)),
-        failed_clients=sum(r.num_failed for r in history.rounds),
-        simulated_s=last.simulated_s if last else 0.0,
-        loss=measured[-1].loss if measured else math.nan,
+        failed_clients=sum(r.num_failed for r in rounds),
         accuracy_last10=float(last10.mean()) if last10.size else math.nan,
         deviation_last10=float(np.abs(last10 - last10.mean()).max()) if last10.size else math.nan,
-        accuracy_15=_mean_until(history.rounds, 0.15),
-        accuracy_50=_mean_until(history.rounds, 0.5),
-        rounds_to_target=reached.round if reached else math.inf,
+        accuracy_15=_mean_until(rounds, 0.15), accuracy_50=_mean_until(rounds, 0.5),
         rounds_to_all=_rounds_to_all(history, num_clients),
         score_energy=float(np.nansum(1 - scores)) if np.isfinite(scores).any() else math.nan,
-        asked_per_round=float(np.mean([r.num_selected for r in history.rounds])) if last else math.nan,
-        seconds_per_round=reached.simulated_s / reached.round if reached else math.nan,
-        joules_per_round=reached.total_energy_j / reached.round if reached else math.nan,
-        megabytes_down=asked * model_bytes[0] / 1e6 if reached else math.inf,
-        megabytes_up=arrived * model_bytes[1] / 1e6 if reached else math.inf,
-        worst_tenth=_worst_tenth(client_accuracies),
-        staleness=mean_staleness(history),
+        asked_per_round=float(np.mean([r.num_selected for r in rounds])) if last else math.nan,
+        worst_tenth=_worst_tenth(client_accuracies), staleness=mean_staleness(history),
         target_window=min(target_rounds, len(measured)),
-    )
+    )  # fmt: skip
 
 
 def mean_staleness(history: History) -> float:
@@ -305,11 +301,9 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
         runs.setdefault(summary.selector, []).append(summary)
     return [
         SelectorRow(
-            selector=selector,
-            seeds=len(group),
-            figures={name: _spread([getattr(s, name) for s in group]) for name in FIGURES},
+            selector=one, seeds=len(own), figures={f: _spread([getattr(run, f) for run in own]) for f in FIGURES}
         )
-        for selector, group in runs.items()
+        for one, own in runs.items()
     ]
 
 
@@ -361,13 +355,9 @@ def _spread(values: Sequence[float]) -> Spread:
     """Return mean and standard deviation; infinity means that the target was never reached, NaN that it is unknown."""
     finite = np.asarray([v for v in values if math.isfinite(v)], dtype=np.float64)
     never = sum(math.isinf(v) for v in values)
-    return Spread(
-        mean=float(finite.mean()) if finite.size and not never else math.nan,
-        deviation=float(finite.std(ddof=1)) if finite.size > 1 and not never else math.nan,
-        count=int(finite.size),
-        total=len(values),
-        never=never,
-    )
+    mean = float(finite.mean()) if finite.size and not never else math.nan
+    deviation = float(finite.std(ddof=1)) if finite.size > 1 and not never else math.nan
+    return Spread(mean=mean, deviation=deviation, count=int(finite.size), total=len(values), never=never)
 
 
 def decimals_of(value: float) -> int:
@@ -449,10 +439,7 @@ def settings_tried(labels: Iterable[str]) -> dict[str, int]:
     >>> settings_tried(["bsfl alpha=0.3", "bsfl alpha=1", "oort", "random"])
     {'bsfl': 2}
     """
-    counts: dict[str, int] = {}
-    for label in labels:
-        selector = selector_of(label)
-        counts[selector] = counts.get(selector, 0) + 1
+    counts = Counter(map(selector_of, labels))
     return {selector: count for selector, count in counts.items() if count > 1}
 
 

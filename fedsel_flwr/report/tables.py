@@ -160,30 +160,27 @@ def latex_table(summaries: Sequence[RunSummary], verdict: Verdict | None, target
         A ``tabular`` environment.
     """
     target = rf"{100 * target_accuracy:g}\,\%"
-    heads = ["selector", r"accuracy (\%)", f"time to {target} (s)", f"energy to {target} (J)", "Jain index"]
-    rows = aggregate(summaries)
-    asked = any(row.asked_per_round.count for row in rows)
-    if asked:
-        heads.append("clients a round")
-    compared = {one.selector: one for one in (verdict.selectors if verdict else ())}
+    rows, compared = aggregate(summaries), {one.selector: one for one in (verdict.selectors if verdict else ())}
+    columns: list[tuple[str, Callable[[SelectorRow], str]]] = [
+        ("selector", lambda row: _escaped(row.selector)),
+        (r"accuracy (\%)", lambda row: format_spread(row.accuracy, scale=100, decimals=1)),
+        (f"time to {target} (s)", lambda row: format_spread(row.time_to_target_s, none="never")),
+        (f"energy to {target} (J)", lambda row: format_spread(row.energy_to_target_j, none="never")),
+        ("Jain index", lambda row: format_spread(row.jain, decimals=3)),
+    ]
+    if any(row.asked_per_round.count for row in rows):
+        columns.append(("clients a round", lambda row: format_spread(row.asked_per_round, decimals=1)))
     if verdict:
-        heads += [f"time / {_escaped(verdict.reference)}", "verdict"]
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
-    for row in rows:
-        cells = [
-            _escaped(row.selector),
-            _math(format_spread(row.accuracy, scale=100, decimals=1)),
-            _math(format_spread(row.time_to_target_s, none="never")),
-            _math(format_spread(row.energy_to_target_j, none="never")),
-            _math(format_spread(row.jain, decimals=3)),
-        ]
-        if asked:
-            cells.append(_math(format_spread(row.asked_per_round, decimals=1)))
-        if verdict:
-            one = compared.get(row.selector)
-            cells += [_math(format_ratio(one.time)), one.word] if one else ["1", "reference"]
-        lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        columns += [
+            (f"time / {_escaped(verdict.reference)}",
+             lambda row: format_ratio(compared[row.selector].time) if row.selector in compared else "1"),
+            ("verdict", lambda row: compared[row.selector].word if row.selector in compared else "reference"),
+        ]  # fmt: skip
+    head = " & ".join(name for name, _ in columns)
+    body = [" & ".join(cell(row) for _, cell in columns).replace("±", r"$\pm$") for row in rows]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
+    lines = [r"\toprule", rf"{head} \\", r"\midrule", *(rf"{row} \\" for row in body), r"\bottomrule"]
+    return "\n".join([begin, *lines, r"\end{tabular}", ""])
 
 
 def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
@@ -335,10 +332,6 @@ def _plus_minus(encoding: str) -> str:
     except (LookupError, UnicodeEncodeError):
         return "+/-"
     return "±"
-
-
-def _math(text: str) -> str:
-    return text.replace("±", r"$\pm$")
 
 
 def _escaped(text: str) -> str:

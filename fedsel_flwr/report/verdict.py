@@ -147,28 +147,20 @@ def verdict(
         word = choose_word(time, p, margin)
         # The factor by which Holm multiplied this p-value; for p = 0 or 1, the number of selectors, the largest factor.
         factor = p / time.p if time.p > 0 and p < 1 else len(primary)
-        found.append(
-            SelectorVerdict(
-                selector=time.selector,
-                word=word,
-                p=p,
-                time=time,
-                **{name: part[i] for name, part in parts.items()},
-                sides=tuple(side[i] for side in sides),
-                seeds=seeds_to_settle(time, factor, margin) if word == "not settled" else None,
-            )
-        )
+        seeds = seeds_to_settle(time, factor, margin) if word == "not settled" else None
+        secondary = {name: part[i] for name, part in parts.items()}
+        own = SelectorVerdict(
+            selector=time.selector, word=word, p=p, time=time, **secondary, sides=tuple(side[i] for side in sides),
+            seeds=seeds,
+        )  # fmt: skip
+        found.append(own)
     lengths = collect(summaries, "simulated_s")
     profile = {
         target: paired_effects(values, reference, "time_to_target_s", ends=lengths, margin=margin)
         for target, values in (times or {}).items()
     }
-    return Verdict(
-        sentence=_describe(summaries, reference, target_accuracy, shared, found, margin),
-        reference=reference,
-        selectors=found,
-        profile=profile,
-    )
+    sentence = _describe(summaries, reference, target_accuracy, shared, found, margin)
+    return Verdict(sentence=sentence, reference=reference, selectors=found, profile=profile)
 
 
 def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:

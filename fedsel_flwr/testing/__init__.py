@@ -28,13 +28,6 @@ from fedsel_flwr.testing.random_rounds import SelectorFactory, play, report_for
 from fedsel_flwr.testing.strategy_conformance import STRATEGY_CHECKS, check_strategy
 
 __all__ = [
-    "CHECKS",
-    "STRATEGY_CHECKS",
-    "SelectorFactory",
-    "StrategyFactory",
-    "check_selector",
-    "check_stateful",
-    "check_strategy",
-    "play",
-    "report_for",
-]
+    "CHECKS", "STRATEGY_CHECKS", "SelectorFactory", "StrategyFactory", "check_selector", "check_stateful",
+    "check_strategy", "play", "report_for",
+]  # fmt: skip

@@ -66,125 +66,63 @@ def check_determinism(make: SelectorFactory) -> None:
     promise(first == play(make(seed=4), range(40)), "the same seed gives the same selections")
 
 
-def check_growth(make: SelectorFactory) -> None:
-    """Check that clients may appear at any time, by ``available`` or by ``inform``."""
-    selector = make(seed=3)
-    few, many = fleet_size(selector, 4), fleet_size(selector, 12)
-    play(selector, range(10), num_clients=few)
-    selector.inform(np.array([many - 1]))
-    seen = {k for choice in play(selector, range(10, 200), num_clients=many) for k in choice}
-    promise(selector.num_clients == many, "new clients are registered")
-    promise(len(seen & set(range(few, many))) > 0, "new clients are chosen")
+SEED, SPAWNED_ROUNDS = 4, 30
+CHILD = "FEDSEL_TESTING_CHILD"
+"""Variable of the child's environment. If an imported module calls the suite there, no further child starts."""
 
 
-def check_empty_and_short(make: SelectorFactory) -> None:
-    """Check the choice without available clients, and ``expected_count`` with two."""
-    selector = make(seed=5)
-    promise(play(selector, [0], availability=0.0) == [[]], "no available client gives an empty choice")
-    promise(selector.round == 1, "a round without clients counts")
-    due, known = min(2, selector.clients_per_round or 2), selector.expected_count(2) is not None
-    chosen = choose(selector, np.array([4, 2]))
-    promise(chosen.size == due or not known, f"with two available, {due} chosen, not {chosen.size}")
+def check_spawned_process(make: SelectorFactory) -> None:
+    """Check that the same seed gives the same selections in a new process, where sets have another order.
 
-
-def check_all_failed(make: SelectorFactory) -> None:
-    """Check that the state stays finite and the selector works after rounds in which every client fails."""
-    selector = make(seed=5)
-    num_clients = fleet_size(selector, 8)
-    play(selector, range(30), num_clients=num_clients, availability=1.0, completing=0.0)
-    promise_finite(selector, "when every client fails")
-    choose(selector, np.arange(num_clients))
-
-
-def check_dead_client(make: SelectorFactory) -> None:
-    """Check that a dead client is not chosen in every round, unless ``asks_failed_for_ever`` is set."""
-    selector = make(seed=5)
-    if selector.asks_failed_for_ever:
+    The factory is pickled. The check is left out with a warning if the other process cannot import the factory. This
+    holds for a lambda, and for a factory defined in a notebook, in a session or in the script that is run.
+    """
+    if CHILD in os.environ:
         return
-    choices = play(selector, range(300), num_clients=fleet_size(selector, 8), availability=1.0, dead=(0,))
-    last = sum(0 in choice for choice in choices[-100:])
-    promise(last < 100, f"a client that never answers is not chosen for ever (chosen in {last} of the last 100 rounds)")
-
-
-def check_select_without_observe(make: SelectorFactory) -> None:
-    """Check that ``select`` can be called again without an ``observe`` in between."""
-    selector = make(seed=5)
-    for number in range(5):
-        choose(selector, np.arange(fleet_size(selector, 8)))
-        promise(selector.round == number + 1, "each select is a round")
-
-
-def check_bad_input(make: SelectorFactory) -> None:
-    """Check that an ``available`` without unique indices raises :class:`ParameterError` and changes nothing."""
-    selector = make(seed=5)
-    for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
-        promise_refused(ParameterError, partial(selector.select, bad), f"available = {bad.tolist()} is")
-    promise(play(selector, range(10)) == play(make(seed=5), range(10)), "refused input changes nothing")
-
-
-def check_many_clients(make: SelectorFactory) -> None:
-    """Check that 100,000 clients are accepted, or ``max_clients`` and not one more."""
-    selector = make(seed=5)
-    most = MANY if selector.max_clients is None else selector.max_clients
-    if most < MANY:
-        select = partial(make(seed=5).select, np.arange(most + 1))
-        said = promise_refused(ParameterError, select, f"more than max_clients = {most} clients are")
-        promise("max_clients" in said, f"the refusal names max_clients, got {said}")
-    count = min(most, MANY)
-    play(selector, range(3), num_clients=count, availability=1.0)
-    promise(selector.num_clients == count, f"{count} clients are registered")
-
-
-UNDECLARED_COLUMNS = frozenset({"clients", "completed", "latency"})
-"""Columns of every report. ``needs`` does not have to name them."""
-
-
-class RecordingReport(RoundReport):
-    """A report that records in its attribute ``reads``, if set, which columns are read."""
-
-    def __getattribute__(self, name: str) -> Any:
-        reads = object.__getattribute__(self, "__dict__").get("reads")
-        if reads is not None and not name.startswith("_"):
-            reads.add(name)
-        return object.__getattribute__(self, name)
-
-
-def check_needs(make: SelectorFactory) -> None:
-    """Check that a selector reads exactly the columns in ``needs``."""
-    selector, read = make(seed=5), set[str]()
-    observe: Callable[[RoundReport], None] = selector._observe
-
-    # Replaces _observe, not observe, because the checks in Selector.observe read columns too.
-    def recorded(given: RoundReport) -> None:
-        report = RecordingReport(**{field.name: getattr(given, field.name) for field in fields(given)})
-        object.__setattr__(report, "reads", read)
-        observe(report)
-
-    vars(selector)["_observe"] = recorded
-    play(selector, range(60), num_clients=fleet_size(selector, 8), availability=1.0, columns=REPORTED)
-    undeclared = sorted((read & REPORTED) - selector.needs - UNDECLARED_COLUMNS)
-    promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
-    unread = sorted(selector.needs - read)
-    lost = [name for name in unread if name in selector.remembers]
-    promise(
-        not lost,
-        f"columns in needs are read: remembers keeps {', '.join(lost)} of the roll call and of probes only. Read "
-        f"report.{'/'.join(lost)} in _observe, or leave it out of needs",
+    try:
+        factory = pickle.dumps(make)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return _left_out(f"the factory cannot be pickled ({error}); give a class or a functools.partial of one")
+    if b"__main__" in factory:
+        return _left_out("the selector is defined in a session or in the script that is run. Move it into a module")
+    # With another PYTHONHASHSEED sets have another order. multiprocessing cannot set it.
+    done = subprocess.run(
+        [sys.executable, "-c", "from fedsel_flwr.testing.conformance import play_in_child; play_in_child()"],
+        input=pickle.dumps((sys.path, factory)),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4242", CHILD: "1"},
+        timeout=300,
+        check=False,
     )
-    promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")
+    said = done.stdout.decode(errors="replace").strip().splitlines()
+    promise(
+        done.returncode == 0 and bool(said),
+        f"the selector can be played in another process, but that one ended with {done.returncode}: "
+        f"{done.stderr.decode(errors='replace')[-2000:]}",
+    )
+    choices, cause = json.loads(said[-1])
+    if cause:
+        return _left_out(f"the other process cannot import the factory ({cause})")
+    here = play(make(seed=SEED), range(SPAWNED_ROUNDS))
+    promise(choices == here, "the same seed gives the same selections in another process")
 
 
-def check_missing_values(make: SelectorFactory) -> None:
-    """Check that missing values in reports and side information leave the state finite."""
-    selector = make(seed=5)
-    num_clients = fleet_size(selector, 8)
-    for number in range(40):
-        rng = np.random.default_rng([11, number])
-        clients = rng.permutation(num_clients)[: fleet_size(selector, 3)]
-        selector.inform(clients, **side_information(sorted(INFORMED), clients.size, rng, missing=0.5))
-        play(selector, [number], num_clients=num_clients, missing=0.5, spares=0.2)
-        lacking = f"columns that a client may lack ({', '.join(sorted(optional_columns(selector))) or 'none here'})"
-        promise_finite(selector, f"when {lacking} or side information are NaN")
+def play_in_child() -> None:
+    """Play the factory pickled on standard input in the child, and print the choices and an error as JSON."""
+    sys.path[:], factory = pickle.load(sys.stdin.buffer)
+    choices, cause = list[list[int]](), ""
+    try:
+        make: SelectorFactory = pickle.loads(factory)
+    except (ImportError, AttributeError) as error:
+        cause = str(error) or type(error).__name__
+    else:
+        choices = play(make(seed=SEED), range(SPAWNED_ROUNDS))
+    # On the last line, because the author's code may print too.
+    print("\n" + json.dumps([choices, cause]))
+
+
+def _left_out(why: str) -> None:
+    warnings.warn(f"check_spawned_process was left out: {why}", stacklevel=3)
 
 
 def check_save_and_load(make: SelectorFactory) -> None:
@@ -254,6 +192,127 @@ def check_forget(make: SelectorFactory) -> None:
     )
 
 
+UNDECLARED_COLUMNS = frozenset({"clients", "completed", "latency"})
+"""Columns of every report. ``needs`` does not have to name them."""
+
+
+class RecordingReport(RoundReport):
+    """A report that records in its attribute ``reads``, if set, which columns are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        reads = object.__getattribute__(self, "__dict__").get("reads")
+        if reads is not None and not name.startswith("_"):
+            reads.add(name)
+        return object.__getattribute__(self, name)
+
+
+def check_needs(make: SelectorFactory) -> None:
+    """Check that a selector reads exactly the columns in ``needs``."""
+    selector, read = make(seed=5), set[str]()
+    observe: Callable[[RoundReport], None] = selector._observe
+
+    # Replaces _observe, not observe, because the checks in Selector.observe read columns too.
+    def recorded(given: RoundReport) -> None:
+        report = RecordingReport(**{field.name: getattr(given, field.name) for field in fields(given)})
+        object.__setattr__(report, "reads", read)
+        observe(report)
+
+    vars(selector)["_observe"] = recorded
+    play(selector, range(60), num_clients=fleet_size(selector, 8), availability=1.0, columns=REPORTED)
+    undeclared = sorted((read & REPORTED) - selector.needs - UNDECLARED_COLUMNS)
+    promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
+    unread = sorted(selector.needs - read)
+    lost = [name for name in unread if name in selector.remembers]
+    promise(
+        not lost,
+        f"columns in needs are read: remembers keeps {', '.join(lost)} of the roll call and of probes only. Read "
+        f"report.{'/'.join(lost)} in _observe, or leave it out of needs",
+    )
+    promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")
+
+
+def check_missing_values(make: SelectorFactory) -> None:
+    """Check that missing values in reports and side information leave the state finite."""
+    selector = make(seed=5)
+    num_clients = fleet_size(selector, 8)
+    for number in range(40):
+        rng = np.random.default_rng([11, number])
+        clients = rng.permutation(num_clients)[: fleet_size(selector, 3)]
+        selector.inform(clients, **side_information(sorted(INFORMED), clients.size, rng, missing=0.5))
+        play(selector, [number], num_clients=num_clients, missing=0.5, spares=0.2)
+        lacking = f"columns that a client may lack ({', '.join(sorted(optional_columns(selector))) or 'none here'})"
+        promise_finite(selector, f"when {lacking} or side information are NaN")
+
+
+def check_growth(make: SelectorFactory) -> None:
+    """Check that clients may appear at any time, by ``available`` or by ``inform``."""
+    selector = make(seed=3)
+    few, many = fleet_size(selector, 4), fleet_size(selector, 12)
+    play(selector, range(10), num_clients=few)
+    selector.inform(np.array([many - 1]))
+    seen = {k for choice in play(selector, range(10, 200), num_clients=many) for k in choice}
+    promise(selector.num_clients == many, "new clients are registered")
+    promise(len(seen & set(range(few, many))) > 0, "new clients are chosen")
+
+
+def check_empty_and_short(make: SelectorFactory) -> None:
+    """Check the choice without available clients, and ``expected_count`` with two."""
+    selector = make(seed=5)
+    promise(play(selector, [0], availability=0.0) == [[]], "no available client gives an empty choice")
+    promise(selector.round == 1, "a round without clients counts")
+    due, known = min(2, selector.clients_per_round or 2), selector.expected_count(2) is not None
+    chosen = choose(selector, np.array([4, 2]))
+    promise(chosen.size == due or not known, f"with two available, {due} chosen, not {chosen.size}")
+
+
+def check_all_failed(make: SelectorFactory) -> None:
+    """Check that the state stays finite and the selector works after rounds in which every client fails."""
+    selector = make(seed=5)
+    num_clients = fleet_size(selector, 8)
+    play(selector, range(30), num_clients=num_clients, availability=1.0, completing=0.0)
+    promise_finite(selector, "when every client fails")
+    choose(selector, np.arange(num_clients))
+
+
+def check_dead_client(make: SelectorFactory) -> None:
+    """Check that a dead client is not chosen in every round, unless ``asks_failed_for_ever`` is set."""
+    selector = make(seed=5)
+    if selector.asks_failed_for_ever:
+        return
+    choices = play(selector, range(300), num_clients=fleet_size(selector, 8), availability=1.0, dead=(0,))
+    last = sum(0 in choice for choice in choices[-100:])
+    promise(last < 100, f"a client that never answers is not chosen for ever (chosen in {last} of the last 100 rounds)")
+
+
+def check_select_without_observe(make: SelectorFactory) -> None:
+    """Check that ``select`` can be called again without an ``observe`` in between."""
+    selector = make(seed=5)
+    for number in range(5):
+        choose(selector, np.arange(fleet_size(selector, 8)))
+        promise(selector.round == number + 1, "each select is a round")
+
+
+def check_bad_input(make: SelectorFactory) -> None:
+    """Check that an ``available`` without unique indices raises :class:`ParameterError` and changes nothing."""
+    selector = make(seed=5)
+    for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
+        promise_refused(ParameterError, partial(selector.select, bad), f"available = {bad.tolist()} is")
+    promise(play(selector, range(10)) == play(make(seed=5), range(10)), "refused input changes nothing")
+
+
+def check_many_clients(make: SelectorFactory) -> None:
+    """Check that 100,000 clients are accepted, or ``max_clients`` and not one more."""
+    selector = make(seed=5)
+    most = MANY if selector.max_clients is None else selector.max_clients
+    if most < MANY:
+        select = partial(make(seed=5).select, np.arange(most + 1))
+        said = promise_refused(ParameterError, select, f"more than max_clients = {most} clients are")
+        promise("max_clients" in said, f"the refusal names max_clients, got {said}")
+    count = min(most, MANY)
+    play(selector, range(3), num_clients=count, availability=1.0)
+    promise(selector.num_clients == count, f"{count} clients are registered")
+
+
 WARMUP_ROUNDS = 4
 """Rounds of the common warm-up."""
 
@@ -300,86 +359,10 @@ def before_warmup(make: SelectorFactory, *, seed: int | None = None, rounds: int
     return selector
 
 
-SEED, SPAWNED_ROUNDS = 4, 30
-CHILD = "FEDSEL_TESTING_CHILD"
-"""Variable of the child's environment. If an imported module calls the suite there, no further child starts."""
-
-
-def check_spawned_process(make: SelectorFactory) -> None:
-    """Check that the same seed gives the same selections in a new process, where sets have another order.
-
-    The factory is pickled. The check is left out with a warning if the other process cannot import the factory. This
-    holds for a lambda, and for a factory defined in a notebook, in a session or in the script that is run.
-    """
-    if CHILD in os.environ:
-        return
-    try:
-        factory = pickle.dumps(make)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return _left_out(f"the factory cannot be pickled ({error}); give a class or a functools.partial of one")
-    if b"__main__" in factory:
-        return _left_out("the selector is defined in a session or in the script that is run. Move it into a module")
-    # With another PYTHONHASHSEED sets have another order. multiprocessing cannot set it.
-    done = subprocess.run(
-        [sys.executable, "-c", "from fedsel_flwr.testing.conformance import play_in_child; play_in_child()"],
-        input=pickle.dumps((sys.path, factory)),
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4242", CHILD: "1"},
-        timeout=300,
-        check=False,
-    )
-    said = done.stdout.decode(errors="replace").strip().splitlines()
-    promise(
-        done.returncode == 0 and bool(said),
-        f"the selector can be played in another process, but that one ended with {done.returncode}: "
-        f"{done.stderr.decode(errors='replace')[-2000:]}",
-    )
-    choices, cause = json.loads(said[-1])
-    if cause:
-        return _left_out(f"the other process cannot import the factory ({cause})")
-    here = play(make(seed=SEED), range(SPAWNED_ROUNDS))
-    promise(choices == here, "the same seed gives the same selections in another process")
-
-
-def play_in_child() -> None:
-    """Play the factory pickled on standard input in the child, and print the choices and an error as JSON."""
-    sys.path[:], factory = pickle.load(sys.stdin.buffer)
-    choices, cause = list[list[int]](), ""
-    try:
-        make: SelectorFactory = pickle.loads(factory)
-    except (ImportError, AttributeError) as error:
-        cause = str(error) or type(error).__name__
-    else:
-        choices = play(make(seed=SEED), range(SPAWNED_ROUNDS))
-    # On the last line, because the author's code may print too.
-    print("\n" + json.dumps([choices, cause]))
-
-
-def _left_out(why: str) -> None:
-    warnings.warn(f"check_spawned_process was left out: {why}", stacklevel=3)
-
-
-CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
-    check_choice,
-    check_input_order,
-    check_determinism,
-    check_spawned_process,
-    check_save_and_load,
-    check_state_is_a_copy,
-    check_foreign_state,
-    check_forget,
-    check_needs,
-    check_missing_values,
-    check_growth,
-    check_empty_and_short,
-    check_all_failed,
-    check_dead_client,
-    check_select_without_observe,
-    check_bad_input,
-    check_many_clients,
-    check_warm_up,
+CHECKS: tuple[Callable[[SelectorFactory], None], ...] = tuple(
+    check for name, check in dict(globals()).items() if name.startswith("check_")
 )
-"""All checks, for ``pytest.mark.parametrize``."""
+"""All checks above, in the order of running, for ``pytest.mark.parametrize``."""
 
 
 def check_selector(make: SelectorFactory) -> None:

@@ -55,17 +55,6 @@ def with_virtual_clock(check: Check) -> Check:
     return on_virtual_clock
 
 
-def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
-    """Check that no client causes an exception of the strategy, whatever it sends or does not send."""
-    run = harness.full_run
-    if run.error is not None:
-        who = {run.fleet.id_of(node): fault.name for node, fault in run.fleet.now.broken.items()}
-        raise AssertionError(
-            f"broken promise: no client breaks a round; in round {run.fleet.round} ({_shortened(who)}) it raised "
-            f"{type(run.error).__name__}: {run.error}"
-        ) from run.error
-
-
 def check_columns_are_reported(harness: StrategyHarness) -> None:
     """Check that the clients report the columns without which the selector learns nothing."""
     run = harness.full_run
@@ -80,18 +69,22 @@ def check_columns_are_reported(harness: StrategyHarness) -> None:
     promise(not unreported, f"the clients report what the selector reads; {run.error}")
 
 
+def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
+    """Check that no client causes an exception of the strategy, whatever it sends or does not send."""
+    run = harness.full_run
+    if run.error is not None:
+        who = {run.fleet.id_of(node): fault.name for node, fault in run.fleet.now.broken.items()}
+        raise AssertionError(
+            f"broken promise: no client breaks a round; in round {run.fleet.round} ({_shortened(who)}) it raised "
+            f"{type(run.error).__name__}: {run.error}"
+        ) from run.error
+
+
 @in_each_round
 def check_only_connected_are_asked(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that only connected clients are asked to train."""
     absent = sorted(set(seen.asked) - seen.connected.keys())
     promise(not absent, f"only connected clients are asked; in round {seen.number} nodes {absent} were not")
-
-
-def check_asked_once(harness: StrategyHarness) -> None:
-    """Check that no client is asked to train twice in a round, even with several connections."""
-    for number, choice in enumerate(harness.full_run.choices(), 1):
-        twice = sorted({one for one in choice if choice.count(one) > 1})
-        promise(not twice, f"a client is asked once a round; in round {number} clients {twice} were asked more often")
 
 
 @in_each_round
@@ -102,6 +95,13 @@ def check_impostor(run: ObservedRun, seen: ObservedRound, harness: StrategyHarne
         not admitted,
         f"a second connection with a connected client's id is refused; in round {seen.number} it was asked",
     )
+
+
+def check_asked_once(harness: StrategyHarness) -> None:
+    """Check that no client is asked to train twice in a round, even with several connections."""
+    for number, choice in enumerate(harness.full_run.choices(), 1):
+        twice = sorted({one for one in choice if choice.count(one) > 1})
+        promise(not twice, f"a client is asked once a round; in round {number} clients {twice} were asked more often")
 
 
 @in_each_round
@@ -126,6 +126,50 @@ def check_cohort_size(run: ObservedRun, seen: ObservedRound, harness: StrategyHa
         promise(
             not available or bool(seen.asked) or expected in (None, 0), "clients are asked if clients are available"
         )
+
+
+def check_history(harness: StrategyHarness) -> None:
+    """Check that the history has each round once, and one row for each client that was asked."""
+    run = harness.full_run
+    records = run.strategy.history.rounds
+    played = [seen.number for seen in run.rounds if not seen.ended]
+    promise(
+        [record.round for record in records] == played,
+        f"the history has every round once: {len(played)} rounds were played, it has {len(records)}",
+    )
+    for seen in run.rounds:
+        rows = run.rows(seen.number)
+        promise(
+            len(rows) == len(seen.asked) and len({row.client for row in rows}) == len(rows),
+            f"the history has a row for each client that was asked; round {seen.number} asked {len(seen.asked)}, "
+            f"it has {len(rows)}",
+        )
+    for record in records:
+        rows = run.rows(record.round)
+        counts = (len(rows), sum(row.completed for row in rows), sum(row.kept for row in rows))
+        recorded = (record.num_selected, record.num_completed, record.num_kept)
+        promise(
+            recorded == counts,
+            f"the history's counts are those of its rows; round {record.round}: {recorded}, {counts}",
+        )
+
+
+def check_identity(harness: StrategyHarness) -> None:
+    """Check that a client that reconnects under a new node id keeps its id and its row."""
+    run, rows = harness.full_run, dict[str, set[int]]()
+    for seen, choice in zip(run.rounds, run.choices(), strict=True):
+        recorded = sorted((row.client_id for row in run.rows(seen.number)), key=lambda one: (len(one), one))
+        promise(
+            recorded == choice,
+            f"a client keeps its id when it reconnects; in round {seen.number} {choice} were asked, the history names "
+            f"{recorded}",
+        )
+        for row in run.rows(seen.number):
+            rows.setdefault(row.client_id, set()).add(row.client)
+    # A strategy that evicts absent clients may give a returning client another row.
+    if run.strategy.roster.evict_after is None:
+        moved = {one: sorted(had) for one, had in rows.items() if len(had) > 1}
+        promise(not moved, f"a client keeps its row when it reconnects; rows by id: {moved}")
 
 
 @in_each_round
@@ -161,6 +205,45 @@ def check_model_is_finite(run: ObservedRun, seen: ObservedRound, harness: Strate
     promise(now == shapes, f"the model keeps its shapes {shapes}; after round {seen.number} it has {now}")
     finite = all(np.isfinite(array).all() for array in seen.after)
     promise(finite, f"the model holds finite numbers only; after round {seen.number} it does not")
+
+
+@in_each_round
+def check_failures_are_named(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
+    """Check that an unusable update is a failure with a named problem, and that a healthy client has no problem."""
+    faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
+    for row in run.rows(seen.number):
+        fault, who = faults.get(row.client_id), f"round {seen.number}, client {row.client_id}"
+        lost = fault is not None and (fault.loses == "always" or (harness.clock_is_virtual and fault.loses != "never"))
+        what = "was healthy" if fault is None else fault.name
+        promise(
+            row.completed != lost,
+            f"the history names the clients that failed; {who} {what}: completed is {row.completed}",
+        )
+        if lost or (fault is not None and fault.named):
+            promise(bool(row.problem), f"every failure is named in the history; {who} {what}: no problem")
+        elif fault is None and harness.clock_is_virtual:
+            promise(not row.problem, f"a healthy client has no problem; {who}: {row.problem}")
+
+
+def check_latencies(harness: StrategyHarness) -> None:
+    """Check that latencies lie between 0 and ``max_latency``, and that the simulated time never falls.
+
+    A failed client has the latency ``max_latency``.
+    """
+    run, longest, before = harness.full_run, harness.plan.max_latency, 0.0
+    for row in run.strategy.history.clients:
+        where = f"client {row.client_id} in round {row.round}: {row.latency_s}"
+        good = math.isfinite(row.latency_s) and 0.0 <= row.latency_s <= longest
+        promise(good, f"latencies lie between 0 and max_latency = {longest:g} s; {where}")
+        promise(
+            row.completed or row.latency_s == longest, f"a failed client holds max_latency = {longest:g} s; {where}"
+        )
+    for record in run.strategy.history.rounds:
+        promise(
+            math.isfinite(record.simulated_s) and record.simulated_s >= before,
+            f"the simulated time is finite and never falls; round {record.round}: {before} s, {record.simulated_s} s",
+        )
+        before = record.simulated_s
 
 
 @in_each_round
@@ -210,14 +293,6 @@ def check_base_aggregates(run: ObservedRun, seen: ObservedRound, harness: Strate
 
 
 @in_each_round
-def check_model_stays(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
-    """Check that the model stays with too few usable updates, or if the selector only measures."""
-    if not _enough(run, seen):
-        same = _same(seen.before, seen.after)
-        promise(same, f"with too few usable updates the model stays; in round {seen.number} it changed")
-
-
-@in_each_round
 def check_base_gets_failures(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that a base that aggregates receives a failure for every lost update.
 
@@ -235,6 +310,14 @@ def check_base_gets_failures(run: ObservedRun, seen: ObservedRound, harness: Str
     )
 
 
+@in_each_round
+def check_model_stays(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
+    """Check that the model stays with too few usable updates, or if the selector only measures."""
+    if not _enough(run, seen):
+        same = _same(seen.before, seen.after)
+        promise(same, f"with too few usable updates the model stays; in round {seen.number} it changed")
+
+
 def _enough(run: ObservedRun, seen: ObservedRound) -> bool:
     """Return whether the base must aggregate: enough clients completed, an update was kept, and the round trains."""
     rows = run.rows(seen.number)
@@ -250,89 +333,6 @@ def _same(one: Model, other: Model) -> bool:
 def _shortened(facts: object) -> str:
     text = str(facts or "no fault")
     return text if len(text) <= 200 else f"{text[:200]} ..."
-
-
-def check_identity(harness: StrategyHarness) -> None:
-    """Check that a client that reconnects under a new node id keeps its id and its row."""
-    run, rows = harness.full_run, dict[str, set[int]]()
-    for seen, choice in zip(run.rounds, run.choices(), strict=True):
-        recorded = sorted((row.client_id for row in run.rows(seen.number)), key=lambda one: (len(one), one))
-        promise(
-            recorded == choice,
-            f"a client keeps its id when it reconnects; in round {seen.number} {choice} were asked, the history names "
-            f"{recorded}",
-        )
-        for row in run.rows(seen.number):
-            rows.setdefault(row.client_id, set()).add(row.client)
-    # A strategy that evicts absent clients may give a returning client another row.
-    if run.strategy.roster.evict_after is None:
-        moved = {one: sorted(had) for one, had in rows.items() if len(had) > 1}
-        promise(not moved, f"a client keeps its row when it reconnects; rows by id: {moved}")
-
-
-def check_history(harness: StrategyHarness) -> None:
-    """Check that the history has each round once, and one row for each client that was asked."""
-    run = harness.full_run
-    records = run.strategy.history.rounds
-    played = [seen.number for seen in run.rounds if not seen.ended]
-    promise(
-        [record.round for record in records] == played,
-        f"the history has every round once: {len(played)} rounds were played, it has {len(records)}",
-    )
-    for seen in run.rounds:
-        rows = run.rows(seen.number)
-        promise(
-            len(rows) == len(seen.asked) and len({row.client for row in rows}) == len(rows),
-            f"the history has a row for each client that was asked; round {seen.number} asked {len(seen.asked)}, "
-            f"it has {len(rows)}",
-        )
-    for record in records:
-        rows = run.rows(record.round)
-        counts = (len(rows), sum(row.completed for row in rows), sum(row.kept for row in rows))
-        recorded = (record.num_selected, record.num_completed, record.num_kept)
-        promise(
-            recorded == counts,
-            f"the history's counts are those of its rows; round {record.round}: {recorded}, {counts}",
-        )
-
-
-def check_latencies(harness: StrategyHarness) -> None:
-    """Check that latencies lie between 0 and ``max_latency``, and that the simulated time never falls.
-
-    A failed client has the latency ``max_latency``.
-    """
-    run, longest, before = harness.full_run, harness.plan.max_latency, 0.0
-    for row in run.strategy.history.clients:
-        where = f"client {row.client_id} in round {row.round}: {row.latency_s}"
-        good = math.isfinite(row.latency_s) and 0.0 <= row.latency_s <= longest
-        promise(good, f"latencies lie between 0 and max_latency = {longest:g} s; {where}")
-        promise(
-            row.completed or row.latency_s == longest, f"a failed client holds max_latency = {longest:g} s; {where}"
-        )
-    for record in run.strategy.history.rounds:
-        promise(
-            math.isfinite(record.simulated_s) and record.simulated_s >= before,
-            f"the simulated time is finite and never falls; round {record.round}: {before} s, {record.simulated_s} s",
-        )
-        before = record.simulated_s
-
-
-@in_each_round
-def check_failures_are_named(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
-    """Check that an unusable update is a failure with a named problem, and that a healthy client has no problem."""
-    faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
-    for row in run.rows(seen.number):
-        fault, who = faults.get(row.client_id), f"round {seen.number}, client {row.client_id}"
-        lost = fault is not None and (fault.loses == "always" or (harness.clock_is_virtual and fault.loses != "never"))
-        what = "was healthy" if fault is None else fault.name
-        promise(
-            row.completed != lost,
-            f"the history names the clients that failed; {who} {what}: completed is {row.completed}",
-        )
-        if lost or (fault is not None and fault.named):
-            promise(bool(row.problem), f"every failure is named in the history; {who} {what}: no problem")
-        elif fault is None and harness.clock_is_virtual:
-            promise(not row.problem, f"a healthy client has no problem; {who}: {row.problem}")
 
 
 @in_each_round
@@ -427,29 +427,10 @@ def check_buffered_rounds(harness: StrategyHarness) -> None:
     promise(len(sent) == core.at_work, f"{len(sent)} clients are still at work, not {core.at_work}")
 
 
-STRATEGY_CHECKS: tuple[Check, ...] = (
-    check_columns_are_reported,
-    check_no_client_breaks_a_round,
-    check_only_connected_are_asked,
-    check_impostor,
-    check_asked_once,
-    check_cohort_size,
-    check_history,
-    check_identity,
-    check_train_configs,
-    check_evaluation_configs,
-    check_model_is_finite,
-    check_failures_are_named,
-    check_latencies,
-    check_base_gets_kept_updates,
-    check_base_aggregates,
-    check_base_gets_failures,
-    check_model_stays,
-    check_selector_observes,
-    check_same_seed,
-    check_save_and_load,
+STRATEGY_CHECKS: tuple[Check, ...] = tuple(
+    check for name, check in dict(globals()).items() if name.startswith("check_") and check is not check_buffered_rounds
 )
-"""All checks in the order of running. Later checks rely on earlier ones."""
+"""All checks above but the last one, in the order of running. Later checks rely on earlier ones."""
 WHOLE_ROUNDS = (
     check_cohort_size, check_history, check_identity, check_failures_are_named, check_base_gets_kept_updates,
     check_base_gets_failures, check_save_and_load,
