@@ -255,49 +255,35 @@ def plot_rounds(
     banded = len(drawn) <= MOST_BANDS
     page_runs = _page_runs(drawn, lost)
     lengths = [min(len(h.rounds) for h in histories) for histories in drawn.values()]
-    accuracies = _numbered(tables.curve_table(page_runs, target_rounds, ["rounds"]), labels, seed=tables.ALL)
-    rows: dict[str, list[dict[str, Any]]] = {
-        "accuracy": [row for row in accuracies if row["x"] <= lengths[row["series"]]],
-        "clients": [],
-        "share": [],
-        "theta": _numbered(tables.regret_table(page_runs), labels, seed=tables.ALL),
-    }
+    means = _numbered(tables.curve_table(page_runs, target_rounds, ["rounds"]), labels, seed=tables.ALL)
+    accuracies = [row for row in means if row["x"] <= lengths[row["series"]]]
+    clients, shares = list[dict[str, Any]](), list[dict[str, Any]]()
     # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
     for number, (histories, length) in enumerate(zip(drawn.values(), lengths, strict=True)):
-        rounds, fractions = np.arange(1, length + 1), [selection_fractions(h, num_clients) for h in histories]
+        fractions = [selection_fractions(h, num_clients) for h in histories]
         seen = np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0)
-        rows["clients"] += _rows(number, round=rounds, clients=seen)
+        clients += _rows(number, round=np.arange(1, length + 1), clients=seen)
         own = np.sort(fractions[0], axis=1)
-        share = np.median(own, axis=1)
-        edges = {"low": own[:, 0], "high": own[:, -1]} if banded else {}
-        rows["share"] += _rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
+        share, edges = np.median(own, axis=1), {"low": own[:, 0], "high": own[:, -1]} if banded else {}
+        shares += _rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
         highest = max(highest, float(edges.get("high", share)[len(own) // 5 :].max(initial=0.0)))
     x = charts.round_axis()
-    form = ".0%" if tables.are_fractions(row["accuracy"] for row in rows["accuracy"]) else ""
+    form = ".0%" if tables.are_fractions(row["accuracy"] for row in accuracies) else ""
     spread = ": median, least to most" if banded else " of the median client"
-    shares = {"domain": [0, 1.1 * highest or 1.0], "nice": False}
-    specs = {
-        "accuracy": (
-            f"Accuracy, mean of {target_rounds} rounds",
-            charts.line_chart(
-                series, charts.round_axis("x"), "accuracy", "test accuracy", form=form, goal=target_accuracy
-            ),
-        ),
-        "clients": (
-            "Clients selected at least once",
-            charts.line_chart(series, x, "clients", "clients", scale={"zero": True}, goal=num_clients),
-        ),
-        "share": (
-            f"Selection fractions{spread}",
-            charts.line_chart(series, x, "share", "share of the rounds so far", band=banded, scale=shares),
-        ),
-        "theta": ("Lost against knowing the means (theta)", charts.regret_chart(series)),
-    }
+    scale = {"domain": [0, 1.1 * highest or 1.0], "nice": False}
     panels = [
-        Panel(title=what, spec=spec, rows=rows[name], width=360) for name, (what, spec) in specs.items() if rows[name]
-    ]
-    return save_picture(panels, path, labels=labels, title=title)
+        (f"Accuracy, mean of {target_rounds} rounds", accuracies, charts.line_chart(
+            series, charts.round_axis("x"), "accuracy", "test accuracy", form=form, goal=target_accuracy)),
+        ("Clients selected at least once", clients, charts.line_chart(
+            series, x, "clients", "clients", scale={"zero": True}, goal=num_clients)),
+        (f"Selection fractions{spread}", shares, charts.line_chart(
+            series, x, "share", "share of the rounds so far", band=banded, scale=scale)),
+        ("Lost against knowing the means (theta)",
+         _numbered(tables.regret_table(page_runs), labels, seed=tables.ALL), charts.regret_chart(series)),
+    ]  # fmt: skip
+    shown = [Panel(title=what, spec=spec, rows=rows, width=360) for what, rows, spec in panels if rows]
+    return save_picture(shown, path, labels=labels, title=title)
 
 
 def save_picture(

@@ -222,11 +222,8 @@ def deployment_folder(folders: Sequence[str], reference: str | None = None) -> P
     Raises:
         ParameterError: A deployment's folder is one of several folders, or there is a reference.
     """
-    found = [
-        one
-        for one in map(Path, folders)
-        if (one / JOURNAL).is_file() and not any((one / name).exists() for name in (SCENARIO, PLAN))
-    ]
+    found = [one for one in map(Path, folders) if (one / JOURNAL).is_file()]
+    found = [one for one in found if not any((one / name).exists() for name in (SCENARIO, PLAN))]
     if not found:
         return None
     if len(folders) > 1:
@@ -315,12 +312,9 @@ def newest_checkpoint(folder: Path, now: datetime) -> NewestCheckpoint | None:
     (began, _), (ended, path) = times[first], times[last]
     written = _utc(ended)
     return NewestCheckpoint(
-        round=last,
-        written=written,
-        age_s=max(0.0, (now - written).total_seconds()),
-        settings=read_settings(path),
+        round=last, written=written, age_s=max(0.0, (now - written).total_seconds()), settings=read_settings(path),
         round_s=(ended - began) / (last - first) if ended > began and last > first else math.nan,
-    )
+    )  # fmt: skip
 
 
 def read_settings(path: Path) -> RunSettings:
@@ -332,16 +326,12 @@ def read_settings(path: Path) -> RunSettings:
         made_for = {key: one_line(str(value)) for key, value in said["made_for"].items()}
     except (OSError, AttributeError, *DECODE_ERRORS):
         return RunSettings()
-    clients, total = (
-        _number(value) for value in (made_for.get("selector.clients_per_round"), said.get("total_rounds"))
-    )
+    clients, total = _number(made_for.get("selector.clients_per_round")), _number(said.get("total_rounds"))
     return RunSettings(
-        selector=made_for.get("selector", ""),
+        selector=made_for.get("selector", ""), clock=made_for.get("clock", "").strip("'\""),
         clients_per_round=int(clients) if math.isfinite(clients) else None,
-        max_latency_s=_number(made_for.get("max_latency")),
-        clock=made_for.get("clock", "").strip("'\""),
-        total_rounds=int(total) if math.isfinite(total) else None,
-    )
+        total_rounds=int(total) if math.isfinite(total) else None, max_latency_s=_number(made_for.get("max_latency")),
+    )  # fmt: skip
 
 
 def run_status(since_s: float, last_round: int, median_s: float, checkpoint: NewestCheckpoint | None) -> RunStatus:
@@ -411,8 +401,7 @@ class _Reader(NamedTuple):
 _READERS = (
     _Reader({name: attrgetter(f"{name}_s") for name in PARTS[:3]}, _is_reported),
     _Reader(
-        {"compute": attrgetter("compute_s"), TRANSFER: attrgetter("transfer_s")},
-        lambda row: math.isfinite(row.transfer_s),
+        {name: attrgetter(f"{name}_s") for name in ("compute", TRANSFER)}, lambda row: math.isfinite(row.transfer_s)
     ),
     _Reader({LATENCY: took_s}, lambda row: row.latency_source != "max_latency"),
 )

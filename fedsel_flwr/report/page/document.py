@@ -170,16 +170,13 @@ def render(document: Document | Mapping[str, Document]) -> str:
     )  # fmt: skip
     environment.globals["long_columns"] = long_columns
     scripts = [vega_bundle(), _file("page.js")]
+    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
     documents = {"": document} if isinstance(document, Document) else document
-    return str(
-        environment.get_template("page.html").render(
-            documents=documents,
-            policy="; ".join(POLICY).format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
-            style=_file("page.css"),
-            scripts=scripts,
-            data=_packed([{"scenario": name, **_data(one)} for name, one in documents.items()]),
-        )
-    )
+    page = environment.get_template("page.html").render(
+        documents=documents, policy="; ".join(POLICY).format(scripts=hashes), style=_file("page.css"), scripts=scripts,
+        data=_packed([{"scenario": name, **_data(one)} for name, one in documents.items()]),
+    )  # fmt: skip
+    return str(page)
 
 
 def long_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:

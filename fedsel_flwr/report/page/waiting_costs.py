@@ -27,7 +27,7 @@ import numpy as np
 
 from fedsel_flwr.callbacks.prometheus import TIMEOUT, reason_label
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.report.page.comparison_tables import took_s
+from fedsel_flwr.report.page.comparison_tables import columns, took_s
 from fedsel_flwr.report.page.document import Columns
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
@@ -169,15 +169,13 @@ def slowest_table(
     found, durations = slowest_clients(rounds, cohorts), {one.round: one.round_s for one in rounds}
     measured = {one.round: one.round_s - float(own) for one, own in zip(rounds, counted, strict=True)}
     own = sorted(found.items(), reverse=True)
-    return {
-        "round": [number for number, _ in own],
-        "round_s": [durations[number] for number, _ in own],
-        "measured_s": [measured[number] for number, _ in own],
-        "client": [", ".join(row.client_id for row in one.rows) for _, one in own],
-        "outcome": ["failed" if one.has_failed else "usable update" for _, one in own],
-        "beyond_median_s": [one.median_s for _, one in own],
-        "problem": ["; ".join(row.problem for row in one.rows if row.problem) for _, one in own],
-    }
+    rows = [
+        (number, durations[number], measured[number], ", ".join(row.client_id for row in one.rows),
+         "failed" if one.has_failed else "usable update", one.median_s,
+         "; ".join(row.problem for row in one.rows if row.problem))
+        for number, one in own
+    ]  # fmt: skip
+    return columns("round round_s measured_s client outcome beyond_median_s problem", rows)
 
 
 def waited_seconds(round: RoundRecord, cohort: Sequence[ClientRecord]) -> list[tuple[ClientRecord, float]]:
@@ -203,23 +201,14 @@ def _figures(rows: Sequence[ClientRecord], slowest: Sequence[tuple[float, float]
     faulty = [row for row in failed or done if row.problem]
     latencies = [row.latency_s for row in done if row.latency_source not in UNMEASURED and row.latency_s > 0]
     return ClientFigures(
-        client_id=rows[0].client_id,
-        last_seen=done[-1].round if done else None,
-        last_reply=replied[-1].round if replied else None,
-        last_selected=rows[-1].round,
-        problem_round=faulty[-1].round if faulty else None,
-        problem=faulty[-1].problem if faulty else "",
-        problem_reason=reason_label(failed[-1]) if failed else "",
-        selections=len(rows),
-        share=len(rows) / rounds,
-        failures=len(failed),
-        reasons=dict(Counter(map(reason_label, failed)).most_common()),
-        mean_s=mean(latencies),
-        p95_s=float(np.percentile(latencies, PERCENTILE)) if latencies else math.nan,
-        slowest=len(slowest),
-        beyond_second_s=sum(own for own, _ in slowest),
-        beyond_median_s=sum(own for _, own in slowest),
-    )
+        client_id=rows[0].client_id, last_seen=done[-1].round if done else None,
+        last_reply=replied[-1].round if replied else None, last_selected=rows[-1].round,
+        problem_round=faulty[-1].round if faulty else None, problem=faulty[-1].problem if faulty else "",
+        problem_reason=reason_label(failed[-1]) if failed else "", selections=len(rows), share=len(rows) / rounds,
+        failures=len(failed), reasons=dict(Counter(map(reason_label, failed)).most_common()), mean_s=mean(latencies),
+        p95_s=float(np.percentile(latencies, PERCENTILE)) if latencies else math.nan, slowest=len(slowest),
+        beyond_second_s=sum(own for own, _ in slowest), beyond_median_s=sum(own for _, own in slowest),
+    )  # fmt: skip
 
 
 def has_failed(row: ClientRecord) -> bool:

@@ -37,6 +37,7 @@ on) at 25 rounds. ``average`` and ``average_realized`` are the regrets divided b
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -82,43 +83,39 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
     latency, available = draw_rounds(scenario, system)
     selector = _selector(scenario)
     chosen, completed = _select(scenario, selector, latency, available)
-    rounds, m = scenario.rounds, scenario.clients_per_round
-    longest = system.max_latency_s
+    rounds, m, longest = scenario.rounds, scenario.clients_per_round, system.max_latency_s
+    number = np.arange(1, rounds + 1)
     capped = np.where(completed, np.minimum(latency, longest), longest)
     seconds = np.where(chosen, capped, 0.0).max(axis=1)
-    failed = np.cumsum((chosen & ~completed).sum(axis=1))
     plays = np.cumsum(chosen, axis=0)
-    at = points_of(rounds)
-    curves = {"at": at.astype(np.float64), "failed": failed[at - 1], "seconds": np.cumsum(seconds)[at - 1]}
+    # Each outcome after the last round, and each curve in every round.
+    courses = {"failed": np.cumsum((chosen & ~completed).sum(axis=1)), "seconds": np.cumsum(seconds)}
     outcomes = {
-        "seconds_per_round": float(seconds.mean()),
-        "failed": float(failed[-1]),
-        "largest_count": float(plays[-1].max()),
-        "jain": jain_index(plays[-1]),
-        "lowest_margin": math.nan,
-        **_bonus(plays, m),
-    }
+        "seconds_per_round": seconds.mean(), "failed": courses["failed"][-1], "largest_count": plays[-1].max(),
+        "jain": jain_index(plays[-1]), "lowest_margin": math.nan, **_bonus(plays, m),
+    }  # fmt: skip
     if regret.fairness:
-        margins = plays / np.arange(1, rounds + 1)[:, np.newaxis] - np.array(regret.fairness)
+        margins = plays / number[:, np.newaxis] - np.array(regret.fairness)
         outcomes |= _fairness(margins)
-        curves |= {f"margin_{k}": own[at - 1] for k, own in enumerate(margins.T[:MOST_MARGINS], 1)}
+        courses |= {f"margin_{k}": own for k, own in enumerate(margins.T[:MOST_MARGINS], 1)}
     if regret.kind != "none":
         means, realized = _regrets(regret, system, chosen, capped, m)
-        curves |= {"regret": means[at - 1], "regret_realized": realized[at - 1]}
-        curves |= {"average": means[at - 1] / at, "average_realized": realized[at - 1] / at}
-        outcomes |= {"regret": float(means[-1]), "regret_realized": float(realized[-1])}
+        courses |= {"regret": means, "regret_realized": realized}
+        courses |= {"average": means / number, "average_realized": realized / number}
+        outcomes |= {"regret": means[-1], "regret_realized": realized[-1]}
         for early in EARLY_ROUNDS:
             last = min(early, rounds) - 1
-            outcomes |= {f"regret_{early}": float(means[last]), f"realized_{early}": float(realized[last])}
-        outcomes |= _growth(means)
+            outcomes |= {f"regret_{early}": means[last], f"realized_{early}": realized[last]}
         half = max(rounds // 2, 1) - 1
-        late = {"regret_late": means[-1] - means[half], "realized_late": realized[-1] - realized[half]}
-        outcomes |= {name: float(value) for name, value in late.items()}
-        if regret.fairness and isinstance(selector, CSUCBQ):
-            weight = selector.queue_weight
-            curves["bound"] = np.array([cs_ucb_q_regret_bound(regret.fairness, m, weight, int(t)) for t in at])
-            outcomes["bound"] = float(curves["bound"][-1])
-    return outcomes, curves
+        outcomes |= _growth(means)
+        outcomes |= {"regret_late": means[-1] - means[half], "realized_late": realized[-1] - realized[half]}
+    at = points_of(rounds)
+    curves = {"at": at.astype(np.float64), **{name: course[at - 1] for name, course in courses.items()}}
+    if regret.kind != "none" and regret.fairness and isinstance(selector, CSUCBQ):
+        weight = selector.queue_weight
+        curves["bound"] = np.array([cs_ucb_q_regret_bound(regret.fairness, m, weight, int(t)) for t in at])
+        outcomes["bound"] = curves["bound"][-1]
+    return {name: float(value) for name, value in outcomes.items()}, curves
 
 
 def draw_rounds(scenario: Scenario, system: System) -> tuple[FloatArray, BoolArray]:
@@ -160,24 +157,23 @@ def _select(
     scenario: Scenario, selector: Selector, latency: FloatArray, available: BoolArray
 ) -> tuple[BoolArray, BoolArray]:
     """Run the selector; return whether each client was selected, and whether it would complete."""
-    everyone = np.arange(scenario.num_clients)
     longest, chosen = scenario.wireless.max_latency_s, np.zeros(latency.shape, dtype=np.bool_)
     completed = latency < longest
     for t in range(scenario.rounds):
-        here = everyone[available[t]]
+        here = np.flatnonzero(available[t])
         request = selector.probe(here)
         if request is not None:
-            answers = {name: np.full(len(request.clients), NEUTRAL[name]) for name in request.columns}
-            selector.inform(request.clients, **answers)
+            selector.inform(request.clients, **_neutral(request.columns, len(request.clients)))
         clients = selector.select(here)
-        done = completed[t, clients]
-        columns: dict[str, Any] = {
-            name: np.full(len(clients), value) for name, value in NEUTRAL.items() if name in selector.needs
-        }
+        done, columns = completed[t, clients], _neutral(selector.needs & NEUTRAL.keys(), len(clients))
         seconds = np.where(done, latency[t, clients], longest)
         selector.observe(RoundReport(clients=clients, completed=done, latency=seconds, **columns))
         chosen[t, clients] = True
     return chosen, completed
+
+
+def _neutral(names: Iterable[str], count: int) -> dict[str, Any]:
+    return {name: np.full(count, NEUTRAL[name]) for name in names}
 
 
 def _regrets(
@@ -218,16 +214,14 @@ def _fairness(margins: FloatArray) -> dict[str, float]:
     Args:
         margins: Share of the rounds so far minus c_k, shape (rounds, num_clients).
     """
-    last = margins[-1]
+    last = dict(enumerate(margins[-1, :MOST_MARGINS].tolist(), 1))
     unfair = np.flatnonzero((margins < -TOLERANCE).any(axis=1))
     reached = int(unfair[-1]) + 2 if len(unfair) else 1
-    own = {f"margin_{k}": float(value) for k, value in enumerate(last[:MOST_MARGINS], 1)}
-    violated = {f"violated_{k}": float(value < -TOLERANCE) for k, value in enumerate(last[:MOST_MARGINS], 1)}
     return {
-        "lowest_margin": float(last.min()),
+        "lowest_margin": float(margins[-1].min()),
         "rounds_to_fair": float(min(reached, len(margins))),
-        **own,
-        **violated,
+        **{f"margin_{k}": value for k, value in last.items()},
+        **{f"violated_{k}": float(value < -TOLERANCE) for k, value in last.items()},
     }
 
 
@@ -244,9 +238,7 @@ def _growth(regret: FloatArray) -> dict[str, float]:
 
 def _explained(x: FloatArray, y: FloatArray) -> float:
     """Return the share of the variance of y that a + b x explains; NaN if y is constant."""
-    if y.std() == 0:
-        return math.nan
-    return float(np.corrcoef(x, y)[0, 1] ** 2)
+    return math.nan if y.std() == 0 else float(np.corrcoef(x, y)[0, 1] ** 2)
 
 
 def _bonus(plays: Any, clients_per_round: int) -> dict[str, float]:

@@ -214,15 +214,10 @@ def _measure(comparison: Comparison, values: Lookup) -> Finding:
     outcome, other = comparison.check.outcome, comparison.right
     left = _values(comparison.left, outcome, values)
     right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
-    (effect,) = paired_effects(
-        {"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio, skewed=False
-    )
-    return Finding(
-        comparison=comparison,
-        effect=effect,
-        left=float(np.mean([left[seed] for seed in effect.seeds])),
-        right=float(np.mean([right[seed] for seed in effect.seeds])),
-    )
+    both = {"left": left, "right": right}
+    (effect,) = paired_effects(both, "right", outcome, is_ratio=comparison.is_ratio, skewed=False)
+    means = [float(np.mean([own[seed] for seed in effect.seeds])) for own in (left, right)]
+    return Finding(comparison=comparison, effect=effect, left=means[0], right=means[1])
 
 
 def _p_beyond(finding: Finding, limit: float, *, above: bool) -> float:

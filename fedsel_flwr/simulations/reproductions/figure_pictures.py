@@ -83,16 +83,14 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
     series = {number: styles[number] for number in sorted(drawn)}
     # With several curves, each cell is a row.
     columns = min(len(curves) if len(curves) > 1 else len(tables), MOST_COLUMNS)
-    panels = [
-        Panel(
-            title=title,
-            spec=_curve_chart(figure, series, name) if curves
-            else charts.interval_chart(series, cells, _title(name), wanted.levels),
-            rows=rows,
-            width=max(300, 480 // columns),
-        )
-        for title, name, rows in tables
-    ]  # fmt: skip
+    width = max(300, 480 // columns)
+    panels = list[Panel]()
+    for title, name, rows in tables:
+        spec = (
+            _curve_chart(figure, series, name) if curves
+            else charts.interval_chart(series, cells, _title(name), wanted.levels)
+        )  # fmt: skip
+        panels.append(Panel(title=title, spec=spec, rows=rows, width=width))
     return save_picture(panels, path, labels=labels, columns=columns)
 
 
@@ -124,18 +122,22 @@ def _curve_rows(figure: PaperFigure, results: Results, cell: str, curve: str) ->
         grid = found[0][0] if over == "at" else grid
         grid = grid[grid >= wanted.start]
         values = np.array([np.interp(grid, x, y) for x, y in found])
-        lines = [{"x": x, "value": y} for x, y in zip(grid.tolist(), values.mean(axis=0).tolist(), strict=True)]
+        columns = {"x": grid, "value": values.mean(axis=0)}
         if len(values) > 1:
-            for line, column in zip(lines, values.T, strict=True):
-                line["low"], line["high"] = np.clip(
-                    paired_interval(column, skewed=False), *_limits(curve, values)
-                ).tolist()
-        rows += [{"series": number, **line} for line in lines]
+            # In the order of memory, so that sums round as those of one point.
+            low, high = np.clip(paired_interval(np.ascontiguousarray(values.T), skewed=False), *_limits(curve, values))
+            columns |= {"low": low, "high": high}
+        rows += _lines(number, columns)
         if wanted.bound and (bound := results.curves(wanted.bound, arm, cell, over)):
-            mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0).tolist()
-            own = len(figure.arms) + number
-            rows += [{"series": own, "x": x, "value": y} for x, y in zip(grid.tolist(), mean, strict=True)]
+            mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0)
+            rows += _lines(len(figure.arms) + number, {"x": grid, "value": mean})
     return rows
+
+
+def _lines(series: int, columns: Mapping[str, Any]) -> Rows:
+    """Return columns of equal length as the rows of a series."""
+    each = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [{"series": series, **dict(zip(columns, row, strict=True))} for row in each]
 
 
 def _limits(name: str, values: Any) -> tuple[float, float]:

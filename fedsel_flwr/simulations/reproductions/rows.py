@@ -202,15 +202,12 @@ class Cell:
         """Simulate the run and return its row."""
         start = time.process_time()
         outcomes, curves = simulate_run(self)
+        seconds, known = time.process_time() - start, {key: one for key, one in outcomes.items() if not math.isnan(one)}
         return {
-            FINGERPRINT: self.fingerprint,
-            "run": self.run,
-            "selector": _selector_text(self.scenario),
-            "seed": self.scenario.seed,
-            "cpu_s": round(time.process_time() - start, 2),
-            "outcomes": _encode({key: value for key, value in outcomes.items() if not math.isnan(value)}),
+            FINGERPRINT: self.fingerprint, "run": self.run, "selector": _selector_text(self.scenario),
+            "seed": self.scenario.seed, "cpu_s": round(seconds, 2), "outcomes": _encode(known),
             "curves": _encode(curves),
-        }
+        }  # fmt: skip
 
 
 def simulate_run(cell: Cell) -> tuple[dict[str, float], dict[str, FloatArray]]:

@@ -34,6 +34,8 @@ Curve: ``energy`` at 25 steps.
 from __future__ import annotations
 
 import time
+from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -69,9 +71,25 @@ def run_solvers(scenario: Scenario, search: Search) -> tuple[dict[str, float], d
     if search.pairs:
         return _compare(scenario.seed, steps, search), {}
     generator = np.random.default_rng([scenario.seed, STREAM])
-    m, alpha = scenario.clients_per_round, float(table.get("alpha", 1.0))
+    m, alpha, solver = scenario.clients_per_round, float(table.get("alpha", 1.0)), str(table.get("solver", "exact"))
     ucb, g = draw_instance(generator, scenario.num_clients, m, search.instances)
-    return _solve(ucb, g, m, alpha, str(table.get("solver", "exact")), steps, search.temperature, generator)
+    start = time.process_time()
+    optimum = energy_of(maximize(ucb, g, m, alpha), ucb, g, alpha)
+    energies = np.full(steps + 1, optimum)
+    if solver != "exact":
+        start, most = time.process_time(), steps_in_time(solver, steps)
+        _, energies = anneal(
+            ucb, g, m, alpha, kind=solver, steps=most, generator=generator, temperature=search.temperature
+        )
+    milliseconds = 1e3 * (time.process_time() - start)
+    equal, at = energies[: steps + 1], points_of(steps, 0)
+    last, best = float(equal[-1]), float(equal.max())
+    outcomes = {
+        "energy": last, "mean_energy": float(equal[1:].mean()), "best_energy": best,
+        "best_energy_in_time": float(energies.max()), "gap": optimum - last, "best_gap": optimum - best,
+        "solver_ms": milliseconds,
+    }  # fmt: skip
+    return outcomes, {"at": at.astype(np.float64), "energy": equal[at]}
 
 
 def draw_instance(
@@ -99,58 +117,19 @@ def draw_instance(
     return ucb, m / num_clients - plays / rounds  # (3) with beta = 1
 
 
-def _solve(
-    ucb: FloatArray,
-    g: FloatArray,
-    m: int,
-    alpha: float,
-    solver: str,
-    steps: int,
-    temperature: float,
-    generator: np.random.Generator,
-) -> tuple[dict[str, float], dict[str, FloatArray]]:
-    """Solve one instance."""
-    start = time.process_time()
-    optimum = energy_of(maximize(ucb, g, m, alpha), ucb, g, alpha)
-    energies = np.full(steps + 1, optimum)
-    if solver != "exact":
-        start, most = time.process_time(), steps_in_time(solver, steps)
-        _, energies = anneal(
-            ucb, g, m, alpha, kind=solver, steps=most, generator=generator, temperature=temperature
-        )  # fmt: skip
-    milliseconds = 1e3 * (time.process_time() - start)
-    equal = energies[: steps + 1]
-    at = points_of(steps, 0)
-    outcomes = {
-        "energy": float(equal[-1]),
-        "mean_energy": float(equal[1:].mean()),
-        "best_energy": float(equal.max()),
-        "best_energy_in_time": float(energies.max()),
-        "gap": optimum - float(equal[-1]),
-        "best_gap": optimum - float(equal.max()),
-        "solver_ms": milliseconds,
-    }
-    return outcomes, {"at": at.astype(np.float64), "energy": equal[at]}
-
-
 def _compare(seed: int, steps: int, search: Search) -> dict[str, float]:
     """Compare ALSA with annealing on several instances of different sizes."""
-    names = ("last_above", "best_above", "last_above_in_time", "best_above_in_time", "last_above_listed",
-             "best_above_listed", "exact_above")  # fmt: skip
-    above = dict.fromkeys(names, 0)
+    above = Counter[str]()
     for number in range(search.pairs):
         generator = np.random.default_rng([seed, STREAM, number])
         k = int(generator.integers(10, LARGEST))
         m = int(generator.integers(1, max(2, k // 2)))
         alpha = float(generator.choice(ALPHAS))
         ucb, g = draw_instance(generator, k, m, search.instances)
+        how: dict[str, Any] = {"generator": generator, "temperature": search.temperature}
         alsa, annealing = (
-            anneal(
-                ucb, g, m, alpha, kind=kind, steps=steps_in_time(kind, steps), generator=generator,
-                temperature=search.temperature,
-            )[1]
-            for kind in KINDS
-        )  # fmt: skip
+            anneal(ucb, g, m, alpha, kind=kind, steps=steps_in_time(kind, steps), **how)[1] for kind in KINDS
+        )
         ends = {"": steps, "_in_time": steps_in_time("annealing", steps), "_listed": steps_if_listed(m, steps)}
         for name, end in ends.items():
             above[f"last_above{name}"] += bool(alsa[-1] > annealing[end])

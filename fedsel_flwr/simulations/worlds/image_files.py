@@ -16,7 +16,7 @@ import socket
 import tarfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -326,7 +326,10 @@ def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: b
         try:
             loaded = torchvision_set(os.fspath(folder), train=train, **which)
         except RuntimeError:
-            with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
+            with contextlib.ExitStack() as after:
+                # torchvision downloads with urllib, and sets no timeout.
+                after.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+                socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
                 loaded = torchvision_set(os.fspath(folder), train=train, download=True, **which)
     pixels, labels = np.asarray(loaded.data), np.asarray(loaded.targets, dtype=np.int64)
     pixels = pixels[:, np.newaxis] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
@@ -337,17 +340,6 @@ def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: b
             f"{len(pixels)} images of shape {pixels.shape[1:]} and {len(labels)} labels, not of {source.shape}"
         )
     return pixels, labels
-
-
-@contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Give new connections a timeout, because torchvision downloads with urllib and sets none."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def read_writers(folder: Path) -> tuple[IntArray, IntArray]:

@@ -109,14 +109,10 @@ def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Pa
     given, data = own_data_of(scenario, OwnParts(data=own)), scenario.data
     if given is None:
         dataset = load_dataset(
-            data.dataset,
-            data_dir=data.data_dir or None,
-            seed=scenario.seed,
-            validation_fraction=data.validation_fraction,
-            validation_from=data.validation_from,
+            data.dataset, data_dir=data.data_dir or None, seed=scenario.seed, synthetic=data.synthetic(),
+            validation_fraction=data.validation_fraction, validation_from=data.validation_from,
             test_fraction=data.test_fraction,
-            synthetic=data.synthetic(),
-        ).read_only()
+        ).read_only()  # fmt: skip
         return dataset, _draw_partitions(scenario, dataset)
     if data.validation_from != "train":
         raise ParameterError(
@@ -150,8 +146,7 @@ def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:
     Raises:
         ParameterError: The model cannot be built, or does not fit the data.
     """
-    name = scenario.model.name
-    make = own.model
+    name, make = scenario.model.name, own.model
     if make is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
             f"model.name = {name!r} was passed in Python. Pass it again (model=), or refer to it as "
@@ -253,17 +248,11 @@ def _load_data_reference(name: str) -> OwnData | SeededData:
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
     writers = _writers_of(scenario, dataset) if scenario.partition.kind == "writers" else None
-    partitions = partition_indices(
-        _partition_labels(scenario, dataset),
-        scenario.num_clients,
-        **scenario.partition.model_dump(),
-        writers=writers,
-        seed=scenario.seed,
-    )
+    labels, kind = _partition_labels(scenario, dataset), scenario.partition.model_dump()
+    partitions = partition_indices(labels, scenario.num_clients, **kind, writers=writers, seed=scenario.seed)
     # A sampled partition is not a tuple, because it draws new arrays at each access.
-    if isinstance(partitions, tuple):
-        for rows in partitions:
-            rows.flags.writeable = False
+    for rows in partitions if isinstance(partitions, tuple) else ():
+        rows.flags.writeable = False
     return partitions
 
 

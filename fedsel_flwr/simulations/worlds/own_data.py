@@ -104,14 +104,9 @@ class OwnData:
                 "every label"
             )
         return Dataset(
-            name=self.name,
-            train=train,
-            validation=validation,
-            test=test,
-            num_classes=largest + 1 if classes else 1,
-            input_shape=train.inputs.shape[1:],
-            task="classification" if classes else "regression",
-        )
+            self.name, train, validation, test, num_classes=largest + 1 if classes else 1,
+            input_shape=train.inputs.shape[1:], task="classification" if classes else "regression",
+        )  # fmt: skip
 
     def rows(self, count: int) -> tuple[IntArray, ...]:
         """Check the partition and return each client's rows.
@@ -371,13 +366,9 @@ def from_federated(
         measured = {split: _read_columns(rows, split, inputs, labels) for split, rows in others.items()}
     # Examples are stored client by client, and client k has the rows from ends[k] to ends[k + 1].
     ends = np.cumsum([0] + [len(part) for part in parts])
-    return OwnData(
-        train=examples,
-        test=measured[test],
-        validation=None if validation is None else measured[validation],
-        partition=[list(range(start, end)) for start, end in itertools.pairwise(ends.tolist())],
-        name=name,
-    )
+    rows = [list(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
+    served = None if validation is None else measured[validation]
+    return OwnData(train=examples, test=measured[test], validation=served, partition=rows, name=name)
 
 
 def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Array, Array]:

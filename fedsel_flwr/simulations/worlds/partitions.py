@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,13 +131,11 @@ def _assign_all(
     import datasets
     from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
-    partitioner = (
-        DirichletPartitioner(num_clients, "label", alpha, min_partition_size=0, shuffle=False, seed=seed)
-        if kind == "dirichlet"
-        else ShardPartitioner(
-            num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
-        )
-    )
+    make = {
+        "dirichlet": partial(DirichletPartitioner, alpha=alpha, min_partition_size=0),
+        "shards": partial(ShardPartitioner, num_shards_per_partition=shards_per_client),
+    }[kind]
+    partitioner = make(num_clients, "label", shuffle=False, seed=seed)
     partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": classes[rows]}).with_format("arrow")
     # `datasets` calls pyarrow's sort in a deprecated way.
     with warnings.catch_warnings():

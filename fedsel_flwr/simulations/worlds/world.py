@@ -61,15 +61,15 @@ class World:
         # At least one example of each client stays for training.
         self._test_sizes = np.minimum((sizes * scenario.data.local_test_fraction).astype(np.int64), sizes - 1)
         self.sizes: IntArray = sizes - self._test_sizes
+        clients = scenario.clients
         self.dropout = ClientDropout(
-            seed=scenario.seed,
-            failure_probability=scenario.clients.failure_probability,
-            crash_probability=scenario.clients.crash_probability,
-        )
+            seed=scenario.seed, failure_probability=clients.failure_probability,
+            crash_probability=clients.crash_probability,
+        )  # fmt: skip
         _check_batches(scenario, self.model, self.dataset.train, self.sizes)
         counted = 0
-        if scenario.clients.reference_multiplications:
-            if scenario.clients.latency_mode != "model":
+        if clients.reference_multiplications:
+            if clients.latency_mode != "model":
                 raise ParameterError(
                     "clients.reference_multiplications is for modelled times, but clients.latency_mode = 'measured' "
                     "times the training itself. Leave one of them out."
@@ -136,21 +136,13 @@ class World:
                 f"{self.scenario.num_clients} SuperNodes, or override num_clients."
             )
         (inputs, labels), (test_inputs, test_labels) = self.examples(partition_id)
+        (energy_score,) = self.energy_scores([partition_id])
         return TorchClient(
-            partition_id=partition_id,
-            model=self.model,
-            inputs=inputs,
-            labels=labels,
-            test_inputs=test_inputs,
-            test_labels=test_labels,
-            objective=self.objective,
-            energy_score=self.energy_score(partition_id),
-            settings=self.scenario.training.settings(),
-            system=self.system,
-            latency_mode=self.scenario.clients.latency_mode,
-            delay=self.scenario.clients.delay,
-            dropout=self.dropout,
-        )
+            partition_id=partition_id, model=self.model, inputs=inputs, labels=labels, test_inputs=test_inputs,
+            test_labels=test_labels, objective=self.objective, energy_score=energy_score,
+            settings=self.scenario.training.settings(), system=self.system, dropout=self.dropout,
+            latency_mode=self.scenario.clients.latency_mode, delay=self.scenario.clients.delay,
+        )  # fmt: skip
 
     def with_scenario(self, scenario: Scenario) -> World:
         """Return this world with another scenario, which must have the same data, partition, model and system."""
