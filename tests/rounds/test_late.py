@@ -104,20 +104,6 @@ def test_a_client_beyond_max_latency_is_late_too(api: str) -> None:
     assert kept[2][0] != dropped[2][0] == 6.0
 
 
-@BOTH
-def test_a_round_in_which_nobody_is_free_lasts_until_somebody_is(api: str) -> None:
-    """One client of 7.5 s and a deadline of 4 s: it is asked in every second round, and its updates still count."""
-    strategy, models = play_scripted(
-        api, Everyone(), lambda k, t, w: w + 8.0, 4, start=[0.0], clients=1, round_deadline_s=4.0, late="use",
-        report=lambda k, t: {"latency_s": 7.5},
-    )  # fmt: skip
-    assert [one.num_selected for one in strategy.history.rounds] == [1, 0, 1, 0]
-    assert [one.round_s for one in strategy.history.rounds] == [4.0, 3.5, 4.0, 3.5]
-    # The update of round 1 has arrived after 7.5 s, and counts in round 3, the next that aggregates.
-    assert [one.num_late for one in strategy.history.rounds] == [0, 0, 1, 0]
-    assert models[-1] == [8.0]
-
-
 # ---- against a walk through the seconds ---------------------------------------------------------------------------
 
 
