@@ -15,7 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
 from tests.strategies.either_api import base_of, make
-from tests.strategies.helpers import Federation, model
+from tests.strategies.helpers import Federation, chosen, model
 from tests.strategies.message.helpers import FakeGrid, play
 
 Facts = dict[str, Any]
@@ -214,10 +214,7 @@ class Deployment:
 
     def chosen(self) -> list[list[str]]:
         """The client ids of each round, in id order."""
-        return [
-            sorted(row.client_id for row in self.strategy.history.clients if row.round == record.round)
-            for record in self.strategy.history.rounds
-        ]
+        return [sorted(ids) for ids in chosen(self.strategy)]
 
     def problems(self) -> set[str]:
         return {row.problem for row in self.strategy.history.clients}
@@ -225,11 +222,8 @@ class Deployment:
 
 def lines(caplog: Any, start: str) -> list[str]:
     """The package's log lines that begin so."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "fedsel_flwr" and record.getMessage().startswith(start)
-    ]
+    said = [record.getMessage() for record in caplog.records if record.name == "fedsel_flwr"]
+    return [line for line in said if line.startswith(start)]
 
 
 def key(letter: str) -> bytes:

@@ -124,12 +124,11 @@ class Server:
 
     def dispatched(self) -> list[list[str]]:
         """The ids of the clients that trained in each round, in the order of the ids."""
-        rounds = sorted({number for proxy in self.proxies for number in proxy.fit_rounds})
-        ids = {
-            number: [str(p.client_id) for p in self.proxies for one in p.fit_rounds if one == number]
-            for number in rounds
-        }
-        return [sorted(ids[number], key=lambda one: (len(one), one)) for number in rounds]
+        ids: dict[int, list[str]] = {}
+        for proxy in self.proxies:
+            for number in proxy.fit_rounds:
+                ids.setdefault(number, []).append(str(proxy.client_id))
+        return [sorted(ids[number], key=lambda one: (len(one), one)) for number in sorted(ids)]
 
     def given(self) -> list[tuple[list[tuple[str, dict[str, Any]]], int]]:
         """What a recording base was given in each round: client ids with metrics, and the number of failures."""
@@ -141,15 +140,12 @@ class Server:
                 ([(str(client.client_id), res.metrics) for client, res in results], len(failures))
                 for results, failures in recorded
             ]
+
+        def client_of(message: Any) -> str:
+            return str(self.grid.nodes[message.metadata.src_node_id].proxy.client_id)
+
         return [
-            (
-                [
-                    (str(self.grid.nodes[m.metadata.src_node_id].proxy.client_id), _metrics(m))
-                    for m in messages
-                    if m.has_content()
-                ],
-                sum(m.has_error() for m in messages),
-            )
+            ([(client_of(m), _metrics(m)) for m in messages if m.has_content()], sum(m.has_error() for m in messages))
             for messages in recorded
         ]
 

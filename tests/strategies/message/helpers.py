@@ -134,15 +134,9 @@ class ProbeProxy(FakeProxy):
     """A client that answers probes: with ``accuracy`` of the round and a loss, at a time and an energy of its own."""
 
     def __init__(
-        self,
-        cid: str,
-        client_id: Any,
-        *,
-        answer: Callable[[ProbeProxy, dict[str, Any]], dict[str, Any]] | None = None,
-        probe_s: float = 0.25,
-        probe_j: float = 0.125,
-        **kwargs: Any,
-    ) -> None:
+        self, cid: str, client_id: Any, *, answer: Callable[[ProbeProxy, dict[str, Any]], dict[str, Any]] | None = None,
+        probe_s: float = 0.25, probe_j: float = 0.125, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(cid, client_id, **kwargs)
         self.answer, self.probe_s, self.probe_j = answer, probe_s, probe_j
         self.probed: list[dict[str, Any]] = []
@@ -158,13 +152,11 @@ class ProbeProxy(FakeProxy):
             return result
         self.probed.append(config)
         self.models.append(parameters_to_ndarrays(ins.parameters))
+        accuracy = self.accuracy(int(config["round"]))  # type: ignore[arg-type]
         result.metrics = {
-            "local_accuracy": (accuracy := self.accuracy(int(config["round"]))),  # type: ignore[arg-type]
-            "loss": 2.0 - accuracy,
-            "batch_loss": 2.5 - accuracy,
-            "latency_s": self.probe_s,
-            "energy_j": self.probe_j,
-        }
+            "local_accuracy": accuracy, "loss": 2.0 - accuracy, "batch_loss": 2.5 - accuracy,
+            "latency_s": self.probe_s, "energy_j": self.probe_j,
+        }  # fmt: skip
         if self.answer is not None:
             result.metrics = self.answer(self, result.metrics)
         return result
@@ -237,12 +229,8 @@ class FakeNode:
         config: dict[str, Any] = dict(configs)
         result = self.proxy.evaluate(EvaluateIns(_parameters(arrays), config), None, int(config.get("server-round", 0)))
         metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, bytes)}
-        return RecordDict(
-            {
-                **_vectors(result.metrics),
-                "metrics": MetricRecord({"num-examples": result.num_examples, "loss": result.loss, **metrics}),
-            }
-        )
+        told = MetricRecord({"num-examples": result.num_examples, "loss": result.loss, **metrics})
+        return RecordDict({**_vectors(result.metrics), "metrics": told})
 
 
 def _vectors(metrics: dict[str, Any]) -> dict[str, ArrayRecord]:
@@ -250,10 +238,9 @@ def _vectors(metrics: dict[str, Any]) -> dict[str, ArrayRecord]:
     vectors = {}
     for name, value in metrics.items():
         if isinstance(value, bytes):
-            array = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=value)
-            vectors[name] = ArrayRecord(
-                {"0": Array(np.frombuffer(value, np.float32)) if len(value) % 4 == 0 else array}
-            )
+            garbage = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=value)
+            array = garbage if len(value) % 4 else Array(np.frombuffer(value, np.float32))
+            vectors[name] = ArrayRecord({"0": array})
     return vectors
 
 
