@@ -60,22 +60,6 @@ def cs_ucb(m: int = 6) -> Any:
     return create("cs-ucb", clients_per_round=m, max_latency=60.0, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "scale"), [("cs-ucb", {"max_latency": "auto"}), ("bsfl", {"min_latency": "auto", "alpha": 0.0})]
-)
-def test_a_client_that_had_to_start_is_asked_again_soon(name: str, scale: dict[str, Any]) -> None:
-    """Ten clients, two a round; only n0 has to start, whom the selectors left out for a dozen rounds after that."""
-
-    def seconds(client: str, number: int) -> float:
-        return starting(client, number if client == "n0" else 2)
-
-    nodes = [f"n{k}" for k in range(10)]
-    core = play(server(create(name, clients_per_round=2, seed=0, **scale)), 16, seconds, nodes, compute_s=0.2)
-    rounds = [row.round for row in core.parts.history.clients if row.client_id == "n0"]
-    assert rounds[1] - rounds[0] <= 6
-    assert len(core.parts.history.clients) == 2 * 16  # nobody trained twice in a round
-
-
 def test_the_play_counts_and_there_is_one_first_time_a_row_also_after_a_restart() -> None:
     core = play(server(cs_ucb()), 3, starting)
     history = core.parts.history

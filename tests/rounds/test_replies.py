@@ -181,12 +181,6 @@ def test_a_column_that_is_wanted_is_read_or_said_to_be_missing(name: str, told: 
     assert (result.completed, result.problems) == (True, problems)
 
 
-def test_a_missing_reference_skips_the_arrays_only() -> None:
-    reply = Reply(arrays=None, num_examples=2, metrics={"latency_s": 1.0})
-    result = read_reply(reply, Settings(max_latency=5.0), client_id="7")
-    assert (result.completed, result.latency_s) == (True, 1.0)
-
-
 @pytest.mark.parametrize("power", [400, 5000])  # beyond a double; beyond the digits that Python prints
 @pytest.mark.parametrize("key", ["latency_s", "energy_j", "client_id", "num_examples"])
 def test_huge_integers_do_not_raise(key: str, power: int) -> None:

@@ -80,15 +80,6 @@ SECONDS = {0: 3.0, 1: 1.0, 2: 9.0, 3: 2.0, 4: 5.0, 5: 4.0}
 TIERS = [[1, 3], [0, 5], [4, 2]]  # 1 and 2 s, 3 and 4 s, 5 and 9 s
 
 
-def test_everybody_is_profiled_once_in_the_opening_rounds() -> None:
-    """Five clients, two a round: three rounds, the last one filled up with one who was profiled already."""
-    for seed in range(10):
-        selector = build(seed=seed)
-        counts = Counter(k for _ in range(3) for k in play(selector, range(5), dict.fromkeys(range(5), 1.0))[0])
-        assert set(counts) == set(range(5))
-        assert sorted(counts.values()) == [1, 1, 1, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("m", "available"), [(2, range(6)), (3, range(6)), (2, [1, 3, 4, 2])], ids=["tiers", "filled up", "one tier away"]
 )
@@ -165,14 +156,6 @@ def test_who_fails_five_times_is_in_no_tier_until_it_answers() -> None:
     sets = frequencies(frozen(selector, everybody), 200)
     assert any(6 in members for members in sets)
     assert any(6 not in members for members in sets)
-
-
-@pytest.mark.parametrize("failures", [1, 4])
-def test_who_fails_less_often_is_profiled_first(failures: int) -> None:
-    selector = profiled(SECONDS)
-    for answers in [{}] * failures + [{6: 0.5}]:
-        assert 6 in play(selector, range(7), SECONDS | answers)[0]
-    assert any(6 not in play(selector, range(7), SECONDS | {6: 0.5})[0] for _ in range(20))
 
 
 def test_spares_are_profiled_or_raise_their_profile() -> None:
