@@ -65,13 +65,9 @@ alt: Any = _Later("altair")
 
 def selector_styles(selectors: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
     """Return colour and dashes of each selector, as in the picture; black is the colour of the text."""
-    return {
-        name: (
-            COLOURS[i % len(COLOURS)].replace("#000000", TEXT),
-            list(DASHES[i // len(COLOURS) % len(DASHES)]),
-        )
-        for i, name in enumerate(selectors)
-    }
+    colours = [COLOURS[i % len(COLOURS)].replace("#000000", TEXT) for i in range(len(selectors))]
+    dashes = [list(DASHES[i // len(COLOURS) % len(DASHES)]) for i in range(len(selectors))]
+    return dict(zip(selectors, zip(colours, dashes, strict=True), strict=True))
 
 
 def line_chart(
@@ -119,10 +115,7 @@ def line_chart(
     )  # fmt: skip
     line = line.encode(strokeWidth=alt.StrokeWidth(f"{width}:Q", scale=None) if width else alt.value(1.8))
     layers = [area.encode(y=alt.Y("low:Q", **of), y2="high:Q")] if band else []
-    layers.append(line)
-    for place, dash in ((rule, []), (goal, [4, 4])):
-        if place is not None:
-            layers.append(_once().mark_rule(strokeDash=dash, color=TEXT, opacity=0.6).encode(y=alt.datum(place)))
+    layers += [line, *(_rule(place, dash) for place, dash in ((rule, []), (goal, [4, 4])) if place is not None)]
     return specification(alt.layer(*layers, *more), HEIGHT)
 
 
@@ -140,20 +133,19 @@ def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     y = _series_axis()
     colour = series_colour(selectors)
     rows = alt.Chart()
-    band = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_rect(color=TEXT, opacity=0.07)
+    itself = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)")
+    band = itself.mark_rect(color=TEXT, opacity=0.07).encode(x="low:Q", x2="high:Q")
     margin = _once().mark_rect(color=TEXT, opacity=0.12).encode(x=alt.datum(1 / MARGIN), x2=alt.datum(MARGIN))
     one = _once().mark_rule(color=TEXT, opacity=0.7).encode(x=alt.datum(1))
     is_chosen = "datum.seed === chosen"
     seeds = rows.transform_filter("datum.kind == 'seed' && isValid(datum.ratio)").mark_circle(yOffset=-6).encode(
         x=x, y=y, color=colour, opacity=alt.condition(is_chosen, alt.value(1), alt.value(0.45)),
-        size=alt.condition(is_chosen, alt.value(110), alt.value(32)),
-        tooltip=["selector:N", "seed:N", alt.Tooltip("ratio:Q", format=".3~g")],
+        size=alt.condition(is_chosen, alt.value(110), alt.value(32)), tooltip=["selector:N", "seed:N", _short("ratio")],
     )  # fmt: skip
     mean = rows.transform_filter("datum.kind == 'mean'")
     known = mean.transform_filter("isValid(datum.low)")
     interval = known.mark_rule(strokeWidth=2.5, yOffset=6).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
-    numbers = [alt.Tooltip(f"{field}:Q", format=".3~g") for field in ("ratio", "low", "high", "p")]
-    words = ["selector:N", *numbers, "verdict:N", "note:N"]
+    words = ["selector:N", *map(_short, ("ratio", "low", "high", "p")), "verdict:N", "note:N"]
     point = known.mark_point(filled=True, shape="diamond", size=90, yOffset=6, opacity=1).encode(
         x=x, y=y, color=colour, tooltip=words
     )
@@ -163,11 +155,9 @@ def ratio_chart(selectors: Styles, reference: str) -> dict[str, Any]:
     count = mean.transform_filter("!isValid(datum.low)").mark_text(align="left", dx=4, dy=6, color=TEXT).encode(
         x=alt.value(0), y=y, text="note:N"
     )  # fmt: skip
-    name = rows.transform_filter("datum.kind == 'band' && isValid(datum.low)").mark_text(
-        text=f"{reference} against itself", align="left", baseline="bottom", dx=2, color=TEXT
-    )
+    name = itself.mark_text(text=f"{reference} against itself", align="left", baseline="bottom", dx=2, color=TEXT)
     name = name.encode(x=alt.X("low:Q", scale=alt.Scale(type="log")), y=alt.value(-3))
-    layers = (band.encode(x="low:Q", x2="high:Q"), name, margin, one, seeds, interval, point)
+    layers = (band, name, margin, one, seeds, interval, point)
     found = specification(alt.layer(*layers, note, count), 34 * len(selectors))
     return found | {"params": [{"name": "chosen", "value": CHOSEN}]}
 
@@ -199,10 +189,9 @@ def interval_chart(
     crowded = len(groups) > 5 or len("".join(groups)) > LONGEST_NAMES
     axis = alt.Axis(labelAngle=-30 if crowded else 0, labelLimit=0, labelOverlap=False)
     base = alt.Chart().encode(
-        x=alt.X("group:N", title=None, sort=list(groups), axis=axis),
+        x=alt.X("group:N", title=None, sort=list(groups), axis=axis), color=series_colour(selectors),
         xOffset=alt.XOffset("series:O", scale=alt.Scale(domain=list(selectors))),
-        color=series_colour(selectors),
-    )
+    )  # fmt: skip
     of = {"title": title, "scale": alt.Scale(zero=False)}
     whisker = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", **of), y2="high:Q")
     shapes = alt.Scale(domain=list(selectors), range=[SHAPES[i // len(COLOURS) % len(SHAPES)] for i in selectors])
@@ -223,31 +212,22 @@ def count_chart(selectors: Styles) -> dict[str, Any]:
 
 def map_chart() -> dict[str, Any]:
     """Heat map: rounds from left to right, clients in the order of their mean latency from below."""
+    # Without the darkest colours, which look like no selection on a dark page.
+    scale = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 1]))
+    ends = {"first_client:Q": "from the client in place", "place_end:Q": "to the client in place"}
     chart = _bars(alt.Chart().transform_calculate(first_client="datum.place + 1")).encode(
         y=alt.Y("place:Q", title="clients, fastest below", scale=alt.Scale(nice=False)),
         y2="place_end:Q",
-        # Without the darkest colours, which look like no selection on a dark page.
-        color=alt.Color(
-            "selections:Q",
-            scale=alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.25, 1])),
-            legend=_legend("selections"),
-        ),
-        tooltip=[
-            alt.Tooltip("first_client:Q", title="from the client in place"),
-            alt.Tooltip("place_end:Q", title="to the client in place"),
-            *_ends(),
-            alt.Tooltip("selections:Q", format=".3~g"),
-        ],
-    )  # fmt: skip
+        color=alt.Color("selections:Q", scale=scale, legend=_legend("selections")),
+        tooltip=[*(alt.Tooltip(name, title=title) for name, title in ends.items()), *_ends(), _short("selections")],
+    )
     return specification(chart, HEIGHT)
 
 
 def selection_chart(selectors: Styles) -> dict[str, Any]:
     """Points: how often a client was selected against its mean latency."""
     chart = alt.Chart().mark_circle(opacity=0.6, size=40).encode(
-        x=alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False)),
-        y=alt.Y("selections:Q", title="times selected"),
-        color=series_colour(selectors),
+        x=_latency_axis(), y=alt.Y("selections:Q", title="times selected"), color=series_colour(selectors),
         tooltip=["selector:N", "client:N", "latency_s:Q", "selections:Q"],
     )  # fmt: skip
     return specification(chart, HEIGHT)
@@ -255,11 +235,10 @@ def selection_chart(selectors: Styles) -> dict[str, Any]:
 
 def tenth_chart(selectors: Styles) -> dict[str, Any]:
     """Lines: how often a client of each tenth was selected against the tenth's mean latency."""
-    x = alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False))
-    tooltip = ["tenth:Q", "latency_s:Q", "selections_per_client:Q"]
     return line_chart(
-        selectors, x, "selections_per_client", "times selected", tooltip=tooltip, points=True, scale={"zero": True}
-    )
+        selectors, _latency_axis(), "selections_per_client", "times selected", points=True, scale={"zero": True},
+        tooltip=["tenth:Q", "latency_s:Q", "selections_per_client:Q"],
+    )  # fmt: skip
 
 
 def fairness_chart(selectors: Styles, title: str, form: str) -> dict[str, Any]:
@@ -286,13 +265,11 @@ def failure_chart(last: int, *, whole: bool = False) -> dict[str, Any]:
     )
     # The least step between ticks (tickMinStep) does not hold for an axis with few of them.
     axis = alt.Axis(labelExpr="datum.value % 1 ? '' : datum.value") if whole else alt.Axis()
-    y = alt.Y("low:Q", title="failed clients per round", axis=axis)
     chart = _bars(rows, domain=[0.5, last + 0.5]).encode(
-        y=y,
-        y2="high:Q",
+        y=alt.Y("low:Q", title="failed clients per round", axis=axis), y2="high:Q",
         color=alt.Color("series:N", legend=_legend(None, LABEL)),
-        tooltip=["reason:N", *_ends(), alt.Tooltip("clients_per_round:Q", title="clients per round", format=".3~g")],
-    )
+        tooltip=["reason:N", *_ends(), _short("clients_per_round", "clients per round")],
+    )  # fmt: skip
     return specification(chart, HEIGHT)
 
 
@@ -303,13 +280,11 @@ def duration_chart(parts: Sequence[str], title: str, limit: float = math.nan) ->
         stack="seconds", as_=["low", "high"], groupby=["round"], sort=[alt.SortField("order")]
     )  # fmt: skip
     chart = _bars(rows).encode(
-        y=alt.Y("low:Q", title=title),
-        y2="high:Q",
-        color=_part_colour(parts, COUNTED),
+        y=alt.Y("low:Q", title=title), y2="high:Q", color=_part_colour(parts, COUNTED),
         # Only these seconds are not measured.
         fillOpacity=alt.condition("datum.part === 'failures'", alt.value(0.4), alt.value(1)),
-        tooltip=["part:N", *_ends(), alt.Tooltip("seconds:Q", format=".3~g")],
-    )
+        tooltip=["part:N", *_ends(), _short("seconds")],
+    )  # fmt: skip
     return specification(alt.layer(chart, *named_line(limit, "max_latency")), HEIGHT)
 
 
@@ -328,18 +303,15 @@ def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
     # Without this space, the points of the longest rounds are cut by the upper edge.
     top = 1.08 * max(longest, limit if math.isfinite(limit) else 0.0)
     scale = alt.Scale(domain=[0, top], nice=False) if top > 0 else alt.Scale()
-    colour = alt.Color(
-        "outcome:N", legend=_legend("slowest client"),
-        scale=alt.Scale(domain=["usable update", "failed"], range=[PART_COLOURS["download"], PART_COLOURS["upload"]]),
-    )  # fmt: skip
+    outcomes, legend = ["usable update", "failed"], _legend("slowest client")
+    colours = alt.Scale(domain=outcomes, range=[PART_COLOURS["download"], PART_COLOURS["upload"]])
     chart = alt.Chart().mark_point(filled=True, size=45, opacity=0.8).encode(
         x=round_axis(padding=8),
         y=alt.Y("round_s:Q", title="duration of the round (s)", scale=scale),
-        color=colour,
-        shape=alt.Shape("outcome:N", legend=_legend("slowest client"), scale=alt.Scale(
-            domain=["usable update", "failed"], range=["circle", "triangle-up"])),
-        tooltip=["round:Q", alt.Tooltip("round_s:Q", title="seconds", format=".3~g"), "client:N", "outcome:N",
-                 alt.Tooltip("beyond_median_s:Q", title="seconds beyond the median", format=".3~g"), "problem:N"],
+        color=alt.Color("outcome:N", legend=legend, scale=colours),
+        shape=alt.Shape("outcome:N", legend=legend, scale=alt.Scale(domain=outcomes, range=["circle", "triangle-up"])),
+        tooltip=["round:Q", _short("round_s", "seconds"), "client:N", "outcome:N",
+                 _short("beyond_median_s", "seconds beyond the median"), "problem:N"],
     )  # fmt: skip
     counted = alt.Chart().mark_rule(color=PART_COLOURS["upload"], opacity=0.5).encode(
         x="round:Q", y=alt.Y("measured_s:Q", scale=scale), y2="round_s:Q"
@@ -349,11 +321,8 @@ def slowest_chart(longest: float, limit: float = math.nan) -> dict[str, Any]:
 
 def evaluation_chart() -> dict[str, Any]:
     """Line: accuracy over the evaluated rounds of a deployment."""
-    chart = alt.Chart().mark_line(point=True).encode(
-        x=round_axis(),
-        y=alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=True)),
-        tooltip=["round:Q", "accuracy:Q", "loss:Q"],
-    )  # fmt: skip
+    y = alt.Y("accuracy:Q", title="accuracy", scale=alt.Scale(zero=True))
+    chart = alt.Chart().mark_line(point=True).encode(x=round_axis(), y=y, tooltip=["round:Q", "accuracy:Q", "loss:Q"])
     return specification(chart, HEIGHT)
 
 
@@ -361,11 +330,8 @@ def part_chart(number: int, parts: Sequence[str]) -> dict[str, Any]:
     """Stacked bars: the parts of a mean round of each of this number of selectors, in seconds."""
     rows = alt.Chart().transform_calculate(order=f"indexof({list(parts)}, datum.part)")
     chart = rows.transform_filter("datum.seconds > 0").mark_bar().encode(
-        x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"),
-        y=_series_axis(),
-        color=_part_colour(parts),
-        order=alt.Order("order:Q"),
-        tooltip=["selector:N", "part:N", "seconds:Q"],
+        x=alt.X("seconds:Q", title="seconds of a mean round", stack="zero"), y=_series_axis(),
+        color=_part_colour(parts), order=alt.Order("order:Q"), tooltip=["selector:N", "part:N", "seconds:Q"],
     )  # fmt: skip
     return specification(chart, 24 * number)
 
@@ -417,9 +383,21 @@ def named_line(place: float, name: str) -> list[Any]:
     """Return a dashed horizontal line with its name; nothing if its place is unknown."""
     if not math.isfinite(place):
         return []
-    line = _once().mark_rule(strokeDash=[4, 4], color=TEXT, opacity=0.6).encode(y=alt.datum(place))
     text = _once().mark_text(text=name, align="left", baseline="bottom", dx=2, dy=-2, color=TEXT)
-    return [line, text.encode(y=alt.datum(place), x=alt.value(0))]
+    return [_rule(place, [4, 4]), text.encode(y=alt.datum(place), x=alt.value(0))]
+
+
+def _rule(place: float, dash: Sequence[int]) -> Any:
+    return _once().mark_rule(strokeDash=dash, color=TEXT, opacity=0.6).encode(y=alt.datum(place))
+
+
+def _short(column: str, title: str | None = None) -> Any:
+    """Return a number with three digits, for a tooltip."""
+    return alt.Tooltip(f"{column}:Q", format=".3~g", **({"title": title} if title else {}))
+
+
+def _latency_axis() -> Any:
+    return alt.X("latency_s:Q", title="mean latency (s)", scale=alt.Scale(zero=False))
 
 
 def _part_colour(parts: Sequence[str], labels: str = "datum.label") -> Any:

@@ -7,6 +7,7 @@ too. The texts of the page are in ``comparison.html``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,15 +87,10 @@ def comparison_document(facts: ComparisonFacts) -> Document:
     if any(one.name == "ratios" for one in drawn):
         menus["measure"] = Menu(label="Ratio of", options=tables.MEASURES)
     return Document(
-        title=facts.title,
-        lead=[facts.description] if facts.description else [],
-        template="comparison.html",
-        sections=SECTIONS,
-        charts=drawn,
-        facts=_texts(facts, selectors) | {"maps": maps, "seeds": len(seeds)},
-        menus=menus,
-        selectors=styles,
-    )
+        title=facts.title, lead=[facts.description] if facts.description else [], template="comparison.html",
+        sections=SECTIONS, charts=drawn, facts=_texts(facts, selectors) | {"maps": maps, "seeds": len(seeds)},
+        menus=menus, selectors=styles,
+    )  # fmt: skip
 
 
 def _charts(
@@ -139,8 +135,8 @@ def _charts(
         ("jain", "Jain's index", ".3~f"), ("worst_tenth", "accuracy of the worst tenth", ".1~%"),
     ):  # fmt: skip
         if any(math.isfinite(getattr(one, figure)) for one in facts.summaries):
-            rows = tables.fairness_table(facts.summaries, figure)
-            add(figure.replace("_", "-"), rows, charts.fairness_chart(series, title, form))
+            spec = charts.fairness_chart(series, title, form)
+            add(figure.replace("_", "-"), tables.fairness_table(facts.summaries, figure), spec)
     rows = tables.part_table(runs)
     if any(map(math.isfinite, rows["seconds"])):
         positive = {part for part, seconds in zip(rows["part"], rows["seconds"], strict=True) if seconds > 0}
@@ -158,13 +154,12 @@ def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
     """Return the values of the template ``comparison.html``, except the numbers of seeds and maps."""
     found, summaries = facts.verdict, aggregate(facts.summaries)
     cells = figure_cells(summaries, facts.target_accuracy)
-    counts = tables.failure_counts(facts.runs)
-    reasons = sorted(
-        {reason for own in counts.values() for reason in own},
-        key=lambda reason: (reason == "other", -sum(own.get(reason, 0) for own in counts.values())),
-    )
+    counts, total = tables.failure_counts(facts.runs), Counter[str]()
+    for own in counts.values():
+        total.update(own)
+    reasons = sorted(total, key=lambda reason: (reason == "other", -total[reason]))
     texts: dict[str, Any] = {
-        "reference": found.reference if found else "",
+        "given": facts, "reference": found.reference if found else "", "summaries": selector_summaries(selectors),
         "sentences": [line.removeprefix("- ") for line in (found.sentence.splitlines() if found else ())],
         "figures": {
             "head": ["selector", "seeds", *(head.replace("\n", " ") for head, _ in cells)],
@@ -175,9 +170,7 @@ def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
             "rows": [[name, *(f"{own.get(reason, 0):.1f}" for reason in reasons)] for name, own in counts.items()],
         },
         "max_latency": f" ({facts.max_latency_s:g} s)" if math.isfinite(facts.max_latency_s) else "",
-        "summaries": selector_summaries(selectors),
-        "given": facts,
-    }
+    }  # fmt: skip
     texts["sentences"] += facts.remarks
     if found:
         texts["ratios"] = [
