@@ -124,15 +124,15 @@ class TrackedRun(Recorder):
         Args:
             record: The round, the last one of the history.
         """
-        began, sent = time.monotonic(), False
-        if began < self._next:
+        if (began := time.monotonic()) < self._next:
             return
         with self._logging_errors(f"in round {record.round}"):
             for number, values in self._figures(record.round if self._recorder else 1):
                 self.write(number, values)
-            sent = True
+            self._next = -math.inf
+            return
         ended = time.monotonic()
-        self._next = -math.inf if sent else ended + RETRY * (ended - began)
+        self._next = ended + RETRY * (ended - began)
 
     def write(self, round: int, values: Figures) -> None:
         """Write a round's figures, in a run that the first ones open."""
@@ -243,11 +243,7 @@ class TensorBoard(Recorder):
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        prefix: str = "fedsel/",
-        params: Mapping[str, object] | None = None,
+        self, folder: str | os.PathLike[str], *, prefix: str = "fedsel/", params: Mapping[str, object] | None = None
     ) -> None:
         self._prefix = prefix
         self._writer = import_library("tensorboard.summary", "tensorboard").Writer(os.fspath(folder))
@@ -266,13 +262,12 @@ class TensorBoard(Recorder):
         self._writer.close()
 
     def _write_params(self, folder: str, params: Mapping[str, object]) -> None:
-        event = import_library("tensorboard.compat.proto.event_pb2", "tensorboard").Event
-        summary = import_library("tensorboard.plugins.hparams.summary_v2", "tensorboard").hparams_pb
+        modules = ("compat.proto.event_pb2", "plugins.hparams.summary_v2", "summary.writer.event_file_writer")
+        event, summary, writer = (import_library(f"tensorboard.{name}", "tensorboard") for name in modules)
         plain = {key: one if isinstance(one, bool | int | float | str) else str(one) for key, one in params.items()}
         # In a file of its own: TensorBoard's writer of scalars takes nothing else.
-        module = import_library("tensorboard.summary.writer.event_file_writer", "tensorboard")
-        file = module.EventFileWriter(folder, filename_suffix=".hparams")
-        file.add_event(event(wall_time=time.time(), summary=summary(plain)))
+        file = writer.EventFileWriter(folder, filename_suffix=".hparams")
+        file.add_event(event.Event(wall_time=time.time(), summary=summary.hparams_pb(plain)))
         file.close()
 
 

@@ -15,16 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.callbacks.trackers import (
-    MAX_ERROR,
-    MLflow,
-    Recorder,
-    TensorBoard,
-    TrackedRun,
-    WandB,
-    find_or_make_experiment,
-    import_library,
-)
+from fedsel_flwr.callbacks import trackers
+from fedsel_flwr.callbacks.trackers import Recorder
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, described
 from fedsel_flwr.references import absolute_reference, is_reference, load_reference
@@ -133,10 +125,10 @@ class Tracking:
         tracking = self if folder is None else replace(self, folder=folder, group=folder.resolve().name)
         if tracking.tracker == "mlflow":
             try:
-                client = import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking._place())
-                find_or_make_experiment(client, tracking.experiment)
+                client = trackers.import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking._place())
+                trackers.find_or_make_experiment(client, tracking.experiment)
             except Exception as error:
-                text = described(error)[:MAX_ERROR]
+                text = described(error)[: trackers.MAX_ERROR]
                 warn(f"mlflow does not answer. The runs continue, and mlflow lacks their rounds until it does: {text}")
         return tracking
 
@@ -147,7 +139,7 @@ class Tracking:
         """
         if self.tracker not in TRACKERS:
             return
-        library = import_library(TRACKERS[self.tracker], self.tracker)
+        library = trackers.import_library(TRACKERS[self.tracker], self.tracker)
         if self.tracker == "mlflow":
             for name, limit in REQUEST_LIMITS.items():
                 os.environ.setdefault(name, limit)
@@ -175,16 +167,16 @@ class Tracking:
     def end_service(self) -> None:
         """End W&B's service process. It prints a traceback if it is killed."""
         if self.tracker == "wandb":
-            import_library("wandb", "wandb").teardown()
+            trackers.import_library("wandb", "wandb").teardown()
 
-    def run(self, name: str, params: Mapping[str, object]) -> TrackedRun:
+    def run(self, name: str, params: Mapping[str, object]) -> trackers.TrackedRun:
         """Return the callback of one run.
 
         Args:
             name: Of the run.
             params: Its parameters.
         """
-        return TrackedRun(self.tracker, lambda: self.open(name, params), self.clients)
+        return trackers.TrackedRun(self.tracker, lambda: self.open(name, params), self.clients)
 
     def open(self, name: str, params: Mapping[str, object]) -> Recorder:
         """Open a new run of the tracker.
@@ -204,15 +196,15 @@ class Tracking:
             folder, count = root / name, 1
             while folder.exists():
                 folder, count = root / f"{name}-{count + 1}", count + 1
-            return TensorBoard(folder, params=params)
+            return trackers.TensorBoard(folder, params=params)
         if self.tracker == "mlflow":
-            return MLflow(self.experiment, run_name=name, tracking_uri=self._place(), params=params)
+            return trackers.MLflow(self.experiment, run_name=name, tracking_uri=self._place(), params=params)
         # W&B makes links in its folder, and a run's folder must have none: W&B's files stay where it puts them.
         settings = {"console": "off", "silent": True, "init_timeout": 20}
         # W&B keeps the working directory of its first run in this process.
         place = os.environ.get("WANDB_DIR") or str(Path.cwd())
         project = self.address or os.environ.get("WANDB_PROJECT") or "fedsel"
-        return WandB(project, name=name, group=self.group, config=params, settings=settings, dir=place)
+        return trackers.WandB(project, name=name, group=self.group, config=params, settings=settings, dir=place)
 
 
 def choose_clients(given: int | Sequence[int], num_clients: int) -> tuple[str, ...]:
@@ -252,5 +244,5 @@ def _has_key(library: Any) -> bool:
     try:
         return bool(library.login(prompt=False))
     except Exception as error:
-        logger.warning("W&B does not answer. The runs continue without it: %s", described(error)[:MAX_ERROR])
+        logger.warning("W&B does not answer. The runs continue without it: %s", described(error)[: trackers.MAX_ERROR])
         return True

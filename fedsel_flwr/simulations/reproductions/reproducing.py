@@ -25,7 +25,7 @@ from fedsel_flwr.rounds.storage import check_entries
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_for_runs
 from fedsel_flwr.simulations.reproductions.claims import CHECK_COLUMNS, FigureVerdict, verdict_of
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, figure_names, load_figure
-from fedsel_flwr.simulations.reproductions.rows import Cell, cells_of, open_rows, results_of, simulate_run
+from fedsel_flwr.simulations.reproductions.rows import Cell, Rows, cells_of, open_rows, results_of, simulate_run
 from fedsel_flwr.simulations.scenario_files import replace_keys
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def reproduce(
     check_entries(target)
     for figure in figures.values():
         if figure.has_runs:
-            _play_missing(figure, target, jobs, seeds, data_dir, announce, where)
+            cells, rows = cells_of(figure, seeds, data_dir), open_rows(target, figure)
+            _play_missing(figure, cells, rows, jobs, where, announce)
     found = {}
     with refusing_faults(f"the files in {str(target)!r} cannot be used. Delete them, or restore them from a copy"):
         for name, figure in figures.items():
@@ -114,32 +115,19 @@ def write_checks(folder: Path, paper: str, found: Mapping[str, FigureVerdict] = 
 
 
 def _play_missing(
-    figure: PaperFigure,
-    folder: Path,
-    jobs: int | None,
-    seeds: int | None,
-    data_dir: str,
-    announce: Announce,
-    where: RayResources | None,
+    figure: PaperFigure, cells: list[Cell], rows: Rows, jobs: int | None, where: RayResources | None, announce: Announce
 ) -> None:
     """Simulate the runs of a figure that have no row, and add a row when a run has finished."""
-    rows, cells = open_rows(folder, figure), cells_of(figure, seeds, data_dir)
     unique = {cell.fingerprint: cell for cell in cells}
-    missing = [cell for mark, cell in unique.items() if not rows.done(mark)]
-    announce(f"{figure.name}: {len(unique) - len(missing)} of {len(unique)} runs are finished")
+    # Runs of the same seed and cell share the data of their scenario.
+    missing = sorted(
+        (cell for mark, cell in unique.items() if not rows.done(mark)), key=lambda cell: (cell.scenario.seed, cell.cell)
+    )
+    done = len(unique) - len(missing)
+    announce(f"{figure.name}: {done} of {len(unique)} runs are finished")
     if not missing:
         return
-    # Runs of the same seed and cell share the data of their scenario.
-    missing.sort(key=lambda cell: (cell.scenario.seed, cell.cell))
-    done = len(unique) - len(missing)
-    if where is None and jobs in (None, 1):
-        found: Generator[tuple[int, dict[str, Any]]] = (
-            (number, cell.simulate()) for number, cell in enumerate(missing)
-        )
-    else:
-        names = [f"{figure.name}, {cell.arm}, seed {cell.scenario.seed}" for cell in missing]
-        found = _executor(missing, where, jobs).map(_simulate, missing, names)
-    with contextlib.closing(found):
+    with contextlib.closing(_simulated(missing, jobs, where)) as found:
         for _, row in found:
             rows.add(row)
             done += 1
@@ -148,15 +136,20 @@ def _play_missing(
     rows.sort()
 
 
-def _executor(cells: Sequence[Cell], where: RayResources | None, jobs: int | None) -> Executor:
-    """Return the executor of runs with one core each."""
+def _simulated(
+    cells: Sequence[Cell], jobs: int | None, where: RayResources | None
+) -> Generator[tuple[int, dict[str, Any]]]:
+    """Return the rows of runs as they finish: here, in other processes, or on a cluster, with one core each."""
+    if where is None and jobs in (None, 1):
+        return ((number, cell.simulate()) for number, cell in enumerate(cells))
     from fedsel_flwr.simulations.comparisons.cluster import Cluster
     from fedsel_flwr.simulations.comparisons.parallel_runs import Processes
 
-    if where is None:
-        return Processes(jobs or 1, threads=1)
     # Other runners read no data.
-    return Cluster(where, jobs, scenarios=[cell.scenario for cell in cells if cell.figure.runner == "training"])
+    trained = [cell.scenario for cell in cells if cell.figure.runner == "training"]
+    executor: Executor = Cluster(where, jobs, scenarios=trained) if where else Processes(jobs or 1, threads=1)
+    names = [f"{cell.figure.name}, {cell.arm}, seed {cell.scenario.seed}" for cell in cells]
+    return executor.map(_simulate, cells, names)
 
 
 def _simulate(cell: Cell, _shared: None, _report: Callable[[int], None]) -> dict[str, Any]:
