@@ -80,7 +80,7 @@ def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]
     world = world_of(scenario)
     strategy = make_strategy(world, on_round)
     history = simulate(scenario, strategy=strategy).history
-    scores = np.array([world.energy_score(k) for k in range(scenario.num_clients)])
+    scores = np.array(world.energy_scores(range(scenario.num_clients)))
     cohort = np.mean([record.num_selected for record in history.rounds[warmup:]])
     energy = sum(1.0 - scores[int(row.client_id)] for row in history.clients)  # section 5.5
     accuracies = [record.accuracy for record in history.rounds]

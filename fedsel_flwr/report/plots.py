@@ -182,7 +182,7 @@ def _page_runs(
     ]
 
 
-def _rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
+def series_rows(number: int, **columns: NDArray[Any]) -> list[dict[str, Any]]:
     """Return columns of equal length as the rows of a series, at most :data:`MOST_POINTS` of them."""
     kept = tables.thin(len(next(iter(columns.values()))), MOST_POINTS)
     lists = [values[kept].tolist() for values in columns.values()]
@@ -211,7 +211,7 @@ def _count_rows(drawn: Mapping[str, Sequence[History]], num_clients: int) -> lis
         width = np.full(num_clients + 1, 1.8 + 2.4 * (shapes.count(shapes[-1]) - 1))
         # A step lasts until the next place, so the last count is repeated.
         count, low, high = (np.append(one, one[-1:]) for one in (mean, mean - deviation, mean + deviation))
-        found += _rows(number, place=np.arange(num_clients + 1), count=count, low=low, high=high, width=width)
+        found += series_rows(number, place=np.arange(num_clients + 1), count=count, low=low, high=high, width=width)
     return found
 
 
@@ -263,10 +263,10 @@ def plot_rounds(
     for number, (histories, length) in enumerate(zip(drawn.values(), lengths, strict=True)):
         fractions = [selection_fractions(h, num_clients) for h in histories]
         seen = np.mean([(own > 0).sum(axis=1)[:length] for own in fractions], axis=0)
-        clients += _rows(number, round=np.arange(1, length + 1), clients=seen)
+        clients += series_rows(number, round=np.arange(1, length + 1), clients=seen)
         own = np.sort(fractions[0], axis=1)
         share, edges = np.median(own, axis=1), {"low": own[:, 0], "high": own[:, -1]} if banded else {}
-        shares += _rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
+        shares += series_rows(number, round=np.arange(1, len(own) + 1), share=share, **edges)
         highest = max(highest, float(edges.get("high", share)[len(own) // 5 :].max(initial=0.0)))
     x = charts.round_axis()
     form = ".0%" if tables.are_fractions(row["accuracy"] for row in accuracies) else ""

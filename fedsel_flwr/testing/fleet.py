@@ -158,6 +158,11 @@ class ObservedRound:
     base_evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     reports: list[RoundReport] = field(default_factory=list)
 
+    @property
+    def where(self) -> str:
+        """The round, for messages."""
+        return f"in round {self.number}"
+
 
 class Fleet:
     """The clients and their connections. A client's behaviour follows from its number and the round.
@@ -293,17 +298,15 @@ class Fleet:
         return {keys.of("latency"): share * self.plan.max_latency, keys.of("energy"): float(draws.uniform(0.5, 2.0))}
 
     def _columns(self, k: int, names: str) -> dict[str, Any]:
-        draws = np.random.default_rng([max(0, k), self.round, 3])
+        draws, of = np.random.default_rng([max(0, k), self.round, 3]), self.plan.keys.of
         lengths = {"gradient": sum(array.size for array in self.plan.arrays)}
-        return {
-            self.plan.keys.of(name): (
-                draws.normal(size=lengths.get(name, 4)).astype(np.float32)
-                if name in VECTORS
-                else float(draws.uniform())
-            )
-            for name in names.split(",")
-            if name in COLUMNS
-        }
+        columns = dict[str, Any]()
+        for name in names.split(","):
+            if name in VECTORS:
+                columns[of(name)] = draws.normal(size=lengths.get(name, 4)).astype(np.float32)
+            elif name in COLUMNS:
+                columns[of(name)] = float(draws.uniform())
+        return columns
 
 
 def all_faults(of: Callable[[str], str], max_latency: float) -> tuple[Fault, ...]:

@@ -206,14 +206,11 @@ class StrategyHarness:
                 "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
                 f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
             )
+        known = None if reported is None else frozenset(reported) - {"num-examples"}
         self.plan = FleetPlan(
-            arrays=model,
-            num_clients=num_clients or least,
-            keys=settings.keys,
-            max_latency=float(settings.max_latency),
-            metrics=dict(metrics or {}),
-            reported=None if reported is None else frozenset(reported) - {"num-examples"},
-        )
+            arrays=model, num_clients=num_clients or least, keys=settings.keys, metrics=dict(metrics or {}),
+            max_latency=float(settings.max_latency), reported=known,
+        )  # fmt: skip
 
     def build(self) -> Any:
         """Return a new strategy; raise :class:`ParameterError` if the call fails or returns no strategy of ours."""

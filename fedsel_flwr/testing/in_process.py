@@ -383,14 +383,11 @@ class MessageRounds:
         with task_identity(RUN, TASK, SERVER):
             # By name, because a base's own ``start`` may take some of these as further keywords only.
             run.strategy.start(
-                grid=InProcessGrid(run.fleet),
-                initial_arrays=record_of(run.model),
-                num_rounds=rounds,
-                timeout=TIMEOUT_S,
-                train_config=ConfigRecord({"fleet-train": 1}),
+                grid=InProcessGrid(run.fleet), initial_arrays=record_of(run.model), num_rounds=rounds,
+                timeout=TIMEOUT_S, train_config=ConfigRecord({"fleet-train": 1}),
                 evaluate_config=ConfigRecord({"fleet-evaluate": 2}),
                 evaluate_fn=lambda number, arrays: MetricRecord({"loss": 1.0 / (number + 1), "accuracy": 0.5}),
-            )
+            )  # fmt: skip
 
     def _update(self, message: Message) -> ReceivedUpdate:
         (metrics,) = message.content.metric_records.values()

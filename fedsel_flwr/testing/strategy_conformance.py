@@ -84,17 +84,14 @@ def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
 def check_only_connected_are_asked(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that only connected clients are asked to train."""
     absent = sorted(set(seen.asked) - seen.connected.keys())
-    promise(not absent, f"only connected clients are asked; in round {seen.number} nodes {absent} were not")
+    promise(not absent, f"only connected clients are asked; {seen.where} nodes {absent} were not")
 
 
 @in_each_round
 def check_impostor(run: ObservedRun, seen: ObservedRound, harness: StrategyHarness) -> None:
     """Check that a second connection that claims a connected client's id is never asked."""
     admitted = any(seen.connected.get(node) == IMPOSTOR for node in seen.asked)
-    promise(
-        not admitted,
-        f"a second connection with a connected client's id is refused; in round {seen.number} it was asked",
-    )
+    promise(not admitted, f"a second connection with a connected client's id is refused; {seen.where} it was asked")
 
 
 def check_asked_once(harness: StrategyHarness) -> None:
@@ -120,7 +117,7 @@ def check_cohort_size(run: ObservedRun, seen: ObservedRound, harness: StrategyHa
         expected = available if warmup else seen.expected[available]
         promise(
             expected in (None, len(seen.asked)),
-            f"the right number is asked; in round {seen.number} {len(seen.asked)} of {available} available clients "
+            f"the right number is asked; {seen.where} {len(seen.asked)} of {available} available clients "
             f"were, expected {expected}",
         )
         promise(
@@ -161,8 +158,7 @@ def check_identity(harness: StrategyHarness) -> None:
         recorded = sorted((row.client_id for row in run.rows(seen.number)), key=lambda one: (len(one), one))
         promise(
             recorded == choice,
-            f"a client keeps its id when it reconnects; in round {seen.number} {choice} were asked, the history names "
-            f"{recorded}",
+            f"a client keeps its id when it reconnects; {seen.where} {choice} were asked, the history names {recorded}",
         )
         for row in run.rows(seen.number):
             rows.setdefault(row.client_id, set()).add(row.client)
@@ -180,11 +176,11 @@ def check_train_configs(run: ObservedRun, seen: ObservedRound, harness: Strategy
     """
     made = seen.base_configs or {}
     promise(not seen.asked or bool(made), "the base configures every round in which clients are asked")
-    promise(made.keys() <= {*seen.asked}, f"the base sees the chosen clients only; in round {seen.number} others too")
+    promise(made.keys() <= {*seen.asked}, f"the base sees the chosen clients only; {seen.where} others too")
     for node in seen.asked:
         config, wanted = seen.configs.get(node, {}), made.get(node) or next(iter(made.values()))
         lost = {key: value for key, value in wanted.items() if config.get(key) != value}
-        promise(not lost, f"the base's train config reaches every client; in round {seen.number} {lost} was lost")
+        promise(not lost, f"the base's train config reaches every client; {seen.where} {lost} was lost")
 
 
 @in_each_round
@@ -192,7 +188,7 @@ def check_evaluation_configs(run: ObservedRun, seen: ObservedRound, harness: Str
     """Check that the base's evaluation configs reach exactly the clients that the base names, unchanged."""
     promise(
         seen.evaluated == seen.base_evaluated,
-        f"the base's evaluation configs pass through; in round {seen.number} it configured "
+        f"the base's evaluation configs pass through; {seen.where} it configured "
         f"{_shortened(seen.base_evaluated)}, clients received {_shortened(seen.evaluated)}",
     )
 
@@ -258,13 +254,13 @@ def check_base_gets_kept_updates(run: ObservedRun, seen: ObservedRound, harness:
     # FedCA's filter drops usable updates on purpose.
     promise(
         kept <= usable if settings.filter is not None else kept == usable,
-        f"every usable update is kept unless a filter drops it, and no other; in round {seen.number} clients "
+        f"every usable update is kept unless a filter drops it, and no other; {seen.where} clients "
         f"{sorted(usable, key=int)} had one, those of {sorted(kept, key=int)} were kept",
     )
     given = [] if seen.given is None else [run.fleet.id_of(one.node) for one in seen.given]
     promise(
         seen.given is None or sorted(given) == sorted(kept),
-        f"the base receives the kept updates, each once; in round {seen.number} clients {sorted(kept, key=int)} "
+        f"the base receives the kept updates, each once; {seen.where} clients {sorted(kept, key=int)} "
         f"were kept, it received those of {sorted(given, key=int)}",
     )
     for one in seen.given or ():
@@ -275,7 +271,7 @@ def check_base_gets_kept_updates(run: ObservedRun, seen: ObservedRound, harness:
             whole = whole and one.num_examples == sent.num_examples
         promise(
             whole,
-            f"the base receives updates as they were sent; in round {seen.number} client "
+            f"the base receives updates as they were sent; {seen.where} client "
             f"{run.fleet.id_of(one.node)}'s was changed",
         )
 
@@ -286,10 +282,10 @@ def check_base_aggregates(run: ObservedRun, seen: ObservedRound, harness: Strate
     if not _enough(run, seen):
         return
     called = seen.given is not None
-    promise(called, f"the base aggregates every round with enough updates; in round {seen.number} it was not asked")
+    promise(called, f"the base aggregates every round with enough updates; {seen.where} it was not asked")
     if run.strategy.core.settings.averaging in PLAIN:
         made = seen.before if seen.base_model is None else seen.base_model
-        promise(_same(seen.after, made), f"the new model is the base's; in round {seen.number} it is not")
+        promise(_same(seen.after, made), f"the new model is the base's; {seen.where} it is not")
 
 
 @in_each_round
@@ -306,7 +302,7 @@ def check_base_gets_failures(run: ObservedRun, seen: ObservedRound, harness: Str
         lost -= quiet
     promise(
         seen.failures == len(lost),
-        f"the base receives every failure; in round {seen.number} it received {seen.failures} of {len(lost)}",
+        f"the base receives every failure; {seen.where} it received {seen.failures} of {len(lost)}",
     )
 
 
@@ -315,7 +311,7 @@ def check_model_stays(run: ObservedRun, seen: ObservedRound, harness: StrategyHa
     """Check that the model stays with too few usable updates, or if the selector only measures."""
     if not _enough(run, seen):
         same = _same(seen.before, seen.after)
-        promise(same, f"with too few usable updates the model stays; in round {seen.number} it changed")
+        promise(same, f"with too few usable updates the model stays; {seen.where} it changed")
 
 
 def _enough(run: ObservedRun, seen: ObservedRound) -> bool:

@@ -122,25 +122,22 @@ def deployment_document(found: Deployment) -> Document:
     if any(map(math.isfinite, found.accuracy["accuracy"])):
         drawn.append(Chart(name="accuracy", rows=found.accuracy, spec=charts.evaluation_chart()))
     status, advice = status_sentence(found), found.advice.lines() if found.advice else ()
+    as_of = (
+        f"As of {as_of_text(found)}. The page was written at {found.read:%Y-%m-%d %H:%M:%S} UTC, and does not change "
+        "by itself. For newer rounds, run fedsel report again."
+    )
+    facts = {
+        "found": found, "figures": figure_rows(found), "bars": bars, "client_head": CLIENT_HEAD,
+        "clients": [client_cells(one, found.last_round) for one in found.clients[:MOST_CLIENTS]],
+        "explanation": EXPLANATION, "most_rounds": MOST_ROUNDS, "advice": advice_sentences(found),
+        "grouped": f", in groups of {length:,} rounds" if length > 1 else "",
+        "means": [part for part in present if part in DEPLOYMENT_PARTS[:5]] or ["latency"],
+        "advice_output": "\n".join(shown_text(line, 500) for line in advice),
+        "refusal": shown_text(found.refusal, 500),
+    }  # fmt: skip
     return Document(
-        title=f"Deployment {shown_text(Path(found.folder).resolve().name, ID_LENGTH)}",
-        lead=[
-            f"{status[:1].upper()}{status[1:]}.",
-            f"As of {as_of_text(found)}. The page was written at {found.read:%Y-%m-%d %H:%M:%S} UTC, and does not "
-            "change by itself. For newer rounds, run fedsel report again.",
-        ],
-        template="deployment.html",
-        sections=SECTIONS,
-        charts=drawn,
-        facts={
-            "found": found, "figures": figure_rows(found), "bars": bars, "client_head": CLIENT_HEAD,
-            "clients": [client_cells(one, found.last_round) for one in found.clients[:MOST_CLIENTS]],
-            "explanation": EXPLANATION, "most_rounds": MOST_ROUNDS, "advice": advice_sentences(found),
-            "grouped": f", in groups of {length:,} rounds" if length > 1 else "",
-            "means": [part for part in present if part in DEPLOYMENT_PARTS[:5]] or ["latency"],
-            "advice_output": "\n".join(shown_text(line, 500) for line in advice),
-            "refusal": shown_text(found.refusal, 500),
-        },
+        title=f"Deployment {shown_text(Path(found.folder).resolve().name, ID_LENGTH)}", charts=drawn, facts=facts,
+        lead=[f"{status[:1].upper()}{status[1:]}.", as_of], template="deployment.html", sections=SECTIONS,
     )  # fmt: skip
 
 

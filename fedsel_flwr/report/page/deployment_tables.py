@@ -428,7 +428,7 @@ def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
 
 def _accuracy_table(rounds: Sequence[RoundRecord]) -> Columns:
     known = [one for one in rounds if math.isfinite(one.accuracy) or math.isfinite(one.loss)]
-    return {name: [getattr(one, name) for one in known] for name in ("round", "accuracy", "loss")}
+    return columns("round accuracy loss", [(one.round, one.accuracy, one.loss) for one in known])
 
 
 def _cohorts(history: History) -> dict[int, list[ClientRecord]]:

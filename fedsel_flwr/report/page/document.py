@@ -197,16 +197,14 @@ def _number(value: float) -> float | int | None:
 
 def _data(document: Document) -> dict[str, Any]:
     """Return what ``page.js`` reads."""
+    tables = {one.name: {column: _plain(own) for column, own in one.rows.items()} for one in document.charts}
     return {
         "title": document.title,
         "menus": [{"name": name, "values": list(menu.options)} for name, menu in document.menus.items()],
         "selectors": list(document.selectors),
         "charts": [{name: value for name, value in vars(one).items() if name != "rows"} for one in document.charts],
-        "heads": HEADS,
-        "tables": {
-            one.name: {column: _plain(values) for column, values in one.rows.items()} for one in document.charts
-        },
-    }
+        "heads": HEADS, "tables": tables,
+    }  # fmt: skip
 
 
 def _plain(values: Sequence[Any] | np.ndarray[Any, Any]) -> list[Any]:

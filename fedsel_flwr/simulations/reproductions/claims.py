@@ -190,12 +190,10 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
             is_part_shown=own_level[id(one.comparison.check)] <= LEVEL,
             seeds_needed=_seeds_needed(one) if word == "not settled" else UNKNOWN,
         )  # fmt: skip
-    words = {
-        reading: min(
-            (one.word for one in findings if one.comparison.check.reading in (EVERY, reading)), key=WORST_FIRST.index
-        )
-        for reading in figure.readings
-    }
+    words = dict[str, Word]()
+    for reading in figure.readings:
+        own = [one.word for one in findings if one.comparison.check.reading in (EVERY, reading)]
+        words[reading] = min(own, key=WORST_FIRST.index)
     word = next(iter(words.values())) if len(set(words.values())) == 1 else "setting not given"
     # Each reading is a block of the table. Checks of all readings come first.
     order = (EVERY, *figure.readings)

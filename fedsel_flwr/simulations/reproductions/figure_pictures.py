@@ -12,7 +12,7 @@ import numpy as np
 from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page.charts import alt
 from fedsel_flwr.report.paired import paired_interval
-from fedsel_flwr.report.plots import Panel, save_picture
+from fedsel_flwr.report.plots import Panel, save_picture, series_rows
 from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
 if TYPE_CHECKING:
@@ -25,21 +25,18 @@ FRONT, OTHER, CLIENT = "#D55E00", "#0072B2", "#009E73"
 BALLS = "balls"
 """Curve of a picture that draws PCZFL's balls."""
 LABELS = {
-    "accuracy_last10": "test accuracy, mean of the last ten rounds", "client_spread": "standard deviation over clients",
-    "accuracy": "test accuracy", "loss": "test loss", "regret": "regret of means",
-    "regret_realized": "regret of realized rewards", "failed": "failed clients", "seconds": "seconds",
-    "seen": "clients selected at least once", "score_energy": "energy, sum of 1 - score",
-    "simulated_s": "simulated time (s)", "at": "round", "average": "regret of means per round",
-    "average_realized": "regret of realized rewards per round",
-    "margin_1": "share of client 1 minus c_1", "margin_2": "share of client 2 minus c_2",
-    "margin_3": "share of client 3 minus c_3",
-    "counts": "rounds of the client", "rank": "rank of the client",
-    "simulated_s_200": "simulated seconds of 200 rounds",
-    "energy": "energy of the current state",
-    "last_above": "share of instances\nlast state, equal steps",
+    "accuracy": "test accuracy", "accuracy_last10": "test accuracy, mean of the last ten rounds", "at": "round",
+    "average": "regret of means per round", "average_realized": "regret of realized rewards per round",
     "best_above": "share of instances\nbest state, equal steps",
-    "last_above_in_time": "share of instances\nlast state, equal seconds",
     "best_above_in_time": "share of instances\nbest state, equal seconds",
+    "client_spread": "standard deviation over clients", "counts": "rounds of the client",
+    "energy": "energy of the current state", "failed": "failed clients",
+    "last_above": "share of instances\nlast state, equal steps",
+    "last_above_in_time": "share of instances\nlast state, equal seconds", "loss": "test loss",
+    **{f"margin_{k}": f"share of client {k} minus c_{k}" for k in (1, 2, 3)}, "rank": "rank of the client",
+    "regret": "regret of means", "regret_realized": "regret of realized rewards",
+    "score_energy": "energy, sum of 1 - score", "seconds": "seconds", "seen": "clients selected at least once",
+    "simulated_s": "simulated time (s)", "simulated_s_200": "simulated seconds of 200 rounds",
 }  # fmt: skip
 """Names of curves and outcomes on axes."""
 ACCURACIES = ("accuracy", "best_above", "last_above")
@@ -127,17 +124,11 @@ def _curve_rows(figure: PaperFigure, results: Results, cell: str, curve: str) ->
             # In the order of memory, so that sums round as those of one point.
             low, high = np.clip(paired_interval(np.ascontiguousarray(values.T), skewed=False), *_limits(curve, values))
             columns |= {"low": low, "high": high}
-        rows += _lines(number, columns)
+        rows += series_rows(number, **columns)
         if wanted.bound and (bound := results.curves(wanted.bound, arm, cell, over)):
             mean = np.mean([np.interp(grid, x, y) for x, y in bound], axis=0)
-            rows += _lines(len(figure.arms) + number, {"x": grid, "value": mean})
+            rows += series_rows(len(figure.arms) + number, x=grid, value=mean)
     return rows
-
-
-def _lines(series: int, columns: Mapping[str, Any]) -> Rows:
-    """Return columns of equal length as the rows of a series."""
-    each = zip(*(values.tolist() for values in columns.values()), strict=True)
-    return [{"series": series, **dict(zip(columns, row, strict=True))} for row in each]
 
 
 def _limits(name: str, values: Any) -> tuple[float, float]:
@@ -200,11 +191,7 @@ def _ball_chart() -> Mapping[str, Any]:
         y=alt.Y("y:Q", title="energy score", scale=scale), color=charts.series_colour(series),
     )  # fmt: skip
     circle = base.transform_filter("isValid(datum.ball)").mark_line(strokeWidth=1, clip=True)
-    return charts.specification(
-        alt.layer(
-            circle.encode(detail="ball:N", order="place:Q"),
-            base.transform_filter("datum.series === 2").mark_circle(size=30, opacity=1),
-            base.transform_filter("isValid(datum.text)").mark_text().encode(text="text:N"),
-        ),
-        charts.HEIGHT,
-    )
+    client = base.transform_filter("datum.series === 2").mark_circle(size=30, opacity=1)
+    text = base.transform_filter("isValid(datum.text)").mark_text().encode(text="text:N")
+    layers = circle.encode(detail="ball:N", order="place:Q"), client, text
+    return charts.specification(alt.layer(*layers), charts.HEIGHT)

@@ -223,12 +223,8 @@ class RecordedPCZFL(PCZFL):
         """Record the balls with a client, and the contexts."""
         clients = np.flatnonzero(self._registered)
         relevant = np.flatnonzero(self._domains(clients).any(axis=0))
-        x, y = self._contexts(clients).T
-        self._records[self.round] = {
-            "balls_{}_x": self._centre[relevant, 0],
-            "balls_{}_y": self._centre[relevant, 1],
-            "balls_{}_radius": self._radius[relevant],
-            "balls_{}_front": self._undominated(relevant).astype(np.float64),
-            "contexts_{}_x": x,
-            "contexts_{}_y": y,
-        }
+        balls = {"x": self._centre[relevant, 0], "y": self._centre[relevant, 1], "radius": self._radius[relevant]}
+        balls["front"] = self._undominated(relevant).astype(np.float64)
+        contexts = dict(zip("xy", self._contexts(clients).T, strict=True))
+        record = {f"balls_{{}}_{name}": own for name, own in balls.items()}
+        self._records[self.round] = record | {f"contexts_{{}}_{name}": own for name, own in contexts.items()}

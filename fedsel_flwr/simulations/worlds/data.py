@@ -146,11 +146,9 @@ def load_dataset(
         Split(one[own] if images is None else _standardise(one[own], images), its[own]) for one, its, own in parts
     )
     return Dataset(
-        name, train, validation, test,
-        num_classes=1 if regression else int(labels.max()) + 1,
-        input_shape=tuple(int(size) for size in inputs.shape[1:]),
+        name, train, validation, test, num_classes=1 if regression else int(labels.max()) + 1,
+        input_shape=tuple(int(size) for size in inputs.shape[1:]), file_rows=None if images is None else rows,
         task="regression" if regression else "classification",
-        file_rows=None if images is None else rows,
     )  # fmt: skip
 
 

@@ -86,12 +86,8 @@ class World:
         """Return the number of training examples of each client."""
         return dict(enumerate(self.sizes.tolist()))
 
-    def energy_score(self, partition_id: int) -> float | None:
-        """Return the client's energy score, constant over the run; None if the scenario has no energy scores."""
-        return self.energy_scores([partition_id])[0]
-
     def energy_scores(self, partition_ids: Sequence[int]) -> list[float | None]:
-        """Return the energy scores of several clients."""
+        """Return the energy scores of clients, constant over the run; None if the scenario has no energy scores."""
         low = self.scenario.clients.energy_score_low
         if low >= 1.0:
             return [None] * len(partition_ids)
