@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.common import ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, RandomBySize, create
 from fedsel_flwr.simulations.engine import simulate
@@ -18,7 +16,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
 from tests.strategies.either_api import Played, Server, close, play, selection
-from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, model, update
+from tests.strategies.helpers import fleet, initial, model, update
 from tests.strategies.message.helpers import ProbeProxy
 
 LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])
@@ -115,18 +113,6 @@ def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.Mo
 def test_an_update_at_the_limit_counts(api: str, share: float, counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     played = _changed(api, lambda a: a, monkeypatch, max_update_norm=_norm() * share)
     assert played.strategy.history.problem_counts() == counts
-
-
-def test_under_secure_aggregation_there_is_no_norm_of_a_client() -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), RecordingBase(), max_update_norm=1)
-    federation = Federation(strategy, [FakeProxy("a", "a"), FakeProxy("b", "b", number=1)])
-    pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=federation.manager)
-    results = [(client, client.fit(ins, None, 1)) for client, ins in pairs]
-    shared = ndarrays_to_parameters(model(1.0))
-    for _, res in results:
-        res.parameters = shared
-    with pytest.raises(RunError, match=r"max_update_norm reads each client's update.*SecAgg"):
-        strategy.aggregate_fit(1, results, [])
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])

@@ -23,7 +23,7 @@ from flwr.server.superlink.linkstate.utils import (
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.selectors import CSUCB, Probe, Random
+from fedsel_flwr.selectors import Probe, Random
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 from fedsel_flwr.strategies.wrapping.grids import with_late_replies
@@ -32,7 +32,7 @@ from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies import either_api
 from tests.strategies.either_api import Server, selection
-from tests.strategies.helpers import OK, FakeProxy, fleet, initial
+from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, crowd, play
 
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
@@ -265,27 +265,6 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
     assert new.pull_messages(["a"]) == new.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
     assert new.pull_messages(message_ids=["a"]) == [(None, ["a"])]
     assert new.pull_messages() == [(None, None)]
-
-
-def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -> None:
-    """Flower's workflow asks the clients itself: no proxy's ``fit`` is called, and all results share one object."""
-    selector = CSUCB(clients_per_round=4, max_latency=8.0, seed=0)
-    strategy = selection("legacy", selector, max_latency=8.0, clock="server", identity="claim")
-    manager = Server("legacy", strategy, fleet(4)).federation.manager
-    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}]  # the last client drops out
-    for server_round in (1, 2):
-        sent = {client.cid: client for client, _ in strategy.configure_fit(server_round, initial(), manager)}
-        shared = initial(0.5)
-        results = [(sent[f"node-{k}"], FitRes(OK, shared, 10, dict(told))) for k, told in enumerate(reports)]
-        parameters, _ = strategy.aggregate_fit(server_round, results, [])
-        assert parameters is not None
-        assert parameters.tensors == shared.tensors
-    mean = strategy.selector.state_dict()["mean"]
-    assert mean.tolist() == pytest.approx([1 - 1 / 8, 1 - 2 / 8, 0.0, 0.0])
-    rows = {row.client_id: (row.latency_s, row.latency_source, row.problem) for row in strategy.history.clients}
-    assert rows["0"] == (1.0, "reported", "")
-    assert rows["2"] == (8.0, "max_latency", "latency: not reported, counted as max_latency")
-    assert rows["3"] == (8.0, "max_latency", "no answer")
 
 
 # ---- actors of Ray that died -----------------------------------------------------------------------------------------
