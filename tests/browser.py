@@ -56,12 +56,7 @@ name => {
 
 @dataclass
 class Opened:
-    """A page in the browser.
-
-    Attributes:
-        page: Playwright's page.
-        faults: Messages on the console, errors, and requests for what is not the page's own.
-    """
+    """A page of Playwright's; faults are messages on the console, errors, and requests for what is not its own."""
 
     page: Any
     faults: list[str] = field(default_factory=list)
@@ -96,29 +91,15 @@ class Opened:
 
 
 class Browser:
-    """Chromium.
-
-    Args:
-        chromium: Playwright's browser.
-    """
+    """Chromium."""
 
     def __init__(self, chromium: Any) -> None:
         self._chromium = chromium
 
     @contextmanager
-    def open(
-        self, path: Path, after: str = "", *, width: int = 1200, height: int = 900, dark: bool = False
-    ) -> Iterator[Opened]:
-        """Open a file in a window of its own.
-
-        Args:
-            path: The file.
-            after: What follows the path in the address, such as "#seed=2".
-            width: Width of the window, pixels.
-            height: Height of the window, pixels.
-            dark: Whether the system prefers dark colours.
-        """
-        with self.visit(path.absolute().as_uri() + after, "file:", width=width, height=height, dark=dark) as opened:
+    def open(self, path: Path, after: str = "", **window: Any) -> Iterator[Opened]:
+        """Open a file, in a window as of :meth:`visit`; ``after`` follows its path, such as "#seed=2"."""
+        with self.visit(path.absolute().as_uri() + after, "file:", **window) as opened:
             opened.wait()
             yield opened
 
@@ -126,15 +107,7 @@ class Browser:
     def visit(
         self, address: str, own: str, *, width: int = 1200, height: int = 900, dark: bool = False
     ) -> Iterator[Opened]:
-        """Open an address in a window of its own.
-
-        Args:
-            address: The address.
-            own: Beginning of the addresses that the page may load.
-            width: Width of the window, pixels.
-            height: Height of the window, pixels.
-            dark: Whether the system prefers dark colours.
-        """
+        """Open an address in a window of so many pixels; the page may load what begins with ``own``."""
         scheme = "dark" if dark else "light"
         context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         try:

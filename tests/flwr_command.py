@@ -30,8 +30,7 @@ app()
 class LocalSuperLink:
     """The SuperLink that the first ``flwr run`` starts, on a port of its own; it is ended with the block.
 
-    Args:
-        folder: Where Flower keeps its things, and the commands' output goes.
+    Flower's things, and the commands' output, go into the folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -26,25 +26,14 @@ class Warm:
     """A process that waits for programs; to be closed.
 
     A program has a main module of its own, a working directory and a search path, as if Python had been started with
-    it; only that modules which this package needs are in memory.
-
-    Args:
-        folder: Where exit statuses are put.
+    it; only that modules which this package needs are in memory. Exit statuses are put into the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._zygote = Zygote(folder, "tests.warm")
 
     def run(self, argv: Sequence[str], folder: Path) -> tuple[int, str]:
-        """Run a program and wait for it.
-
-        Args:
-            argv: A Python file and its arguments, or "fedsel" and its arguments.
-            folder: The working directory.
-
-        Returns:
-            Exit status, and what it wrote to standard output and error.
-        """
+        """Run a Python file, or "fedsel", in a folder; returns its exit status, and what it wrote to both outputs."""
         out = folder / ".output"
         pid, result = self._zygote.start(play, [*argv], str(folder), str(out))
         status = self._zygote.wait(pid)

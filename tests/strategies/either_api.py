@@ -202,14 +202,7 @@ class Played:
 
 
 def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
-    """A strategy.
-
-    Args:
-        api: One of :data:`APIS`.
-        selector: A selector, or the name of a paper's strategy, which takes the options.
-        base: The base; None is one that records what it is given.
-        options: Of the strategy.
-    """
+    """A strategy of a selector, or a paper's strategy by its name; a base that is not given records what it gets."""
     base = base or RECORDING[api]()
     if isinstance(selector, str):
         return getattr(PACKAGES[api], selector)(base=base, **options)
