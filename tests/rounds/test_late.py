@@ -21,7 +21,7 @@ from fedsel_flwr.strategies import SelectionStrategy
 from tests.golden.authors import recipe
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.either_api import base_of, private, selection
-from tests.strategies.scripted import BOTH, play_scripted
+from tests.strategies.scripted import play_scripted
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,7 +60,6 @@ def _course(api: str, rounds: int, **options: Any) -> tuple[Any, list[Any]]:
     )  # fmt: skip
 
 
-@BOTH
 def test_a_late_update_enters_the_round_in_which_it_arrives(api: str) -> None:
     """Round 1 ends after 4 s. Round 2, 4 to 7 s, asks 0 and 1. In round 3, 7 to 10 s, the update of round 1 arrives."""
     strategy, models = _course(api, 4, late="use")
@@ -80,7 +79,6 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(api: str) -> None:
     assert [row.completed for row in history.clients if row.client_id == "2"] == [False, False]
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("options", "third"),
     [
@@ -96,7 +94,6 @@ def test_how_a_late_update_counts(api: str, options: dict[str, Any], third: floa
     assert models[2][0] == pytest.approx(third, rel=2e-6)
 
 
-@BOTH
 def test_a_client_beyond_max_latency_is_late_too(api: str) -> None:
     """Its reply takes 7.5 s and max_latency is 3.5 s: the selector sees a failure, and the model gets the update."""
     _, kept = _course(api, 3, late="damped", max_latency=3.5)
@@ -294,7 +291,6 @@ def test_updates_that_a_filter_judges_cannot_be_late() -> None:
         SelectionStrategy(create("fedcm-ucb", clients_per_round=2, seed=0), wait_for=1, late="use")
 
 
-@BOTH
 def test_which_bases_may_get_moved_models(api: str) -> None:
     """A subclass may send what it likes; one with its own aggregation, a median or privacy is refused."""
     kind: Any = type(base_of(api))

@@ -27,7 +27,7 @@ from fedsel_flwr.wireless import finish_times, round_time
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
-from tests.strategies.scripted import BOTH, Spy, play_scripted
+from tests.strategies.scripted import Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(60)
 MODEL = [np.zeros(2)]
@@ -225,7 +225,6 @@ def _told(api: str, needs: tuple[str, ...], report: dict[int, dict[str, float]])
     return one
 
 
-@BOTH
 def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> None:
     """Clients 0 to 3 take 2, 8, 1 and 4 s; 0 and 2 are needed. For a selector that reads no spares they have failed."""
     report = {k: {"latency_s": seconds, "loss": k / 10} for k, seconds in enumerate((2.0, 8.0, 1.0, 4.0))}
@@ -240,7 +239,6 @@ def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> No
     ]
 
 
-@BOTH
 def test_a_client_that_fails_among_spares_has_failed(api: str) -> None:
     """Client 3 takes longer than max_latency = 9 s, client 1 is a spare; both engines' rounds read replies alike."""
     one = _told(api, ("spare",), {k: {"latency_s": seconds} for k, seconds in enumerate((2.0, 8.0, 1.0, 40.0))})

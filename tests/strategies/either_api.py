@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import ArrayRecord, MessageType, MetricRecord
 from flwr.common import FitRes, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
@@ -22,7 +21,6 @@ from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import NAMES, FakeGrid, FakeNode, named, node_id
 
 APIS = ("legacy", "message")
-BOTH = pytest.mark.parametrize("api", APIS)
 PACKAGES: dict[str, Any] = {"legacy": legacy, "message": message}
 BASES: dict[str, Any] = {"legacy": legacy_bases, "message": message_bases}
 RECORDING: dict[str, Any] = {"legacy": helpers.RecordingBase, "message": message_helpers.RecordingBase}

@@ -11,12 +11,9 @@ from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndar
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.strategies import Validation
-from tests.strategies.either_api import BOTH, Server, selection
+from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
 
-__all__ = [
-    "BOTH", "MAX_LATENCY", "A", "B", "C", "Counted", "Script", "Scripted", "Spy", "play_scripted", "two_examples",
-]  # fmt: skip
 MAX_LATENCY = 9.0
 Script = Callable[[int, int, Any], Any]
 """From client, round and received model to the client's new model."""

@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
-from tests.strategies.either_api import BOTH, make, play
+from tests.strategies.either_api import make, play
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(60)
@@ -62,7 +62,6 @@ def test_nobody_computes_longer_than_the_server_waited(clock: Any, observed: flo
     assert any(text.startswith("compute: ") for text in result.problems) != usable
 
 
-@BOTH
 def test_computing_and_transfer_are_told_apart(api: str) -> None:
     """What the client reports is computing, the rest of the round trip is transfer; nothing reported, nothing known."""
     delay = 0.3
@@ -125,7 +124,6 @@ def _play(api: str, timeout: float = 0.2, **options: Any) -> Any:
     return play(api, selector, proxies, timeout=timeout, ready={3: 30.0}, **options).strategy
 
 
-@BOTH
 @pytest.mark.parametrize("clock", ["virtual", "server"])
 def test_no_answer_in_time_is_a_timeout_and_an_exception_is_none(api: str, clock: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="fedsel_flwr")

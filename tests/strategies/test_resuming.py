@@ -27,7 +27,6 @@ from fedsel_flwr.strategies import CSUCB, GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.legacy_transport import from_checkpoint, to_checkpoint
 from fedsel_flwr.strategies.wrapping.resuming import load_base, save_base
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import BOTH
 from tests.strategies.flower_world import legacy_base
 from tests.strategies.helpers import Federation, fedavg, fleet
 from tests.strategies.resumed_runs import Run, Seen, flat
@@ -51,7 +50,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
-@BOTH
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_base_and_clients_see_the_absolute_round(api: str, evaluates: bool, tmp_path: Path) -> None:
     """The last round is evaluated again, and told of again."""
@@ -65,7 +63,6 @@ def test_base_and_clients_see_the_absolute_round(api: str, evaluates: bool, tmp_
     assert rest.metrics == [number for number in straight.metrics if number > CUT]
 
 
-@BOTH
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=CUT, evaluates=evaluates)
@@ -78,7 +75,6 @@ def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, t
     assert again.told == first.told[-1:]
 
 
-@BOTH
 def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: Path) -> None:
     """An evaluation that takes hours, or fails, costs no round."""
     there: list[list[str]] = []
@@ -94,7 +90,6 @@ def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: P
     assert files(tmp_path / "seldom") == ["round-000004", "round-000008", "round-000010"]
 
 
-@BOTH
 @pytest.mark.parametrize("base", ["FedAvg", "FedAdagrad", "FedYogi", "FedAvgM", "FedTrimmedAvg"])
 def test_flowers_bases_go_on(api: str, base: str, tmp_path: Path) -> None:
     run = Run(api, base, "cs-ucb", rounds=7, base_options={"server_momentum": 0.7} if base == "FedAvgM" else {})
@@ -201,7 +196,6 @@ def adaptive(api: str) -> Any:
     return wrapper(inner, noise_multiplier=0.0, num_sampled_clients=3, clipped_count_stddev=0.0)
 
 
-@BOTH
 def test_every_layer_of_a_wrapped_base_is_saved(api: str) -> None:
     base, other = adaptive(api), adaptive(api)
     base.clipping_norm, base.strategy.m_t, base.strategy.v_t = 0.25, [np.ones(2)], None
@@ -306,7 +300,6 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> No
     assert run.play(tmp_path).result() == run.play().result()
 
 
-@BOTH
 def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run := Run(api, "FedAvg", rounds=ALL), tmp_path)
     monkeypatch.setattr(world, "initial", lambda: np.zeros(7))
@@ -395,7 +388,6 @@ def test_damage_costs_the_rounds_since_the_checkpoint_before(damaged: str, tmp_p
         run.play(tmp_path)
 
 
-@BOTH
 def test_a_full_disk_ends_the_run_and_nothing_is_lost(api: str, tmp_path: Path, monkeypatch: Any) -> None:
     run, write = Run(api, rounds=ALL), os.write
 
@@ -431,7 +423,6 @@ def test_the_last_round_is_one_number(tmp_path: Path) -> None:
             SelectionStrategy(chosen, **options)
 
 
-@BOTH
 def test_nobody_is_chosen_past_the_last_round(api: str) -> None:
     seen = Run(api, rounds=ALL, options={"total_rounds": CUT}).play()
     assert len(seen.finished) == CUT
