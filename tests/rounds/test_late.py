@@ -23,8 +23,6 @@ from tests.rounds.written import Written, core_of, facts
 from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import play_scripted
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_the_authors_function_gives_the_same_weights() -> None:
     with (recipe.FOLDER / "refl.csv").open(encoding="utf-8", newline="") as file:

@@ -29,7 +29,6 @@ from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
 from tests.strategies.scripted import Spy, play_scripted
 
-pytestmark = pytest.mark.timeout(60)
 MODEL = [np.zeros(2)]
 
 

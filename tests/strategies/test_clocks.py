@@ -23,8 +23,6 @@ from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
 from tests.strategies.either_api import make, play
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def _read(metrics: dict[str, float], observed: float | None, **settings: Any) -> Any:
     reply = Reply(arrays=[], num_examples=1, metrics=metrics, observed_s=observed)
