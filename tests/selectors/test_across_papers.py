@@ -56,6 +56,7 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
         ("clients_per_round", 0),
     ],
     "power-of-choice": [("candidates", 1), ("accuracy_weight", -0.1)],
+    "random-by-size": [("replacement", 1), ("replacement", "yes"), ("replacement", None)],
     "rpow-d": [("candidates", 1)],
     "tifl": [("credits", (1, 2)), ("credits", 0), ("tiers", 0), ("interval", 0)],
 }  # fmt: skip

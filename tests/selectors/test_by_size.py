@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RandomBySize
 
 ROUNDS = 4_000
@@ -58,9 +55,3 @@ def test_a_size_that_is_no_number_is_unknown(told: float) -> None:
     assert selector.state_dict()["size"].tolist() == [6.0, -1.0, 2.0]
     selector.inform(np.arange(3), num_examples=np.array([told, 3.0, told]))
     assert selector.state_dict()["size"].tolist() == [6.0, 3.0, 2.0]
-
-
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_replacement_is_a_boolean(value: Any) -> None:
-    with pytest.raises(ParameterError, match="replacement must be"):
-        RandomBySize(clients_per_round=1, replacement=value)

@@ -105,13 +105,6 @@ def test_an_estimate_grows_old() -> None:
     assert [play(selector, [0, 1], {0: 1.0, 1: 1.0}) for _ in range(7)] == [[0]] * 5 + [[0, 1]] * 2
 
 
-def test_failures_that_are_not_in_a_row_leave_the_estimate() -> None:
-    selector = measured({0: 1.0, 1: 2.0})
-    for seconds in ({0: 1.0}, {0: 1.0, 1: 2.0}) * 3:
-        assert play(selector, [0, 1], seconds) == [0, 1]
-    assert selector.state_dict()["latency"].tolist() == [1.0, 2.0]
-
-
 def test_spares_are_measured_or_raise_their_estimate() -> None:
     """Of four spares 0 answers after 3 s: mean (1 + 3)/2 = 2 s; 1 to 3 have not answered within 2.5 s.
 
