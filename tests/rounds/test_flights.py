@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import Random, create
@@ -228,32 +228,3 @@ def test_a_saved_core_knows_who_is_at_work() -> None:
     state["flights"]["batches"][0]["nodes"] = ["a"]
     with pytest.raises(StateError, match="flights: rows must be"):
         begun().load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("selector", "options", "message"),
-    [
-        ("random", {"concurrency": 5}, "multiple of the 2"),
-        ("random", {"concurrency": 4, "buffer": 4}, "must be clients_per_round = 2"),
-        ("random", {"buffer": 2}, "buffer is for buffered rounds"),
-        ("random", {"max_staleness": 2}, "max_staleness is for buffered rounds"),
-        ("random", {"weighting": "uniform"}, "weighting is for buffered rounds"),
-        ("random", {"concurrency": 4, "weighting": "uniform", "averaging": "fedpdp"}, "contradicts"),
-        ("random", {"concurrency": 4, "channels": 3}, "channels = 3"),
-        ("random", {"concurrency": 4, "warmup_rounds": 1}, "warmup_rounds"),
-        ("random", {"concurrency": 4, "over_selection": 0.5}, "over_selection"),
-        ("random", {"concurrency": 4, "round_deadline_s": 5.0}, "round_deadline_s"),
-        ("random", {"concurrency": 4, "compare_models": False}, "compare_models"),
-        ("fedcs", {"concurrency": 4}, "fedcs needs rounds that wait"),
-        ("pczfl", {"concurrency": 4}, "pczfl needs rounds that wait"),
-        ("fedcor", {"concurrency": 4}, "fedcor needs rounds that wait"),
-        ("gpfl", {"concurrency": 4}, "gpfl needs rounds that wait"),
-    ],
-)
-def test_what_buffering_excludes_is_refused_by_name(selector: str, options: dict[str, Any], message: str) -> None:
-    params = {"random": {"clients_per_round": 2}, "fedcs": {"deadline": 5.0}, "gpfl": {"total_rounds": 9}}
-    own = {"clients_per_round": 2} | params.get(selector, {})
-    if selector == "fedcs":
-        own.pop("clients_per_round")
-    with pytest.raises(ParameterError, match=message):
-        core_of(create(selector, **own), **{"validation": None, **options})

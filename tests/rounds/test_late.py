@@ -16,8 +16,7 @@ from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds.deadlines import Deadline, Deadlines, usual_time
 from fedsel_flwr.rounds.late import importance
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.selectors import Everyone, Random, create
-from fedsel_flwr.strategies import SelectionStrategy
+from fedsel_flwr.selectors import Everyone
 from tests.golden.authors import recipe
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.either_api import base_of, private, selection
@@ -263,30 +262,6 @@ def test_clients_without_times_are_judged_by_the_round_itself() -> None:
     for name in ("trips", "coming"):
         with pytest.raises(StateError, match=name):
             restored.load_state_dict(trips.state_dict() | {name: np.zeros(3)})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"late": "use"}, "needs rounds that end early"),
-        ({"late": "later", "wait_for": 1}, "late must be one of"),
-        ({"late": "use", "concurrency": 4}, "late belongs to rounds that wait"),
-        ({"late": "damped", "wait_for": 1, "late_scale_coff": 10.0}, "late_scale_coff is for late = 'use'"),
-        ({"late_scale_coff": 10.0, "wait_for": 1}, "late_scale_coff is for late updates"),
-        ({"late": "use", "wait_for": 1, "averaging": "fedavg-absent"}, "adds updates to a plain mean"),
-        ({"late": "use", "wait_for": 1, "compare_models": False}, "return the model that they got"),
-        ({"round_deadline_s": "soon"}, "round_deadline_s"),
-        ({"max_staleness": 2, "wait_for": 1}, "max_staleness is for buffered rounds and late updates"),
-    ],
-)
-def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        SelectionStrategy(Random(clients_per_round=2, seed=0), **options)
-
-
-def test_updates_that_a_filter_judges_cannot_be_late() -> None:
-    with pytest.raises(ParameterError, match="FedCA's filter"):
-        SelectionStrategy(create("fedcm-ucb", clients_per_round=2, seed=0), wait_for=1, late="use")
 
 
 def test_which_bases_may_get_moved_models(api: str) -> None:

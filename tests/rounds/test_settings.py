@@ -11,6 +11,7 @@ import pytest
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.settings import Options, Settings, resolve_settings
 from fedsel_flwr.selectors import Random, create
+from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
 from fedsel_flwr.strategies import SelectionStrategy
@@ -102,3 +103,51 @@ def test_wrong_values_are_refused_by_name(api: str, options: str, said: str, val
             shown = "" if name == "should_stop" or value == [] else repr(value[0] if isinstance(value, list) else value)
             with pytest.raises(ParameterError, match=rf"^{name} {said} ?{re.escape(shown)}"):
                 selection(api, 1, **{name: value})
+
+
+EXCLUDED: list[tuple[str, dict[str, Any], str]] = [
+    # over-selection, deadlines, and so many replies
+    ("pczfl", {"over_selection": 0.5}, r"over_selection = 0\.5 .* pczfl decides itself"),
+    ("random", {"over_selection": -0.1}, "over_selection"),
+    ("random", {"over_selection": NAN}, "over_selection"),
+    ("random", {"round_deadline_s": 0.0}, "round_deadline_s"),
+    ("random", {"round_deadline_s": "soon"}, "round_deadline_s"),
+    ("everyone", {"wait_for": 0}, "wait_for must be a whole number of at least 1"),
+    ("everyone", {"wait_for": 2, "min_completed": 3}, "wait_for = 2 does not fit min_completed = 3"),
+    ("random", {"wait_for": 3}, "wait_for = 3 does not fit clients_per_round = 2"),
+    ("random", {"wait_for": 1, "over_selection": 0.5}, "both say when a round ends"),
+    ("random", {"wait_for": 1, "concurrency": 4}, "wait_for belongs to rounds that wait"),
+    *(("random", {"clock": "server", **one}, "the legacy API's server waits for every client")
+      for one in ({"over_selection": 0.5}, {"wait_for": 1}, {"round_deadline_s": 5.0})),
+    # late updates
+    ("random", {"late": "use"}, "needs rounds that end early"),
+    ("random", {"late": "later", "wait_for": 1}, "late must be one of"),
+    ("random", {"late": "use", "concurrency": 4}, "late belongs to rounds that wait"),
+    ("random", {"late": "damped", "wait_for": 1, "late_scale_coff": 10.0}, "late_scale_coff is for late = 'use'"),
+    ("random", {"late_scale_coff": 10.0, "wait_for": 1}, "late_scale_coff is for late updates"),
+    ("random", {"late": "use", "wait_for": 1, "averaging": "fedavg-absent"}, "adds updates to a plain mean"),
+    ("random", {"late": "use", "wait_for": 1, "compare_models": False}, "return the model that they got"),
+    ("random", {"max_staleness": 2, "wait_for": 1}, "max_staleness is for buffered rounds and late updates"),
+    ("fedcm-ucb", {"late": "use", "wait_for": 1}, "FedCA's filter"),
+    # buffered rounds
+    ("random", {"concurrency": 5}, "multiple of the 2"),
+    ("random", {"concurrency": 4, "buffer": 4}, "must be clients_per_round = 2"),
+    ("random", {"buffer": 2}, "buffer is for buffered rounds"),
+    ("random", {"max_staleness": 2}, "max_staleness is for buffered rounds"),
+    ("random", {"weighting": "uniform"}, "weighting is for buffered rounds"),
+    ("random", {"concurrency": 4, "weighting": "uniform", "averaging": "fedpdp"}, "contradicts"),
+    ("random", {"concurrency": 4, "channels": 3}, "channels = 3"),
+    ("random", {"concurrency": 4, "warmup_rounds": 1}, "warmup_rounds"),
+    ("random", {"concurrency": 4, "over_selection": 0.5}, "over_selection"),
+    ("random", {"concurrency": 4, "round_deadline_s": 5.0}, "round_deadline_s"),
+    ("random", {"concurrency": 4, "compare_models": False}, "compare_models"),
+    *((name, {"concurrency": 4}, f"{name} needs rounds that wait") for name in ("fedcs", "pczfl", "fedcor", "gpfl")),
+]  # fmt: skip
+"""Selectors, options that exclude each other or that the selector excludes, and what is said of them."""
+
+
+@pytest.mark.parametrize(("selector", "options", "said"), EXCLUDED)
+def test_options_that_do_not_go_together_are_refused_by_name(selector: str, options: dict[str, Any], said: str) -> None:
+    count = {} if selector in ("everyone", "fedcs", "pczfl") else {"clients_per_round": 2}
+    with pytest.raises(ParameterError, match=said):
+        SelectionStrategy(create(selector, seed=0, **example(selector) | count), **options)

@@ -12,13 +12,12 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.summary import summarize
 from fedsel_flwr.rounds.collecting import end_round
 from fedsel_flwr.rounds.deadlines import Deadline
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.selectors import CSUCB, PCZFL, Everyone, Random, create, names
+from fedsel_flwr.selectors import CSUCB, Everyone, Random, create, names
 from fedsel_flwr.selectors.registry import example
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -150,14 +149,6 @@ def test_the_bandits_constants_keep_m() -> None:
     # m = 1: .9 + sqrt(2 ln 101 / 50) = 1.330, .75 + sqrt(2 ln 101 / 20) = 1.429, .2 + sqrt(2 ln 101 / 10) = 1.161;
     # with m = 4 the last would be .2 + sqrt(5 ln 101 / 10) = 1.719, before the first's 1.579
     assert orders == {0.0: [1], 1.0: [0, 1]}
-
-
-def test_without_clients_per_round_it_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"over_selection = 0\.5 .* pczfl decides itself"):
-        SelectionStrategy(PCZFL(seed=0), over_selection=0.5)
-    for options in ({"over_selection": -0.1}, {"round_deadline_s": 0.0}, {"over_selection": float("nan")}):
-        with pytest.raises(ParameterError, match=next(iter(options))):
-            SelectionStrategy(Random(clients_per_round=1), **options)
 
 
 @pytest.mark.parametrize("cooldown", [False, True])
@@ -376,25 +367,3 @@ def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
     assert asked == [nodes, ["b", "c"], ["b", "c"]]
     assert [record.round_s for record in core.parts.history.rounds] == [2.0] * 3
     assert [row.completed for row in core.parts.history.clients] == [False, True, True, True, True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("selector", "options", "message"),
-    [
-        ("everyone", {"wait_for": 0}, "wait_for must be a whole number of at least 1"),
-        ("everyone", {"wait_for": 2, "min_completed": 3}, "wait_for = 2 does not fit min_completed = 3"),
-        ("random", {"wait_for": 3}, "wait_for = 3 does not fit clients_per_round = 2"),
-        ("random", {"wait_for": 1, "over_selection": 0.5}, "both say when a round ends"),
-        ("random", {"wait_for": 1, "concurrency": 4}, "wait_for belongs to rounds that wait"),
-    ],
-)
-def test_a_number_of_replies_that_no_round_can_have(selector: str, options: dict[str, Any], message: str) -> None:
-    own = {} if selector == "everyone" else {"clients_per_round": 2}
-    with pytest.raises(ParameterError, match=message):
-        SelectionStrategy(create(selector, **own, seed=0), **options)
-
-
-@pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"wait_for": 1}, {"round_deadline_s": 5.0}])
-def test_the_legacy_api_refuses_on_the_servers_clock_and_says_why(options: dict[str, float]) -> None:
-    with pytest.raises(ParameterError, match="the legacy API's server waits for every client"):
-        SelectionStrategy(Random(clients_per_round=1), clock="server", **options)  # type: ignore[arg-type]

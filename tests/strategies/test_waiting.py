@@ -142,8 +142,9 @@ def test_a_cohort_of_one_works_at_the_bases_defaults(api: str, base: Any) -> Non
     assert [r.num_completed for r in server.strategy.history.rounds] == [1, 1]
 
 
-def test_a_base_of_the_other_api_is_refused() -> None:
-    for api, base in (("message", LegacyFedAvg()), ("legacy", FedAvg())):
+def test_what_is_no_base_of_the_api_is_refused() -> None:
+    wrong: Any = [("message", LegacyFedAvg()), ("legacy", FedAvg()), ("legacy", "FedAvg"), ("legacy", LegacyFedAvg)]
+    for api, base in wrong:
         with pytest.raises(ParameterError, match="base must be"):
             selection(api, 1, base)
 
