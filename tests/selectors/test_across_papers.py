@@ -19,9 +19,9 @@ WRONG: dict[str, list[tuple[str, Any]]] = {
     "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1), ("accuracy_weight", 1.1)],
     "bsfl": [
         ("alpha", -1.0), ("alpha", NAN), ("min_latency", 0.0), ("min_latency", -0.1), ("min_latency", NAN),
-        ("beta", -1), ("beta", 0), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0), ("solver_steps", -5),
+        ("beta", -1), ("beta", 0), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0),
         ("data_weights", [1.0, -1.0]), ("data_weights", [0.0, 0.0]), ("data_weights", [1.0, NAN]),
-        ("data_weights", [[1.0, 2.0]]), ("exploration", -0.1), ("exploration", math.inf),
+        ("data_weights", [[1.0, 2.0]]), ("exploration", -0.1), ("exploration", math.inf), ("solver_steps", -5),
     ],
     "cpow-d": [("candidates", 1)],
     "cs-ucb": [("max_latency", 0.0), ("max_latency", -1.0), ("max_latency", NAN), ("clients_per_round", 0),
