@@ -125,34 +125,33 @@ def plot_comparison(
             f"panel {panel!r} needs a reference and another selector. Compare at least two selectors, one of them "
             "'random' or named by reference="
         )
-    shown = [name for name in PANELS if verdict or name not in NEED_VERDICT] if panel is None else [panel]
     counts = sorted({len(histories) for histories in drawn.values()})
     spread = f"; mean ± sd of {' or '.join(map(str, counts))} seeds" if counts[-1] > 1 else ""
-    goal = f"{100 * target_accuracy:g} %"
-    panels = []
-    for name in shown:
-        rows: list[dict[str, Any]]
-        if name == "accuracy":
-            page_runs = _page_runs(drawn)
-            rows = _numbered(tables.curve_table(page_runs, target_rounds, ["seconds"]), labels, seed=tables.ALL)
-            is_fraction = tables.are_fractions(one.accuracy for run in page_runs for one in run.rounds)
-            spec = charts.accuracy_chart(series, target_accuracy, is_fraction=is_fraction)
-            what = f"Accuracy, mean of {target_rounds} rounds{spread}; dashed: {goal}"
-            axis = "simulated time (s)"
-        elif name == "ratios" and verdict:
-            rows = _numbered(tables.ratio_table(verdict, ()), labels, measure="time")
-            spec = charts.ratio_chart(series, verdict.reference)
-            what, axis = f"Time to {goal}; a point a seed, grey: within 5 %", "time"
-        elif name == "targets" and verdict:
-            rows = _numbered(tables.profile_table(verdict), labels)
-            spec = charts.profile_chart(series, verdict.reference, list(verdict.profile), named=True)
-            what, axis = f"Time ratio to {verdict.reference} by target", "target accuracy"
-        else:
-            rows = _count_rows(drawn, num_clients)
-            spec = charts.count_chart(series)
-            what, axis = "How often each client was selected", "clients, most selected first"
-        width = ALONE if panel else PANELS[name]
-        panels.append(Panel(title=what, spec=spec, rows=rows, width=width, x_title=axis))
+    goal, page_runs = f"{100 * target_accuracy:g} %", _page_runs(drawn)
+    is_fraction = tables.are_fractions(one.accuracy for run in page_runs for one in run.rounds)
+    # Title, title of the horizontal axis, chart and rows of each panel.
+    found: dict[str, tuple[str, str, Mapping[str, Any], Sequence[Mapping[str, Any]]]] = {
+        "accuracy": (f"Accuracy, mean of {target_rounds} rounds{spread}; dashed: {goal}", "simulated time (s)",
+                     charts.accuracy_chart(series, target_accuracy, is_fraction=is_fraction),
+                     _numbered(tables.curve_table(page_runs, target_rounds, ["seconds"]), labels, seed=tables.ALL)),
+        "selections": ("How often each client was selected", "clients, most selected first",
+                       charts.count_chart(series), _count_rows(drawn, num_clients)),
+    }  # fmt: skip
+    if verdict:
+        reference, targets = verdict.reference, list(verdict.profile)
+        found |= {
+            "ratios": (f"Time to {goal}; a point a seed, grey: within 5 %", "time",
+                       charts.ratio_chart(series, reference),
+                       _numbered(tables.ratio_table(verdict, ()), labels, measure="time")),
+            "targets": (f"Time ratio to {reference} by target", "target accuracy",
+                        charts.profile_chart(series, reference, targets, named=True),
+                        _numbered(tables.profile_table(verdict), labels)),
+        }  # fmt: skip
+    panels = [
+        Panel(title=what, x_title=axis, spec=spec, rows=rows, width=ALONE if panel else width)
+        for name, width in PANELS.items() if name in found and panel in (None, name)
+        for what, axis, spec, rows in [found[name]]
+    ]  # fmt: skip
     return save_picture(panels, path, labels=labels, title=title, has_legend=panel != "ratios")
 
 

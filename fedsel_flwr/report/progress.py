@@ -104,8 +104,8 @@ class Progress:
         self._shown = (-1, -1, -math.inf)
         self._label: str | None = None
         self._rounds = 0
+        # The last line of the run, until it is printed.
         self._line = ""
-        self._printed = True
 
     def __enter__(self) -> Progress:
         """Start the display."""
@@ -165,7 +165,6 @@ class Progress:
         self._line = (
             f"{self._label}: round {done}  accuracy {accuracy}  simulated {seconds}  energy {joules}  failed {failures}"
         )
-        self._printed = False
         if self._live and self._run_bar is not None:
             figures = f"{done}  {accuracy}  {seconds}  {joules}  {failures} failed"
             self._live.update(self._run_bar, completed=record.round, figures=figures)
@@ -211,13 +210,13 @@ class Progress:
             self._live.remove_task(self._run_bar)
             self._run_bar = None
             self._live.refresh()
-        if not self._printed:
+        if self._line:
             self._print_line()
         self._label = None
 
     def _print_line(self) -> None:
         self._console.print(self._line, markup=False, highlight=False, soft_wrap=True)
-        self._printed = True
+        self._line = ""
 
 
 def _number(value: float, unit: str) -> str:

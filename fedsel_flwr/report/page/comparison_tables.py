@@ -262,14 +262,13 @@ def ranks(runs: Sequence[PageRun], num_clients: int) -> dict[int, FloatArray]:
     Returns:
         Seed -> latencies, shape (num_clients,); NaN for a client that no run selected.
     """
-    found: dict[int, FloatArray] = {}
+    found = dict[int, FloatArray]()
     for seed in dict.fromkeys(run.seed for run in runs):
         columns = [run.clients for run in runs if run.seed == seed]
-        client = np.concatenate([one["client"] for one in columns]).astype(int)
-        latency = np.concatenate([one["latency_s"] for one in columns])
+        client, latency = (np.concatenate([one[name] for one in columns]) for name in ("client", "latency_s"))
         known = np.isfinite(latency)
-        count = np.bincount(client[known], minlength=num_clients)[:num_clients]
-        total = np.bincount(client[known], weights=latency[known], minlength=num_clients)[:num_clients]
+        own = client[known].astype(int), latency[known]
+        count, total = (np.bincount(own[0], weights, num_clients)[:num_clients] for weights in (None, own[1]))
         found[seed] = np.divide(total, count, out=np.full(num_clients, math.nan), where=count > 0)
     return found
 

@@ -14,6 +14,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -298,14 +299,12 @@ def read_deployment(folder: Path, now: datetime | None = None) -> Deployment:
 
 def newest_checkpoint(folder: Path, now: datetime) -> NewestCheckpoint | None:
     """Return the newest checkpoint of a folder; None if there is none."""
-    times: dict[int, tuple[float, Path]] = {}
+    times = dict[int, tuple[float, Path]]()
     for path in folder.iterdir():
         if match := NAME.fullmatch(path.name):
-            try:
+            # The running strategy removes old checkpoints.
+            with suppress(OSError):
                 times[int(match[1])] = path.lstat().st_mtime, path
-            except OSError:
-                # The running strategy removes old checkpoints.
-                continue
     if not times:
         return None
     first, last = min(times), max(times)

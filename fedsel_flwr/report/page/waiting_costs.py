@@ -107,15 +107,14 @@ def client_figures(
         rounds: The rounds.
         cohorts: Round -> its clients.
     """
-    slowest_of = defaultdict[str, list[tuple[float, float]]](list)
     found = slowest_clients(rounds, cohorts)
-    for own in found.values():
-        for row in own.rows:
-            slowest_of[row.client_id].append((own.second_s, own.median_s / len(own.rows)))
-    own_rows = defaultdict[str, list[ClientRecord]](list)
+    slowest_of, own_rows = defaultdict[str, list[tuple[float, float]]](list), defaultdict[str, list[ClientRecord]](list)
     for one in rounds:
         for row in cohorts.get(one.round, ()):
             own_rows[row.client_id].append(row)
+        if own := found.get(one.round):
+            for row in own.rows:
+                slowest_of[row.client_id].append((own.second_s, own.median_s / len(own.rows)))
     clients = [_figures(rows, slowest_of[client_id], len(rounds)) for client_id, rows in own_rows.items()]
     total = sum(one.round_s for one in rounds)
     waiting = WaitingCost(

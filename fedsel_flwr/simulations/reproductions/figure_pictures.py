@@ -169,12 +169,11 @@ def _ball_panels(figure: PaperFigure, results: Results) -> list[Panel]:
     panels, angle = [], np.linspace(0.0, 2 * math.pi, 121)
     for time in map(int, recorded("balls_rounds")):
         balls = {part: recorded(f"balls_{time}_{part}") for part in ("x", "y", "radius", "front")}
-        contexts = zip(recorded(f"contexts_{time}_x").tolist(), recorded(f"contexts_{time}_y").tolist(), strict=True)
-        rows: Rows = [{"series": 2, "x": x, "y": y} for x, y in contexts]
+        rows = series_rows(2, x=recorded(f"contexts_{time}_x"), y=recorded(f"contexts_{time}_y"))
         for ball, (x, y, radius, front) in enumerate(zip(*balls.values(), strict=True)):
-            series = 0 if front else 1
-            path = zip((x + radius * np.cos(angle)).tolist(), (y + radius * np.sin(angle)).tolist(), strict=True)
-            rows += [{"series": series, "ball": ball, "place": i, "x": u, "y": v} for i, (u, v) in enumerate(path)]
+            series, place = 0 if front else 1, np.arange(len(angle))
+            path = {"x": x + radius * np.cos(angle), "y": y + radius * np.sin(angle)}
+            rows += series_rows(series, ball=np.full(len(angle), ball), place=place, **path)
             # The distance from a centre in the panel to the farthest corner.
             if radius >= np.hypot(*np.maximum((x, y), (1 - x, 1 - y))):
                 text = f"a ball of radius {radius:g} covers the panel"

@@ -194,26 +194,23 @@ def shortened(cell: Cell, data_dir: str = "") -> tuple[Cell, bool]:
     """Return a short version of a run, and whether digits replace its data set."""
     from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, has_image_set
 
-    s, keys = cell.scenario, dict[str, Any]()
-    name = s.data.dataset
-    trains = cell.figure.runner == "training"
-    absent = trains and name in IMAGE_SETS and not has_image_set(name, find_data_folder(data_dir))
+    s, runner = cell.scenario, cell.figure.runner
+    keys: dict[str, Any] = {"rounds": min(s.rounds, SMOKE_ROUNDS)}
+    absent = runner == "training" and s.data.dataset in IMAGE_SETS
+    absent = absent and not has_image_set(s.data.dataset, find_data_folder(data_dir))
     if absent:
-        keys = {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
+        keys |= {"data.dataset": "digits", "model.name": "mlp", "partition.sizes": ()}
         if s.partition.kind in ("sizes", "classes"):
             keys |= {"partition.kind": "iid", "partition.classes_per_client": ()}
-    if trains:
+    if runner == "training":
         keys |= {"training.local_epochs": 1, "training.local_steps": min(s.training.local_steps or 2, 2)}
         # Each evaluation of a convolutional network takes as long as several rounds.
         keys |= {"evaluation_every": SMOKE_ROUNDS // 2}
-    if cell.figure.runner == "solvers":
+    if runner == "solvers":
         keys["selectors.bsfl.solver_steps"] = 20
-    for key in ("aggregation.warmup_rounds", "selectors.pczfl.warmup_rounds"):
-        table = s.aggregation.model_dump() if key.startswith("aggregation") else s.selectors.get("pczfl", {})
-        if table.get("warmup_rounds"):
-            keys[key] = 2
-    short = replace_keys(s.model_dump(), {"rounds": min(s.rounds, SMOKE_ROUNDS), **keys})
-    return replace(cell, scenario=short), absent
+    tables = {"aggregation": s.aggregation.model_dump(), "selectors.pczfl": s.selectors.get("pczfl", {})}
+    keys |= {f"{name}.warmup_rounds": 2 for name, table in tables.items() if table.get("warmup_rounds")}
+    return replace(cell, scenario=replace_keys(s.model_dump(), keys)), absent
 
 
 def packaged_verdicts() -> dict[str, dict[str, Any]]:
