@@ -43,17 +43,6 @@ POLICY = (
     "default-src 'none'", "script-src {scripts}", "style-src 'unsafe-inline'", "img-src data: blob:", "base-uri 'none'",
     "form-action 'none'",
 )  # fmt: skip
-HEADS = {
-    "round_end": "before round", "place_end": "before place", "latency_s": "mean latency (s)", "low": "lower end",
-    "high": "upper end", "selections_per_client": "times selected", "selections": "times selected",
-    "clients_per_round": "failed clients per round", "seconds": "seconds per round", "round_s": "duration (s)",
-    "measured_s": "measured (s)", "beyond_median_s": "beyond the median client (s)",
-    "beyond_second_s": "beyond the second slowest (s)", "mean_s": "mean (s)", "p95_s": "95 % of usable updates (s)",
-    "share": "share of the rounds", "last_seen": "last usable update", "last_reply": "last reply",
-    "last_selected": "last selected", "problem_round": "round of the problem", "slowest": "slowest in (rounds)",
-    "theta": "seconds lost per round", "reached": "seeds that reach it", "pairs": "seeds",
-}  # fmt: skip
-"""Column of a table -> its head on the page, if it is not the name. A CSV file has the names."""
 CHILD = (
     "import json, sys, vl_convert; made = getattr(vl_convert, sys.argv[1])(**json.load(sys.stdin)); "
     "sys.stdout.buffer.write(made if isinstance(made, bytes) else made.encode())"
@@ -197,14 +186,13 @@ def _number(value: float) -> float | int | None:
 
 def _data(document: Document) -> dict[str, Any]:
     """Return what ``page.js`` reads."""
-    tables = {one.name: {column: _plain(own) for column, own in one.rows.items()} for one in document.charts}
     return {
         "title": document.title,
         "menus": [{"name": name, "values": list(menu.options)} for name, menu in document.menus.items()],
         "selectors": list(document.selectors),
         "charts": [{name: value for name, value in vars(one).items() if name != "rows"} for one in document.charts],
-        "heads": HEADS, "tables": tables,
-    }  # fmt: skip
+        "tables": {one.name: {column: _plain(own) for column, own in one.rows.items()} for one in document.charts},
+    }
 
 
 def _plain(values: Sequence[Any] | np.ndarray[Any, Any]) -> list[Any]:

@@ -8,6 +8,33 @@ const bodies = [null, ...Array.from(document.querySelectorAll("body > template")
 const root = document.documentElement;
 const MOST_ROWS = 500; // of a table on the page; the CSV has all
 const PRINT_WIDTH = 690; // pixels of a chart on A4 and on Letter
+// Column of a table -> its head on the page, if it is not the name. A CSV file has the names.
+const HEADS = {
+  round_end: "before round",
+  place_end: "before place",
+  latency_s: "mean latency (s)",
+  low: "lower end",
+  high: "upper end",
+  selections_per_client: "times selected",
+  selections: "times selected",
+  clients_per_round: "failed clients per round",
+  seconds: "seconds per round",
+  round_s: "duration (s)",
+  measured_s: "measured (s)",
+  beyond_median_s: "beyond the median client (s)",
+  beyond_second_s: "beyond the second slowest (s)",
+  mean_s: "mean (s)",
+  p95_s: "95 % of usable updates (s)",
+  share: "share of the rounds",
+  last_seen: "last usable update",
+  last_reply: "last reply",
+  last_selected: "last selected",
+  problem_round: "round of the problem",
+  slowest: "slowest in (rounds)",
+  theta: "seconds lost per round",
+  reached: "seeds that reach it",
+  pairs: "seeds",
+};
 const state = { show: new Set(), theme: "" };
 const views = {};
 let tables = {};
@@ -96,7 +123,7 @@ function fillTable(chart, rows) {
   for (const name of columns) {
     const cell = document.createElement("th");
     cell.scope = "col";
-    cell.textContent = page.heads[name] ?? name;
+    cell.textContent = HEADS[name] ?? name;
     head.append(cell);
   }
   const body = table.createTBody();

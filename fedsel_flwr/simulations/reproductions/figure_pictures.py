@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +26,7 @@ FRONT, OTHER, CLIENT = "#D55E00", "#0072B2", "#009E73"
 """Colours of the balls on the Pareto front and of other balls, as in the paper, and of the clients."""
 BALLS = "balls"
 """Curve of a picture that draws PCZFL's balls."""
-LABELS = {
-    "accuracy": "test accuracy", "accuracy_last10": "test accuracy, mean of the last ten rounds", "at": "round",
-    "average": "regret of means per round", "average_realized": "regret of realized rewards per round",
-    "best_above": "share of instances\nbest state, equal steps",
-    "best_above_in_time": "share of instances\nbest state, equal seconds",
-    "client_spread": "standard deviation over clients", "counts": "rounds of the client",
-    "energy": "energy of the current state", "failed": "failed clients",
-    "last_above": "share of instances\nlast state, equal steps",
-    "last_above_in_time": "share of instances\nlast state, equal seconds", "loss": "test loss",
-    **{f"margin_{k}": f"share of client {k} minus c_{k}" for k in (1, 2, 3)}, "rank": "rank of the client",
-    "regret": "regret of means", "regret_realized": "regret of realized rewards",
-    "score_energy": "energy, sum of 1 - score", "seconds": "seconds", "seen": "clients selected at least once",
-    "simulated_s": "simulated time (s)", "simulated_s_200": "simulated seconds of 200 rounds",
-}  # fmt: skip
+LABELS = tomllib.loads((resources.files("fedsel_flwr.simulations.reproductions") / "axes.toml").read_text("utf-8"))
 """Names of curves and outcomes on axes."""
 ACCURACIES = ("accuracy", "best_above", "last_above")
 """Beginnings of the names of curves and outcomes between 0 and 1."""
@@ -95,7 +84,7 @@ def _title(name: str) -> list[str]:
     """Return the title of the axis of a curve or an outcome, in lines."""
     if name.startswith(ROUNDS_TO):
         return [f"rounds to the final accuracy of {name.removeprefix(ROUNDS_TO)}"]
-    return LABELS.get(name, name.replace("_", " ")).split("\n")
+    return str(LABELS.get(name, name.replace("_", " "))).split("\n")
 
 
 def _curve_chart(figure: PaperFigure, series: charts.Styles, curve: str) -> dict[str, Any]:
