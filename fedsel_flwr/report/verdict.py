@@ -37,7 +37,7 @@ from fedsel_flwr.report.paired import (
     sign_test,
 )
 from fedsel_flwr.report.run_folder import load_optional
-from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of, describe_optimism
+from fedsel_flwr.report.summary import RunSummary, SelectorRow, aggregate, decimals_of, describe_optimism
 
 Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 
@@ -159,7 +159,8 @@ def verdict(
         target: paired_effects(values, reference, "time_to_target_s", ends=lengths, margin=margin)
         for target, values in (times or {}).items()
     }
-    sentence = _describe(summaries, reference, target_accuracy, shared, found, margin)
+    (row,) = aggregate(summary for summary in summaries if summary.selector == reference)
+    sentence = _describe(row, f"{100 * target_accuracy:g} % accuracy", shared, found, margin)
     return Verdict(sentence=sentence, reference=reference, selectors=found, profile=profile)
 
 
@@ -222,17 +223,9 @@ def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -
     return int(settled[0]) if settled.size else None
 
 
-def _describe(
-    summaries: Sequence[RunSummary],
-    reference: str,
-    target_accuracy: float,
-    shared: str,
-    found: Sequence[SelectorVerdict],
-    margin: float,
-) -> str:
-    """Return the verdict in words, one line per selector."""
-    (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
-    seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
+def _describe(own: SelectorRow, goal: str, shared: str, found: Sequence[SelectorVerdict], margin: float) -> str:
+    """Return the verdict in words, one line per selector; ``own`` is the reference, and ``goal`` names the target."""
+    reference, seeds = own.selector, own.seeds
     reached, mean = own.time_to_target_s, own.time_to_target_s.mean
     if reached.count == seeds:
         opening = f"{reference} reaches {goal} after {mean:,.{decimals_of(mean)}f} simulated seconds"

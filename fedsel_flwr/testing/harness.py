@@ -290,19 +290,14 @@ class StrategyHarness:
 @contextlib.contextmanager
 def _isolated() -> Iterator[None]:
     """Silence the logs, and restore Python's and NumPy's global generators afterwards."""
-    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
-    levels = [logger.level for logger in loggers]
-    # Flower's client managers and noise draw from the global generators. Their states belong to the caller.
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        # Flower's client managers and noise draw from the global generators. Their states belong to the caller.
+        afterwards.callback(random.setstate, random.getstate())
+        afterwards.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        for logger in map(logging.getLogger, ("flwr", "fedsel_flwr")):
+            afterwards.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
         yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def wrapped_strategies(base: Any) -> Iterator[Any]:

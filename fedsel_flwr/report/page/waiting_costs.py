@@ -36,6 +36,8 @@ UNMEASURED = ("first", "max_latency")
 PERCENTILE = 95
 SILENT = (TIMEOUT, "unavailable", "dropout")
 """Reasons of failure without a reply."""
+Cohorts = Mapping[int, Sequence[ClientRecord]]
+"""Round -> its clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +100,7 @@ class WaitingCost:
     share: float
 
 
-def client_figures(
-    rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]
-) -> tuple[WaitingCost, list[ClientFigures]]:
+def client_figures(rounds: Sequence[RoundRecord], cohorts: Cohorts) -> tuple[WaitingCost, list[ClientFigures]]:
     """Return what waiting cost, and the figures of each client, the costliest client first.
 
     Args:
@@ -140,9 +140,7 @@ class _Slowest(NamedTuple):
         return not all(row.completed for row in self.rows)
 
 
-def slowest_clients(
-    rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]]
-) -> dict[int, _Slowest]:
+def slowest_clients(rounds: Sequence[RoundRecord], cohorts: Cohorts) -> dict[int, _Slowest]:
     """Return the slowest clients of each round that waited for two clients or more."""
     found = {}
     for one in rounds:
@@ -155,9 +153,7 @@ def slowest_clients(
     return found
 
 
-def slowest_table(
-    rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence[ClientRecord]], counted: Sequence[float] | FloatArray
-) -> Columns:
+def slowest_table(rounds: Sequence[RoundRecord], cohorts: Cohorts, counted: Sequence[float] | FloatArray) -> Columns:
     """Return a table of the rounds that waited for two clients or more, the newest first.
 
     Args:
