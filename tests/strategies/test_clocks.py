@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, read_journal, write_history
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord
@@ -21,7 +21,7 @@ from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
 from tests.strategies.either_api import make, play
-from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
+from tests.strategies.helpers import FakeProxy, fedavg, fleet
 
 
 def _read(metrics: dict[str, float], observed: float | None, **settings: Any) -> Any:
@@ -225,12 +225,3 @@ def test_how_long_a_client_may_take_is_the_strategys(strategy: Any, given: dict[
 def test_a_least_latency_above_the_longest_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     BSFL(clients_per_round=2, min_latency=100.0, max_latency=5.0, base=fedavg())
     assert "min_latency is 100 s, but max_latency is only 5 s" in caplog.text
-
-
-def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
-    """What was learned at one scale means nothing at another, and the rows hold something else under auto."""
-    options: dict[str, Any] = {"clients_per_round": 2, "seed": 0, "clock": "server", "checkpoint_dir": tmp_path}
-    Federation(CSUCB(max_latency=60.0, base=fedavg(), **options), fleet(3)).play(2)
-    again = CSUCB(base=fedavg(), resume="must", **options)
-    with pytest.raises(RunError, match=r"selector.max_latency is 60.0 there and 'auto' here"):
-        Federation(again, fleet(3)).play(1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.common import Code, GetPropertiesRes, Status
 
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies.wrapping.grids import registrations
 from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
@@ -254,15 +254,6 @@ def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them
         with pytest.raises(ParameterError, match=r"fairness has 2 entries but none for client") as error:
             _fair(api, nodes, {"alice": 0.4, "bob": 0.5}, **options).play(1)
         assert all(text in str(error.value) for text in said)
-
-
-def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else(tmp_path: Any) -> None:
-    folder = {"checkpoint_dir": tmp_path, "total_rounds": 4, "resume": True}
-    Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(2)
-    with pytest.raises(RunError, match="another run: identity is 'name' there and 'node' here"):
-        Deployment("message", everybody(), named("message", 2), identity="node", **folder).play(2)
-    again = Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(4)
-    assert len(again.strategy.history.rounds) == 4
 
 
 # ---- how many are admitted -------------------------------------------------------------------------------------------

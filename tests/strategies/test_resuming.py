@@ -286,6 +286,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"options": {"averaging": "mean"}}, r"averaging is None there and 'mean' here"),
     ({"options": {"filter": Filter(score="accuracy")}}, r"filter is None there and 'accuracy' here"),
     ({"options": {"learning_rate": 0.25}}, r"learning_rate is 0\.5 there and 0\.25 here"),
+    ({"options": {"identity": "name"}}, r"identity is None there and 'name' here"),
+    ({"params": {"min_latency": "auto"}}, r"selector\.min_latency is 0\.1 there and 'auto' here"),
 ]
 
 
