@@ -1,12 +1,9 @@
-"""Choices alone: selectors select from a modelled fleet, and no client trains.
+"""Choices alone: selectors select from drawn latencies, and no client trains.
 
-A round lasts as long as its slowest client. Client i is done by t seconds with the probability F_i(t). A round with the
-cohort S then lasts, on average,
+A round lasts as long as its slowest client. Let X_1 <= ... <= X_n be the seconds of all n clients in a round. If all
+cohorts of m clients are equally likely, the slowest client of the cohort is that of X_k with the probability
 
-    E[max] = integral over t of 1 - product over i in S of F_i(t),    t from 0 to max_latency.
-
-For random selection, the product is averaged over all cohorts of m clients. For sorted groups
-(:func:`~fedsel_flwr.theory.sorted_groups`), the integral is averaged over the groups.
+    p_k = binom(k - 1, m - 1) / binom(n, m),    so a round of random selection lasts sum of p_k X_k on average.
 """
 
 from __future__ import annotations
@@ -15,23 +12,21 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.checks import AUTO, BoolArray, FloatArray, IntArray
 from fedsel_flwr.report.latencies import SELECTORS
+from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.selectors import RoundReport, Selector, create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.theory import sorted_groups
 
-TIMES = 256
-"""Number of times at which the integral is evaluated."""
 TINY = 1e-300
 """Smallest rate of availability, so that it has a logarithm."""
-NEUTRAL = {"local_accuracy": 0.5, "rms_loss": 1.0, "num_examples": 1.0}
-"""Column -> its value for every client, because only latencies are modelled."""
+NEUTRAL = {"local_accuracy": 0.5}
+"""Column -> its value for every client, because only latencies and sizes are modelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +35,7 @@ class Fleet:
 
     Attributes:
         log_means: Each client's mean log seconds, shape (num_clients,).
-        noise: Standard deviation of one client's log seconds.
+        noise: Standard deviation of each client's log seconds, shape (num_clients,).
         shape: Quantiles of the noise divided by its standard deviation, ascending, shape (quantiles,).
         max_latency: Seconds at which a latency is cut off; infinity if nothing is cut off.
         failure_rate: Probability that a client fails for a reason other than time.
@@ -48,7 +43,7 @@ class Fleet:
     """
 
     log_means: FloatArray
-    noise: float
+    noise: FloatArray
     shape: FloatArray
     max_latency: float
     failure_rate: float
@@ -59,7 +54,7 @@ class Fleet:
         """Seconds that a failed client counts; a finite number even if nothing is cut off."""
         if math.isfinite(self.max_latency):
             return self.max_latency
-        return float(np.exp(self.log_means.max() + self.shape[-1] * self.noise))
+        return float(np.exp((self.log_means + self.shape[-1] * self.noise).max()))
 
     def draw(self, rounds: int, generator: np.random.Generator) -> tuple[FloatArray, BoolArray]:
         """Draw the seconds of every client in every round, and whether the client completes.
@@ -78,43 +73,32 @@ class Fleet:
         completed = (seconds < self.max_latency) & (generator.uniform(size=size) >= self.failure_rate)
         return np.where(completed, seconds, self.longest), completed
 
-    @cached_property
-    def done(self) -> tuple[FloatArray, FloatArray]:
-        """Times, shape (TIMES,), and the probabilities F_i at these times, shape (num_clients, TIMES)."""
-        low = self.log_means.min() + self.noise * self.shape[0]
-        high = min(self.log_means.max() + self.noise * self.shape[-1], math.log(self.longest))
-        logs = np.linspace(min(low, high - 0.1), high, TIMES)
-        share = np.linspace(0.0, 1.0, len(self.shape))
-        chance = np.interp((logs - self.log_means[:, None]) / self.noise, self.shape, share, left=0.0, right=1.0)
-        return np.exp(logs), chance * (1.0 - self.failure_rate)
 
-    def cohort_seconds(self, cohort: IntArray) -> float:
-        """Return the mean seconds of a round with this cohort, indices of clients."""
-        return self._mean_longest(self.done[1][cohort].prod(axis=0))
+def random_seconds(seconds: FloatArray, clients_per_round: int) -> float:
+    """Return the mean seconds of a round if all cohorts of this size are equally likely.
 
-    def random_seconds(self, clients_per_round: int) -> float:
-        """Return the mean seconds of a round if all cohorts of this size are equally likely."""
-        done = self.done[1]
-        m = min(clients_per_round, len(done))
-        # Mean product over all cohorts of j of the first k clients, for j = 0 … m, client by client.
-        mean = np.zeros((m + 1, TIMES))
-        mean[0] = 1.0
-        size = np.arange(1, m + 1)[:, None]
-        for k, one in enumerate(done, start=1):
-            share = np.minimum(size / k, 1.0)
-            mean[1:] = (1.0 - share) * mean[1:] + share * one * mean[:-1]
-        return self._mean_longest(mean[m])
+    Args:
+        seconds: Seconds of every client in every round, shape (rounds, num_clients).
+        clients_per_round: Number of clients of a round; all, if there are fewer.
+    """
+    n = seconds.shape[1]
+    m, k = min(clients_per_round, n), np.arange(1, n + 1)
+    logs = [load_optional("scipy.special").gammaln(each) for each in (k, np.maximum(k - m, 0) + 1, n + 1, n - m + 1)]
+    # log of (k - 1)! / (k - m)! and of n! / (n - m)!, whose ratio times m is p_k.
+    chance = np.where(k >= m, m * np.exp(logs[0] - logs[1] - logs[2] + logs[3]), 0.0)
+    return float((np.sort(seconds, axis=1) @ chance).mean())
 
-    def sorted_seconds(self, clients_per_round: int) -> float:
-        """Return the mean seconds of a round of sorted groups, which all have equal shares."""
-        # All clients have the same noise, so the order of the mean latencies is that of the mean logs.
-        return float(np.mean([self.cohort_seconds(one) for one in sorted_groups(self.log_means, clients_per_round)]))
 
-    def _mean_longest(self, all_done: FloatArray) -> float:
-        """Integrate 1 - P(all done by t); a client that is not done counts ``longest``."""
-        times, late = self.done[0], 1.0 - all_done
-        rest = (self.longest - times[-1]) * late[-1]
-        return float(times[0] + np.sum((late[1:] + late[:-1]) / 2 * np.diff(times)) + rest)
+def sorted_seconds(seconds: FloatArray, log_means: FloatArray, clients_per_round: int) -> float:
+    """Return the mean seconds of a round of sorted groups (:func:`~fedsel_flwr.theory.sorted_groups`).
+
+    Args:
+        seconds: Seconds of every client in every round, shape (rounds, num_clients).
+        log_means: Each client's mean log seconds, by which the groups are sorted, shape (num_clients,).
+        clients_per_round: Number of clients of a round.
+    """
+    groups = sorted_groups(log_means, clients_per_round)
+    return float(np.mean([seconds[:, group].max(axis=1).mean() for group in groups]))
 
 
 def selector_parameters(
@@ -180,43 +164,36 @@ def draw_available(
 
 
 def select_rounds(
-    selector: Selector, fleet: Fleet, seconds: FloatArray, completed: BoolArray, available: Sequence[IntArray]
-) -> tuple[FloatArray, IntArray]:
-    """Run a selector on drawn latencies.
-
-    The selector learns from the drawn latencies. The duration of a round is the mean for its cohort, so that chance
-    in the drawn latencies affects the result only through the selections.
-
-    Columns other than the latency have the same value for every client
-    (:data:`NEUTRAL`), and probes cost no time.
+    selector: Selector,
+    seconds: FloatArray,
+    completed: BoolArray,
+    available: Sequence[IntArray],
+    columns: Mapping[str, FloatArray],
+) -> BoolArray:
+    """Run a selector on drawn latencies. Probes cost no time.
 
     Args:
         selector: A new selector.
-        fleet: The fleet.
         seconds: Seconds of every client in every round, shape (rounds, num_clients).
         completed: Whether the client completes, same shape.
         available: The available clients of each round.
+        columns: Column -> its value for each client, shape (num_clients,), in probes and replies.
 
     Returns:
-        Mean seconds of each round's cohort, shape (rounds,). And the clients' number of selections after each round,
-        shape (rounds, num_clients).
+        Whether each client was selected, shape (rounds, num_clients).
     """
-    rounds, num_clients = seconds.shape
-    selector.inform(np.arange(num_clients))
-    taken, counts = np.zeros(rounds), np.zeros((rounds, num_clients), dtype=np.int64)
-    for t in range(rounds):
-        request = selector.probe(available[t])
+    chosen = np.zeros(seconds.shape, dtype=np.bool_)
+    for t, here in enumerate(available):
+        request = selector.probe(here)
         if request is not None:
-            replies = {name: np.full(len(request.clients), NEUTRAL[name]) for name in request.columns}
-            selector.inform(request.clients, **replies)
-        chosen = selector.select(available[t])
-        columns = {name: np.full(len(chosen), value) for name, value in NEUTRAL.items() if name in selector.needs}
+            selector.inform(request.clients, **{name: columns[name][request.clients] for name in request.columns})
+        clients = selector.select(here)
+        replies: dict[str, Any] = {name: columns[name][clients] for name in selector.needs & columns.keys()}
         selector.observe(
-            RoundReport(clients=chosen, completed=completed[t, chosen], latency=seconds[t, chosen], **columns)  # type: ignore[arg-type]
+            RoundReport(clients=clients, completed=completed[t, clients], latency=seconds[t, clients], **replies)
         )
-        taken[t] = fleet.cohort_seconds(chosen)
-        counts[t, chosen] = 1
-    return taken, counts.cumsum(axis=0)
+        chosen[t, clients] = True
+    return chosen
 
 
 def run_selectors(
@@ -225,7 +202,7 @@ def run_selectors(
     seed: int,
     parameters: Mapping[str, Mapping[str, Any]],
     available: Sequence[IntArray],
-) -> dict[str, tuple[FloatArray, IntArray]]:
+) -> tuple[FloatArray, dict[str, BoolArray]]:
     """Run random selection and all selectors of :data:`SELECTORS` on the same drawn latencies.
 
     Args:
@@ -236,12 +213,18 @@ def run_selectors(
         available: The available clients of each round.
 
     Returns:
-        Selector -> seconds of each round and numbers of selections, as in :func:`select_rounds`.
+        Seconds of every client in every round, shape (rounds, num_clients). And selector -> whether each client was
+        selected, same shape.
     """
-    drawn = fleet.draw(len(available), np.random.default_rng([seed, 1]))
-    deadline = fleet.random_seconds(clients_per_round)
+    seconds, completed = fleet.draw(len(available), np.random.default_rng([seed, 1]))
+    deadline = random_seconds(seconds, clients_per_round)
+    everyone = np.arange(len(fleet.log_means))
+    columns = {name: np.full(len(everyone), value) for name, value in NEUTRAL.items()}
+    columns["num_examples"] = fleet.num_examples
     found = {}
     for name in ("random", *SELECTORS):
         params = selector_parameters(name, fleet, clients_per_round, parameters.get(name, {}), deadline)
-        found[name] = select_rounds(create(name, **params, seed=seed), fleet, *drawn, available)
-    return found
+        selector = create(name, **params, seed=seed)
+        selector.inform(everyone, num_examples=fleet.num_examples)
+        found[name] = select_rounds(selector, seconds, completed, available, columns)
+    return seconds, found

@@ -34,8 +34,8 @@ from fedsel_flwr.rounds.untrusted import one_line
 
 CLIENT, SECONDS = "client", "seconds"
 """Columns of a CSV file."""
-SELECTORS = ("bsfl", "cs-ucb", "cs-ucb-q", "oort", "tifl", "fedcs")
-"""Selectors that read latencies."""
+SELECTORS = ("bsfl", "cs-ucb", "cs-ucb-q", "tifl", "fedcs")
+"""Selectors that read latencies, and no losses."""
 OF_A_RUN = frozenset({"description", "seed", "rounds", "selector", "selectors", "engine", "api"})
 """Keys of a scenario in which the runs of a folder may differ."""
 HOUR_S = 3600.0

@@ -32,8 +32,8 @@ def fleet(num_clients: int, spread: float, noise: float, max_latency: float = ma
     logs = (logs - logs.mean()) / logs.std()
     normal = np.sort(np.random.default_rng(1).standard_normal(20_001))
     return Fleet(
-        log_means=math.log(10.0) + spread * logs, noise=noise, shape=normal[::20], max_latency=max_latency,
-        failure_rate=0.0, num_examples=np.ones(num_clients),
+        log_means=math.log(10.0) + spread * logs, noise=np.full(num_clients, noise), shape=normal[::20],
+        max_latency=max_latency, failure_rate=0.0, num_examples=np.ones(num_clients),
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def history(own: Fleet, selector: str, m: int, rounds: int, seed: int = 0, **par
     client, seconds, censored = list[int](), list[float](), list[bool]()
     for _ in range(rounds):
         chosen = chooser.select(np.arange(number))
-        drawn: FloatArray = np.exp(own.log_means[chosen] + own.noise * generator.standard_normal(len(chosen)))
+        drawn: FloatArray = np.exp(own.log_means[chosen] + own.noise[chosen] * generator.standard_normal(len(chosen)))
         late = drawn >= own.max_latency
         drawn = np.minimum(drawn, own.max_latency)
         chooser.observe(RoundReport(clients=chosen, completed=~late, latency=drawn))

@@ -14,7 +14,7 @@ import pytest
 from fedsel_flwr import report
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.advice import SelectorAdvice, _conclude, _more, advise
+from fedsel_flwr.report.advice import SelectorAdvice, _conclude, advise
 from fedsel_flwr.report.choices import Fleet
 from fedsel_flwr.report.components import Interval
 from fedsel_flwr.report.latencies import SELECTORS, Latencies
@@ -34,7 +34,7 @@ def true_seconds(own: Fleet, m: int) -> tuple[float, float]:
 
 def check_ceiling(own: Fleet, rows: Latencies, is_large: bool = True) -> None:
     """The true values come from draws of the true fleet, not from the code under test."""
-    found, (usual, best) = advise(rows, rounds=2), true_seconds(own, 10)
+    found, (usual, best) = advise(rows, rounds=20), true_seconds(own, 10)
     assert found.random_s.estimate == pytest.approx(usual, rel=0.1)
     assert found.sorted_s.estimate == pytest.approx(best, rel=0.1)
     if is_large:
@@ -74,14 +74,14 @@ def test_a_selector_saves_what_it_saves_on_the_true_fleet() -> None:
     assert 0.3 < bsfl.ceiling_share < 1.0
     assert sorted(bsfl.saving) == [50, 100]
     assert found.sentence.startswith("Try bsfl: it saves ")
-    oort = next(one for one in found.selectors if one.selector == "oort")
-    assert oort.final.estimate > bsfl.final.estimate
-    assert (oort.even, bsfl.even) == (False, True)
-    assert oort.jain < 0.8 * found.random_jain
+    fedcs = next(one for one in found.selectors if one.selector == "fedcs")
+    assert fedcs.final.estimate > bsfl.final.estimate
+    assert (fedcs.even, bsfl.even) == (False, True)
+    assert fedcs.jain < 0.8 * found.random_jain
 
 
 def test_without_spread_no_selector_gains() -> None:
-    found = advise(history(fleet(100, 1e-9, 0.3), "random", 10, 200), rounds=50)
+    found = advise(history(fleet(100, 1e-9, 0.3), "random", 10, 200), rounds=300)
     assert (found.word, found.preferred) == ("no gain", None)
     assert all(one.word == "no gain" for one in found.selectors)
     assert found.sentence.startswith("No gain: no selector that may be recommended saves 5 % or more")
@@ -96,12 +96,10 @@ def test_a_short_history_gives_wide_intervals() -> None:
     assert width[0] > 2 * width[1]
 
 
-def of(
-    name: str, low: float, high: float, even: bool = True, probes: bool = False, reads_more: bool = False
-) -> SelectorAdvice:
+def of(name: str, low: float, high: float, even: bool = True, probes: bool = False) -> SelectorAdvice:
     word = "no gain" if high < 0.05 else "gain" if low >= 0.05 else "not settled"
     saving = {9: Interval(estimate=(low + high) / 2, low=low, high=high)}
-    given = {"even": even, "probes": probes, "reads_more": reads_more, "word": word}
+    given = {"even": even, "probes": probes, "word": word}
     return SelectorAdvice(selector=name, saving=saving, ceiling_share=1.0, jain=0.5, **given)  # type: ignore[arg-type]
 
 
@@ -113,32 +111,21 @@ def of(
         ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, probes=True)], "a", "gain", "Try a"),
         ([of("a", -0.1, 0.04), of("b", 0.4, 0.5, even=False)], None, "gain", "The largest saving is that of b: 45 %"),
         ([of("a", 0.1, 0.2, probes=True)], None, "gain", "The largest saving .* does not contain the time of pr"),
-        ([of("a", 0.1, 0.2), of("b", 0.2, 0.3, reads_more=True)], "a", "gain", "Try a: [^:]*$"),
-        ([of("a", -0.1, 0.04), of("b", 0.2, 0.3, reads_more=True)], None, "no gain", "No gain: no selector that may"),
+        ([of("a", 0.1, 0.2)], "a", "gain", "Try a: [^:]*$"),
         ([of("a", -0.1, 0.04), of("b", 0.01, 0.04)], None, "no gain", "No gain: .* In seconds per round, random is as"),
         ([of("a", -0.1, 0.04), of("b", -0.1, 0.2)], None, "not settled", "Not settled: the saving of b over 9 round"),
         ([of("a", -0.1, 0.04), of("b", -0.1, 0.3, even=False)], None, "no gain", "No gain"),
-        ([of("a", 0.01, 0.41)], None, "not settled", r"Probably a: it saves 21 % .* About 150 rows could settle"),
-        ([of("a", 0.001, 0.1)], None, "not settled", "Probably a: .* more rows may not settle the saving"),
+        ([of("a", 0.01, 0.41)], None, "not settled", "Probably a: it saves 21 % .* A longer history, or a "),
         ([of("a", 0.1, 0.2), of("fedcs", 0.5, 0.6, even=False)], "a", "gain", "Try a: .* Do not use fedcs with this"),
         ([of("a", 0.0, 0.04), of("fedcs", 0.5, 0.6, even=False)], None, "no gain", "No gain: .* Do not use fedcs"),
         ([of("a", 0.0, 0.04), of("fedcs", -0.14, 0.34, even=False)], None, "no gain", "No gain: [^:]*$"),
     ],
 )  # fmt: skip
 def test_words(found: list[SelectorAdvice], preferred: str | None, word: str, begins: str) -> None:
-    name, told, sentence = _conclude(found, 9, 100, 0.5)
+    name, told, sentence = _conclude(found, 9, 0.5)
     assert (name, told) == (preferred, word)
     assert re.match(begins.replace("(", r"\(").replace(")", r"\)"), sentence), sentence
     assert ("no gain" in sentence.lower()) == (word == "no gain")
-
-
-def test_rows_that_would_settle_a_saving_by_hand() -> None:
-    # In logs, the estimate is 0.223 from the lower end and 0.172 from the margin: (0.223 / 0.172)² = 1.69.
-    assert "About 1,700 rows could settle it; the history has 1,000." in _more(
-        Interval(estimate=0.2, low=0.0, high=0.4), 1000
-    )
-    # Below the margin, the upper end counts: 0.01 -> 0.01005, 0.1 -> 0.10536 and the margin: (0.0953 / 0.0412)² = 5.34.
-    assert "About 5,400 rows" in _more(Interval(estimate=0.01, low=-0.1, high=0.1), 1000)
 
 
 def test_nothing_to_choose() -> None:
@@ -169,7 +156,6 @@ def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(table), "--rounds", "60"]) == 0
     text = capsys.readouterr().out
     assert "60 clients, 3 per round; 360 latencies measured, 0 cut off\nOnly the 60 clients with a row count" in text
-    assert re.search(r"\noort\+( +-){4}\n", text), text
     assert "No latency counts as cut off (set --max-latency)." in text
     assert "Selectors have the defaults of a deployment: min_latency and max_latency " in text
     assert all(f"\n{name}" in text for name in (*SELECTORS, "random"))

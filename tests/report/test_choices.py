@@ -1,71 +1,78 @@
-"""Choices alone: mean durations against enumeration and draws, and what a selector sees."""
+"""Choices alone: mean durations against enumeration, and what a selector sees."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.report.choices import Fleet, draw_available, run_selectors, select_rounds, selector_parameters
+from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.report.choices import (
+    Fleet,
+    draw_available,
+    random_seconds,
+    run_selectors,
+    select_rounds,
+    selector_parameters,
+    sorted_seconds,
+)
 from fedsel_flwr.report.latencies import SELECTORS
 from fedsel_flwr.selectors import create
-from fedsel_flwr.theory import sorted_groups
 from tests.report.synthetic import fleet
-
-
-def constant(*seconds: float, limit: float = math.inf, failure_rate: float = 0.0) -> Fleet:
-    """A fleet without noise worth mentioning."""
-    return Fleet(
-        log_means=np.log(seconds), noise=1e-6, shape=np.array([-1.0, 0.0, 1.0]), max_latency=limit,
-        failure_rate=failure_rate, num_examples=np.ones(len(seconds)),
-    )  # fmt: skip
 
 
 def test_durations_by_hand() -> None:
     # Pairs of 1, 2, 3, 4 s last as long as the slower one: 2, 3, 4, 3, 4, 4, mean 20 / 6. Sorted: 2 and 4, mean 3.
-    own = constant(1, 2, 3, 4)
-    assert own.cohort_seconds(np.array([0, 2])) == pytest.approx(3.0, rel=0.01)
-    assert own.random_seconds(2) == pytest.approx(20 / 6, rel=0.01)
-    assert own.sorted_seconds(2) == pytest.approx(3.0, rel=0.01)
-    assert own.random_seconds(9) == pytest.approx(4.0, rel=0.01)
-
-
-def test_a_late_or_failed_client_lasts_max_latency() -> None:
-    assert constant(1, 2, 9, limit=5.0).random_seconds(3) == pytest.approx(5.0, rel=0.01)
-    # One of two clients fails with the chance 0.1: 2 s with the chance 0.81, else 10 s.
-    assert constant(1, 2, limit=10.0, failure_rate=0.1).random_seconds(2) == pytest.approx(0.81 * 2 + 1.9, rel=0.01)
+    seconds = np.array([[1.0, 2.0, 3.0, 4.0]])
+    assert random_seconds(seconds, 2) == pytest.approx(20 / 6)
+    assert sorted_seconds(seconds, np.arange(4.0), 2) == pytest.approx(3.0)
+    assert random_seconds(seconds, 9) == pytest.approx(4.0)
 
 
 def test_random_selection_averages_over_all_cohorts() -> None:
-    own = fleet(7, 0.6, 0.3, 20.0)
-    cohorts = [own.cohort_seconds(np.array(each)) for each in itertools.combinations(range(7), 3)]
-    assert own.random_seconds(3) == pytest.approx(np.mean(cohorts), rel=1e-9)
+    seconds, _ = fleet(7, 0.6, 0.3, 20.0).draw(50, np.random.default_rng(0))
+    cohorts = [seconds[:, each].max(axis=1).mean() for each in itertools.combinations(range(7), 3)]
+    assert random_seconds(seconds, 3) == pytest.approx(np.mean(cohorts), rel=1e-9)
 
 
-@pytest.mark.parametrize(("limit", "failure_rate"), [(25.0, 0.0), (25.0, 0.05), (math.inf, 0.0)])
-def test_durations_agree_with_draws(limit: float, failure_rate: float) -> None:
-    own = replace(fleet(20, 0.5, 0.4, limit), failure_rate=failure_rate)
-    seconds, completed = own.draw(20_000, np.random.default_rng(0))
-    assert seconds.max() <= own.longest
-    assert (seconds[~completed] == own.longest).all()
-    groups = sorted_groups(own.log_means, 5)
-    drawn = np.mean([seconds[:, group].max(axis=1).mean() for group in groups])
-    assert own.sorted_seconds(5) == pytest.approx(drawn, rel=0.01)
+def test_a_late_or_failed_client_lasts_max_latency() -> None:
+    own = fleet(2, 1e-6, 1e-6, 40.0)
+    seconds, completed = replace(own, failure_rate=0.1).draw(20_000, np.random.default_rng(0))
+    assert (seconds[~completed] == 40.0).all()
+    # One of two clients fails with the chance 0.19: 10 s or 40 s.
+    assert random_seconds(seconds, 2) == pytest.approx(0.81 * 10 + 0.19 * 40, rel=0.02)
+    assert (replace(own, max_latency=9.0).draw(5, np.random.default_rng(0))[0] == 9.0).all()
+
+
+def play(name: str, own: Fleet, m: int, seed: int = 1) -> tuple[FloatArray, BoolArray]:
+    params = selector_parameters(name, own, m, {}, 15.0)
+    seconds, completed = own.draw(200, np.random.default_rng(seed))
+    number = len(own.log_means)
+    columns = {"local_accuracy": np.full(number, 0.5), "num_examples": own.num_examples}
+    chooser = create(name, **params, seed=seed)
+    chooser.inform(np.arange(number), num_examples=own.num_examples)
+    return seconds, select_rounds(chooser, seconds, completed, [np.arange(number)] * 200, columns)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_selector_prefers_the_fast_half(name: str) -> None:
     own = fleet(40, 0.8, 0.1, 60.0)
-    params = selector_parameters(name, own, 4, {}, own.random_seconds(4))
-    seconds, counts = select_rounds(
-        create(name, **params, seed=1), own, *own.draw(200, np.random.default_rng(1)), [np.arange(40)] * 200
-    )  # fmt: skip
-    assert (counts[-1].sum(), seconds.shape) == (800, (200,))
-    assert (np.diff(counts.sum(axis=1)) == 4).all()
-    assert seconds[100:].mean() < (0.98 if name != "tifl" else 1.02) * own.random_seconds(4)
+    seconds, chosen = play(name, own, 4)
+    assert (chosen.sum(axis=1) == 4).all()
+    taken = np.where(chosen, seconds, 0.0).max(axis=1)
+    assert taken[100:].mean() < (0.98 if name != "tifl" else 1.02) * random_seconds(seconds, 4)
+
+
+def test_cs_ucb_q_selects_large_clients_more_often() -> None:
+    """Its fairness is that of the data sizes: in real runs clients tell them, so a prediction must tell them, too."""
+    own = replace(fleet(40, 0.1, 0.1, 60.0), num_examples=np.repeat([50.0, 250.0], 20))
+    seconds, chosen = run_selectors(own, 4, 1, {}, [np.arange(40)] * 200)
+    assert seconds.shape == (200, 40)
+    counts = chosen["cs-ucb-q"].sum(axis=0)
+    assert counts[20:].mean() > 2 * counts[:20].mean()
+    assert chosen["random"].sum(axis=0)[20:].mean() == pytest.approx(20, abs=2)
 
 
 def test_parameters_are_the_scenarios_or_those_of_a_deployment() -> None:
@@ -100,16 +107,17 @@ def test_absent_clients() -> None:
 def test_a_selector_selects_only_available_clients() -> None:
     own = fleet(10, 0.5, 0.1)
     available = [np.array([1, 3, 5]), np.array([2, 8])] * 5
-    _, counts = select_rounds(
-        create("random", clients_per_round=2, seed=1), own, *own.draw(10, np.random.default_rng(1)), available
-    )
-    assert counts[-1].sum() == 20
-    assert np.flatnonzero(counts[-1]).tolist() == [1, 2, 3, 5, 8]
+    _, chosen = run_selectors(own, 2, 1, {}, available)
+    assert (chosen["random"].sum(axis=1) == 2).all()
+    for one in chosen.values():
+        assert np.flatnonzero(one[::2].any(axis=0)).tolist() == [1, 3, 5]
+        assert np.flatnonzero(one[1::2].any(axis=0)).tolist() == [2, 8]
 
 
 def test_the_same_seed_gives_the_same_rounds() -> None:
     own = fleet(20, 0.5, 0.3, 60.0)
     first, again, other = (run_selectors(own, 3, seed, {}, [np.arange(20)] * 20) for seed in (1, 1, 2))
-    assert list(first) == ["random", *SELECTORS]
-    assert all(np.array_equal(first[name][0], again[name][0]) for name in first)
-    assert not np.array_equal(first["bsfl"][0], other["bsfl"][0])
+    assert list(first[1]) == ["random", *SELECTORS]
+    assert np.array_equal(first[0], again[0])
+    assert all(np.array_equal(first[1][name], again[1][name]) for name in first[1])
+    assert not np.array_equal(first[1]["bsfl"], other[1]["bsfl"])
