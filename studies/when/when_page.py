@@ -97,15 +97,17 @@ def _rule(results: Results, fleets: Sequence[Fleet], plays: Sequence[int]) -> st
     ceilings, low = (range_of(results.ceiling(fleet).value for fleet in above), _largest_ceiling(results, below))
     first = range_of(results.saving(f, DEFAULT, plays[0]).value for f in above)
     equal = sum(fleet.spread == 0 for fleet in below)
-    return f"""**A selection that knows each client's mean latency, and gives all clients equal shares, can shorten
-rounds by {ceilings} %, depending on the fleet. This holds if the spread between the clients' latencies is at least
+    return f"""**With {_fractions(fleets)} of the clients in a round, and all clients available: a selection that knows
+each client's mean latency, and gives all clients equal shares, can shorten rounds by {ceilings} %, depending on the
+fleet. This holds if the spread between the clients' latencies is at least
 {SPREAD:g} and at least as large as the noise within a client. If the spread is at most {LOW_RATIO:g} times the noise,
 such a selection can shorten rounds by {low:.1f} % at most. This page measures seconds a round, not the time to a target
 accuracy.**
 
 Spread is the standard deviation of the clients' mean log seconds. Noise is the standard deviation of one client's log
-seconds. `fedsel advise` estimates both from a history of latencies. The first sentences describe this grid only:
-{_fractions(fleets)} of the clients in a round, and all clients available.
+seconds. `fedsel advise` estimates both from a history of latencies, and predicts the saving for your number of clients
+in a round. The rule does not hold for large shares of the clients: with 50 of 100 clients, a spread of 0.1 and a noise
+of 0.1, ten log-normal fleets had ceilings of 3 to 6 %.
 
 - {len(above)} of the {len(fleets)} fleets are above the limits, and {len(below)} are below the limits. Of the
   {len(below)} fleets below the limits, {equal} have no spread at all, so that no selection can save anything there.
