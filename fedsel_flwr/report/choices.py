@@ -23,8 +23,6 @@ from fedsel_flwr.selectors import RoundReport, Selector, create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.theory import sorted_groups
 
-TINY = 1e-300
-"""Smallest rate of availability, so that it has a logarithm."""
 NEUTRAL = {"local_accuracy": 0.5}
 """Column -> its value for every client, because only latencies and sizes are modelled."""
 
@@ -133,34 +131,34 @@ def draw_available(
     """Draw the available clients of each round.
 
     If clients are absent, some of them are absent more often. Suppose that random selection selected client i n_i
-    times, with the mean n and the variance v over the clients. The rates of the clients then have the gamma
-    distribution with the shape r = n² / (v - n) and the mean 1. The rate of client i is drawn from its distribution
-    given n_i, which is Gamma(r + n_i, r + n). If v is at most n, all rates are equal.
+    times in T rounds, with the mean n and the variance v over the clients. If all clients were equally often available,
+    v would be n (1 - n / T). The rates of the clients have the gamma distribution with the mean 1 and the variance
+    1 / r, with r = n² / (v - n (1 - n / T)). The rate of client i is drawn from its distribution given n_i, which is
+    Gamma(r + n_i, r + n). If v is too small, all rates are equal.
 
     Args:
-        counts: Number of available clients in the rounds of the history, in order, shape (n,). They are repeated if the
+        counts: Number of available clients in the rounds of the history, in order, shape (T,). They are repeated if the
             prediction has more rounds. If there are none, every client is available in every round.
         selections: Number of rounds in which each client was selected, shape (num_clients,).
         rounds: Number of rounds.
         generator: Generator of the draws.
 
     Returns:
-        The available clients of each round, ascending.
+        The available clients of each round, ascending, at least one. Client i is available with the probability
+        rate · count / num_clients, at most 1.
     """
     num_clients = len(selections)
     if not len(counts) or counts.min() >= num_clients:
         return [np.arange(num_clients)] * rounds
-    mean, excess = float(selections.mean()), float(selections.var() - selections.mean())
+    mean = float(selections.mean())
+    excess = float(selections.var()) - mean * (1.0 - min(1.0, mean / len(counts)))
     rates = np.ones(num_clients)
     if excess > 0:
         shape = mean**2 / excess
         rates = generator.gamma(shape + selections) / (shape + mean)
-    # The clients with the largest values of log rate plus Gumbel noise are a draw without replacement.
-    logs = np.log(np.maximum(rates, TINY))
-    return [
-        np.sort(np.argsort(-(logs + generator.gumbel(size=num_clients)), kind="stable")[:size])
-        for size in np.resize(counts, rounds).tolist()
-    ]
+    missing = generator.random((rounds, num_clients)) - np.resize(counts, rounds)[:, None] * rates / num_clients
+    missing[np.arange(rounds), missing.argmin(axis=1)] = -1.0
+    return [np.flatnonzero(each < 0) for each in missing]
 
 
 def select_rounds(

@@ -15,10 +15,10 @@ Each client counts once in mu and in sigma_a², so a bandit that selects fast cl
 The intervals come from a bootstrap over the clients. With 20 to 30 clients they hold the true value in about 9 of 10
 cases, with 200 in 19 of 20, and in 8 of 10 if a tenth of the rows is cut off.
 
-A client's rounds are not independent if slow phases last, or if its speed drifts. Let D_i be the difference between the
-means of the first and the second half of its rows, and h_i the sum of 1 / n over both halves. The *persistence* kappa
-is the sum of D_i² divided by the sum of S_i / (n_i - 1) · h_i, at least 1. The mean of n rounds then has the variance
-kappa sigma_e² / n.
+Speeds drift, and slow phases last. Let D_i be the difference between the means of the first and the second half of a
+client's rows. The *drift* is the mean of D_i² less its part by chance, S_i / (n_i - 1) times the sum of 1 / n over both
+halves. If the difference between a history and the rounds that follow were a random walk's, it would have twice this
+variance (for a straight line 4 times, for noise that forgets half).
 
 A row that is cut off at c is a bound: it has the mean and the variance of a normal latency above c, given its client's
 mean. Fit and rows are computed in turn until both are stable. A client whose rows are all cut off is then slightly
@@ -53,6 +53,8 @@ FEW_ROWS = 300
 """Number of rows below which the noise counts as normal, because its quantiles are uncertain."""
 FEW_EACH = 5.0
 """Mean number of rows of a client below which the noise counts as normal, because the residuals contain its effect."""
+WALK = 2.0
+"""Variance of the drift from a history to the rounds that follow, divided by that between the halves of the history."""
 FEW_OWN = 5
 """Number of rows of a client below which its own noise is not estimated."""
 
@@ -80,7 +82,7 @@ class VarianceComponents:
         median_s: Median seconds of a client without a persistent difference, exp(mu).
         spread: sigma_a, the standard deviation of the clients' mean log seconds.
         noise: sigma_e, the standard deviation of one client's log seconds.
-        persistence: kappa, at least 1.
+        drift: Variance of the difference between the halves of a client's rows, less chance, at least 0.
         shape: Quantiles of the noise divided by its standard deviation, ascending, shape (quantiles,).
         count: Number of rows of each client, shape (clients,).
         mean: Mean log seconds of each client's rows, shape (clients,).
@@ -91,7 +93,7 @@ class VarianceComponents:
     median_s: float
     spread: Interval
     noise: Interval
-    persistence: float
+    drift: float
     shape: FloatArray
     count: IntArray
     mean: FloatArray
@@ -103,8 +105,9 @@ class VarianceComponents:
     ) -> tuple[FloatArray, FloatArray]:
         """Draw the mean log seconds and the noise of a fleet's clients, given the rows.
 
-        One bootstrap sample is drawn first. Given its values, the effects are normal. With w_i = kappa sigma_e² / n_i,
-        the effect of client i has the mean b (y_i - mu) with b = sigma_a² / (sigma_a² + w_i), and the variance b w_i.
+        One bootstrap sample is drawn first. Given its values, the effects are normal. With w_i = sigma_e² / n_i, the
+        effect of client i has the mean b (y_i - mu) with b = sigma_a² / (sigma_a² + w_i), and the variance b w_i. To
+        this variance comes that of the drift until the rounds that follow.
 
         Args:
             clients: Numbers of the fleet's clients in the history, shape (n,).
@@ -116,9 +119,9 @@ class VarianceComponents:
             first n clients are ``clients``.
         """
         mu, spread, noise = generator.choice(self.samples)
-        error = self.persistence * noise**2 / np.maximum(self.count, 1)
+        error = noise**2 / np.maximum(self.count, 1)
         share = spread**2 / (spread**2 + error)
-        means = generator.normal(mu + share * (self.mean - mu), np.sqrt(share * error))
+        means = generator.normal(mu + share * (self.mean - mu), np.sqrt(share * error + WALK * self.drift))
         like = generator.choice(np.flatnonzero(self.count), size=num_clients)
         like[: len(clients)] = np.where(self.count[clients] > 0, clients, like[: len(clients)])
         return means[like], self.own_noise[like] * noise / max(self.noise.estimate, SMALLEST)
@@ -168,7 +171,7 @@ def fit_components(latencies: Latencies) -> VarianceComponents:
     own, between_within = _own_noises(count, squares, noise), _intervals(samples, spread, noise, count)
     return VarianceComponents(
         median_s=math.exp(mu), spread=between_within[0], noise=between_within[1],
-        persistence=_persistence(client, logs, count, squares), shape=_shape(logs - mean[client], client, count, own),
+        drift=_drift(client, logs, count, squares), shape=_shape(logs - mean[client], client, count, own),
         count=count, mean=mean, own_noise=own, samples=samples,
     )  # fmt: skip
 
@@ -222,20 +225,20 @@ def _own_noises(count: IntArray, squares: FloatArray, noise: float) -> FloatArra
     return own
 
 
-def _persistence(client: IntArray, logs: FloatArray, count: IntArray, squares: FloatArray) -> float:
-    """Return kappa, from the means of the first and the second half of each client's rows."""
+def _drift(client: IntArray, logs: FloatArray, count: IntArray, squares: FloatArray) -> float:
+    """Return the variance of the difference between the halves of a client's rows, less chance."""
     order = np.argsort(client, kind="stable")
     place = np.empty(len(client), dtype=np.int64)
     place[order] = np.arange(len(client)) - (np.cumsum(count) - count)[client[order]]
     many = count >= FEW_OWN
     if not many.any():
-        return 1.0
+        return 0.0
     first = count // 2
     last = count - first
     weights = np.where(place < first[client], -1 / np.maximum(first, 1)[client], 1 / last[client])
     differences = np.bincount(client, weights * logs, len(count))[many]
-    expected = squares[many] / (count[many] - 1) * (1 / first[many] + 1 / last[many])
-    return max(1.0, float((differences**2).sum() / max(expected.sum(), SMALLEST**2)))
+    chance = squares[many] / (count[many] - 1) * (1 / first[many] + 1 / last[many])
+    return max(0.0, float((differences**2 - chance).mean()))
 
 
 def _shape(residuals: FloatArray, client: IntArray, count: IntArray, own: FloatArray) -> FloatArray:

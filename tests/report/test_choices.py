@@ -92,9 +92,11 @@ def test_absent_clients() -> None:
     generator = np.random.default_rng(0)
     everyone = draw_available(np.zeros(0, dtype=int), np.ones(4, dtype=int), 3, generator)
     assert [each.tolist() for each in everyone] == [[0, 1, 2, 3]] * 3
-    counts = np.array([3, 5])
+    counts = np.resize([3, 5], 40)
     equal = draw_available(counts, np.full(10, 7), 4000, generator)
-    assert [len(each) for each in equal[:4]] == [3, 5, 3, 5]
+    sizes = np.array([len(each) for each in equal])
+    assert sizes.min() > 0
+    assert [sizes[::2].mean(), sizes[1::2].mean()] == pytest.approx([3.0, 5.0], abs=0.15)
     assert all((np.diff(each) > 0).all() for each in equal[:9])
     often = np.bincount(np.concatenate(equal), minlength=10) / 4000
     assert often == pytest.approx(np.full(10, 0.4), abs=0.03)
@@ -102,6 +104,20 @@ def test_absent_clients() -> None:
     often = np.bincount(np.concatenate(unequal), minlength=10) / 4000
     assert often[0] > often[1:5].max()
     assert often[1:5].min() > often[5:].max()
+
+
+def test_large_cohorts_hide_how_often_clients_are_absent() -> None:
+    """With half of the clients in a round, numbers of selections vary less than Poisson's."""
+    generator = np.random.default_rng(1)
+    rates = np.clip(1.2 - generator.random(60), 0.2, 1.0)
+    present = generator.random((300, 60)) < rates
+    selections = np.zeros(60, dtype=np.int64)
+    for here in map(np.flatnonzero, present):
+        selections[generator.choice(here, size=20, replace=False)] += 1
+    drawn = draw_available(present.sum(axis=1), selections, 300, generator)
+    often = np.bincount(np.concatenate(drawn), minlength=60) / 300
+    assert often.std() == pytest.approx(rates.std(), rel=0.2)
+    assert np.corrcoef(often, rates)[0, 1] > 0.9
 
 
 def test_a_selector_selects_only_available_clients() -> None:

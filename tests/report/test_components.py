@@ -22,12 +22,11 @@ def test_balanced_rows_by_hand() -> None:
     assert math.log(found.median_s) == pytest.approx(4.0, abs=1e-3)
 
 
-def test_persistence_by_hand() -> None:
+def test_drift_by_hand() -> None:
     logs = np.array([-1.0, 1.0, 0.0, 3.0, 5.0, 4.0, 1.0, 1.0, 2.0, 1.0, 1.0, 2.0])
     found = fit_components(latencies([0] * 6 + [1] * 6, np.exp(logs)))
-    # Client 0: half means 0 and 4, squares 2 + 2 + 6 · 2² = 28 over 5 rows; client 1: 4/3 twice, 4/3 over 5 rows.
-    expected = (28 / 5 + (4 / 3) / 5) * (1 / 3 + 1 / 3)
-    assert found.persistence == pytest.approx(4.0**2 / expected)
+    # Client 0: half means 0 and 4, squares 2 + 2 + 6 · 2² = 28 over 5 rows. Client 1: 4/3 twice, no change, 4/3 over 5.
+    assert found.drift == pytest.approx((4.0**2 - (28 / 5 + 4 / 3 / 5) * (1 / 3 + 1 / 3)) / 2)
 
 
 def test_clients_have_their_own_noise_as_far_as_it_is_no_chance() -> None:
@@ -45,7 +44,7 @@ def test_clients_have_their_own_noise_as_far_as_it_is_no_chance() -> None:
 def test_the_effects_of_known_clients_are_shrunk_by_hand() -> None:
     """sigma_a² = 17 and sigma_e² = 2: the effect -3 has the mean -3 · 17 / (17 + 2 / 2) and the variance 17 / 18."""
     found = fit_components(latencies([0, 0, 1, 1], np.exp([0.0, 2.0, 6.0, 8.0])))
-    one = replace(found, samples=np.array([[4.0, math.sqrt(17), math.sqrt(2)]]))
+    one = replace(found, drift=0.0, samples=np.array([[4.0, math.sqrt(17), math.sqrt(2)]]))
     drawn = np.array([one.draw_fleet(np.arange(2), 3, np.random.default_rng(seed))[0] for seed in range(4000)])
     assert drawn.mean(axis=0)[:2] == pytest.approx([4 - 3 * 17 / 18, 4 + 3 * 17 / 18], abs=0.05)
     assert drawn.std(axis=0)[:2] == pytest.approx([math.sqrt(17 / 18)] * 2, abs=0.05)
