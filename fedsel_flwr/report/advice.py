@@ -161,15 +161,14 @@ class Advice:
         if self.left_out:
             rows += f", {self.left_out:,} without a measured time"
         return [
+            self.sentence,
             f"{self.num_clients:,} clients, {self.clients_per_round:,} per round; {rows}",
             *self.notes,
-            f"spread between clients   {_numbers(self.spread)} (standard deviation of the clients' mean log seconds)",
-            f"noise within a client    {_numbers(self.noise)} (standard deviation of a client's log seconds)",
-            f"random selection         {_numbers(self.random_s)} seconds per round",
-            f"ceiling (sorted groups)  {_numbers(self.sorted_s)} seconds per round, saving {_percent(self.ceiling)}",
-            "",
+            f"Standard deviations of log seconds: {_numbers(self.spread)} between clients (spread), "
+            f"{_numbers(self.noise)} within a client (noise).",
+            f"A round of random selection takes {_numbers(self.random_s)} seconds. With equal shares, "
+            f"{_numbers(self.sorted_s)} are possible: the ceiling of a saving is {_percent(self.ceiling)}.",
             *self._table(),
-            self.sentence,
         ]
 
     def _table(self) -> list[str]:
@@ -184,11 +183,11 @@ class Advice:
             ]
             for one in self.selectors
         ]
-        body.append(["random", *("-" for _ in ends), "-", f"{self.random_jain:.2f}"])
         return [
             *aligned([head, *body]),
-            "Ranges of savings held 9 of 10 single runs in 19 of 20 fleets (docs/comparing.md). *: without the time of "
-            "probes. Selectors that also read losses, such as oort, are not predicted.",
+            f"Jain's index of random selection: {self.random_jain:.2f}. Ranges of savings held 9 of 10 single runs in "
+            "19 of 20 fleets (docs/comparing.md). *: without the time of probes. Selectors that also read losses, such "
+            "as oort, are not predicted.",
         ]
 
 
