@@ -8,7 +8,8 @@ d_n be the logs of the ratios to the reference, one per seed. The ratio and its 
 
 This is Student's interval, which assumes normal d. A selector that is mostly slightly faster and rarely much slower has
 skewed d, and Student's test then sees a difference too often. Therefore the interval is the union of Student's and of
-one that is adjusted for skewness, and the p-value is the larger of both (:func:`paired_interval`, :func:`paired_p`).
+one that is adjusted for skewness, and the p-value is the larger of both, and at least 2^(1-n): few values, or equal
+ones, say too little about the spread (:func:`paired_interval`, :func:`paired_p`).
 Accuracies, Jain's index and numbers of clients are compared as differences, in the same way without logs. The spread of
 a selector uses only this selector's differences. A spread that is moderated towards the other selectors, as in limma,
 gives narrower intervals. However, such intervals cover the truth too rarely if a selector varies more than the others.
@@ -95,8 +96,8 @@ class PairedEffect:
 
     @property
     def censored(self) -> bool:
-        """Whether any run of the selector or the reference never reached the target."""
-        return min(self.reached, self.reference_reached) < self.pairs
+        """Whether a pair has no ratio: a run never reached the target, or took no time. Then the sign test decides."""
+        return math.isnan(self.estimate)
 
     @property
     def differs(self) -> bool:
@@ -167,7 +168,6 @@ def paired_effects(
     margin: float = 1.0,
     confidence: float = CONFIDENCE,
     is_ratio: bool | None = None,
-    skewed: bool = True,
 ) -> list[PairedEffect]:
     """Compare every selector with a reference in one figure.
 
@@ -180,7 +180,6 @@ def paired_effects(
         margin: Ratios of a pair between 1 / margin and margin count as ties in the sign test.
         confidence: Confidence of the interval, in (0, 1).
         is_ratio: Whether ratios are used instead of differences. If None, the figure decides (:data:`RATIOS`).
-        skewed: Whether logs of ratios and differences may be skewed. If False, interval and p-value are Student's.
 
     Returns:
         One effect for each selector except the reference, in the order of ``values``.
@@ -193,7 +192,7 @@ def paired_effects(
         >>> times = {"bsfl": {1: 80.0, 2: 90.0, 3: 60.0}, "random": {1: 100.0, 2: 100.0, 3: 80.0}}
         >>> (effect,) = paired_effects(times, "random", "time_to_target_s")
         >>> print(f"{effect.estimate:.3f} ({effect.low:.3f} to {effect.high:.3f}), p = {effect.p:.3f}")
-        0.814 (0.647 to 1.604), p = 0.200
+        0.814 (0.647 to 1.604), p = 0.250
     """
     if reference not in values:
         raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
@@ -219,8 +218,8 @@ def paired_effects(
         later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
         low = high = deviation = p = math.nan
         if len(seeds) > 1 and both.all():
-            low, high = map(float, paired_interval(scaled, confidence, skewed=skewed))
-            p = float(paired_p(scaled, skewed=skewed))
+            low, high = map(float, paired_interval(scaled, confidence))
+            p = float(paired_p(scaled))
             deviation = float(scaled.std(ddof=1))
         elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
             p = sign_test(sooner, later)
@@ -280,20 +279,23 @@ def _cubic_root(y: float, skewness: FloatArray, n: int) -> FloatArray:
 
 
 def paired_p(differences: FloatArray, *, skewed: bool = True) -> FloatArray:
-    """Return the larger of the two-sided p-values of Student's and Johnson's test (:func:`paired_interval`).
+    """Return the largest of three two-sided p-values: of Student's and Johnson's test, and the smallest of signs.
 
-    It is at most 1 - confidence exactly if the interval of this confidence excludes 0.
+    The smallest p-value of n signs is 2^(1-n). Above it, the p-value is at most 1 - confidence exactly if the interval
+    of this confidence (:func:`paired_interval`) excludes 0.
 
     Args:
         differences: The differences, shape (..., n), n at least 2.
         skewed: Whether the differences may be skewed. If False, the p-value is Student's.
 
     Returns:
-        The p-values, shape (...); 0 for equal differences, 1 if they are all 0.
+        The p-values, shape (...); 1 if all differences are 0.
 
     Examples:
-        >>> round(float(paired_p(np.array([1.0, 2.0, 3.0]))), 4)
-        0.0742
+        >>> round(float(paired_p(np.array([1.0, 2.0, 3.0, 2.0, 1.0, 3.0, 2.0, 2.0]))), 4)
+        0.0078
+        >>> float(paired_p(np.array([1.0, 1.0, 1.0])))
+        0.25
     """
     mean, sd, skewness = _moments(differences, skewed=skewed)
     n = differences.shape[-1]
@@ -301,7 +303,8 @@ def paired_p(differences: FloatArray, *, skewed: bool = True) -> FloatArray:
     x = mean / np.where(sd == 0, 1.0, sd)
     adjusted = x + skewness / (6 * n) + skewness * x**2 / 3 + skewness**2 * x**3 / 27
     p = 2 * load_optional("scipy.stats").t.sf(math.sqrt(n) * np.minimum(np.abs(x), np.abs(adjusted)), n - 1)
-    return np.asarray(np.where(sd == 0, mean == 0, p), dtype=np.float64)
+    p = np.where(sd == 0, mean == 0, p)
+    return np.asarray(np.maximum(p, 2.0 ** (1 - n)) if skewed else p, dtype=np.float64)
 
 
 def _moments(differences: FloatArray, *, skewed: bool) -> tuple[FloatArray, FloatArray, FloatArray]:

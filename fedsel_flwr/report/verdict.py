@@ -44,7 +44,8 @@ Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 MARGIN = 1.05
 """Largest ratio without practical difference; the smallest is 1 / MARGIN."""
 LEVEL = 0.05
-"""Largest probability of any "sooner" or "later" if no selector differs. "No difference" is not corrected."""
+"""Largest probability of any "sooner" or "later" if no selector differs and the logs of ratios are not skewed; see
+benchmarks/intervals.md for others. "No difference" is not corrected."""
 LEAST_PAIRS = 6
 """Number of pairs below which no verdict is given."""
 MAX_SEEDS = 1000
@@ -218,8 +219,11 @@ def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -
     t = load_optional("scipy.stats").t
     seeds, size = np.arange(max(time.pairs + 1, LEAST_PAIRS), MAX_SEEDS + 1), abs(math.log(time.estimate))
     error = time.deviation / np.sqrt(seeds)
-    within = size + t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * error <= math.log(margin)
-    settled = seeds[within | (factor * 2 * t.sf(size / error, seeds - 1) <= LEVEL)]
+    # Near 1 a new estimate is farther from 1 than this one. If the truth is 1, half of the estimates are this far.
+    away = np.hypot(size, t.ppf(0.75, seeds - 1) * error)
+    within = away + t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * error <= math.log(margin)
+    p = np.maximum(2 * t.sf(size / error, seeds - 1), 2.0 ** (1 - seeds))
+    settled = seeds[within | (factor * p <= LEVEL)]
     return int(settled[0]) if settled.size else None
 
 
@@ -251,7 +255,7 @@ def _describe(own: SelectorRow, goal: str, shared: str, found: Sequence[Selector
     if caution := describe_optimism([reference, *(one.selector for one in found)]):
         lines.append(caution)
     if LEAST_PAIRS <= seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
-        lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual (--seeds {FEW_SEEDS}).")
+        lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual. Plan {FEW_SEEDS} new ones, not more of the same.")
     return "\n".join(lines)
 
 

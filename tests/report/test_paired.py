@@ -11,6 +11,7 @@ from scipy import stats
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.paired import (
     collect,
+    holm,
     paired_effects,
     paired_interval,
     paired_p,
@@ -37,7 +38,13 @@ def test_students_own_example() -> None:
     mirrored = np.concatenate([SLEEP, 2 * SLEEP.mean() - SLEEP])  # without skewness both tests are Student's
     assert paired_interval(mirrored) == pytest.approx(student_interval(mirrored))
     assert paired_p(mirrored) == pytest.approx(float(stats.ttest_1samp(mirrored, 0.0).pvalue))
-    assert (paired_p(np.zeros(3)), paired_p(np.ones(3))) == (1.0, 0.0)
+
+
+def test_no_p_value_is_below_that_of_equal_signs() -> None:
+    """Two values of a coin: with six tied pairs, one of 19 equal selectors passed in 46 % of 2,000 cases before."""
+    assert [float(paired_p(d)) for d in (np.zeros(3), np.ones(3), np.ones(10))] == [1.0, 0.25, 2.0**-9]
+    tied = np.random.default_rng(1).choice([-1.0, 1.0], (2000, 19, 6))
+    assert sum(min(holm(p)) <= 0.05 for p in paired_p(tied).tolist()) == 0
 
 
 def test_the_skewness_adjusted_test_by_hand() -> None:
@@ -51,7 +58,7 @@ def test_the_skewness_adjusted_test_by_hand() -> None:
     assert paired_p(d - 2.0) == pytest.approx(2 * stats.t.sf(2 * (1 / 2 - 2 / 24 - 2 / 12 + 4 / 216), 3))
 
 
-@pytest.mark.parametrize("n", [3, 6, 10])
+@pytest.mark.parametrize("n", [6, 7, 10])
 @pytest.mark.parametrize("shape", [0.2, 1.0, 50.0])
 def test_the_interval_holds_exactly_the_values_that_neither_test_excludes(n: int, shape: float) -> None:
     """Brute force: the p-value of the differences to each of many true values."""
@@ -62,8 +69,8 @@ def test_the_interval_holds_exactly_the_values_that_neither_test_excludes(n: int
         grid = np.linspace(low - (high - low), high + (high - low), 600)
         inside = paired_p(d[np.newaxis] - grid[:, np.newaxis]) >= 0.05
         np.testing.assert_array_equal(inside, (grid >= low) & (grid <= high))
-        assert low <= student_interval(d)[0]
-        assert high >= student_interval(d)[1]
+        assert low <= student_interval(d)[0] + 1e-12
+        assert high >= student_interval(d)[1] - 1e-12
 
 
 def test_skewed_ratios_without_an_effect_seldom_look_settled() -> None:

@@ -1,8 +1,9 @@
 """Verdict on a figure: does the paper's claim hold in our runs?
 
-Each check of a figure compares two arms on the same seeds, as logs of ratios or as differences. Its p-values are those
-of the paired t-test, and its interval of 95 % is Student's (:mod:`fedsel_flwr.report.paired`). A check has the first of
-these words that applies:
+Each check of a figure compares two arms on the same seeds, as logs of ratios or as differences. Its p-values and its
+interval of 95 % are those of a comparison (:mod:`fedsel_flwr.report.paired`), so that fewer than six seeds settle
+nothing. If a run does not reach the accuracy of ``rounds_to``, the sign test decides. A check has the first of these
+words that applies:
 
 ==============  =======================================================================================================
 reproduced      The claimed direction is shown: the interval excludes the null on the claimed side. And the size is the
@@ -17,9 +18,9 @@ not settled     None of these.
 ==============  =======================================================================================================
 
 A figure's claim is the conjunction of its checks. It is shown if all of them are, each at the level .05. This needs no
-correction: if any part of the claim is wrong, its own check passes with at most this probability (an intersection-union
-test). The opposite is different, because one check is enough for it. Therefore Holm's method corrects the p-values of
-"contrary" and "no difference" of all checks of a figure together.
+correction: if any part of the claim is wrong, its own check passes with about this probability (an intersection-union
+test; see benchmarks/intervals.md for skewed data). The opposite is different, because one check is enough for it.
+Therefore Holm's method corrects the p-values of "contrary" and "no difference" of all checks of a figure together.
 
 So a figure has the worst word of its checks: "not seen" before "not settled" before "direction only". Two words take
 precedence. A figure is ``not run`` if runs are missing. It is ``setting not given`` if two readings have different
@@ -57,6 +58,8 @@ TOLERANCE = 0.2
 """Largest relative distance between our estimate and the paper's number."""
 MAX_SEEDS = 1000
 """Largest number of seeds that is suggested; above it, the number is infinite."""
+ROUNDING = 1e-12
+"""Share of the arms' means below which a difference is one of rounding."""
 FEWEST_SEEDS = 8
 """Number of seeds below which the spread is too uncertain for :func:`_seeds_needed`."""
 CHECK_COLUMNS = (
@@ -213,18 +216,24 @@ def _measure(comparison: Comparison, values: Lookup) -> Finding:
     left = _values(comparison.left, outcome, values)
     right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
     both = {"left": left, "right": right}
-    (effect,) = paired_effects(both, "right", outcome, is_ratio=comparison.is_ratio, skewed=False)
+    (effect,) = paired_effects(both, "right", outcome, is_ratio=comparison.is_ratio)
     means = [float(np.mean([own[seed] for seed in effect.seeds])) for own in (left, right)]
     return Finding(comparison=comparison, effect=effect, left=means[0], right=means[1])
 
 
 def _p_beyond(finding: Finding, limit: float, *, above: bool) -> float:
-    """Return the p-value of a mean above (or below) a limit; 1 if the mean of the runs is not, or without a t-test."""
-    if math.isnan(finding.effect.low):
+    """Return the p-value of a mean above (or below) a limit; 1 if the mean of the runs is not, or if it is unknown."""
+    effect = finding.effect
+    if effect.censored and limit == 0:
+        ahead = effect.later - effect.sooner
+        return effect.p if ahead and (ahead > 0) == above else 1.0
+    if math.isnan(effect.low):
         return 1.0
-    d = np.array(finding.effect.values)
-    d = (np.log(d) if finding.effect.is_ratio else d) - limit
-    return float(paired_p(d, skewed=False)) if (d.mean() > 0 if above else d.mean() < 0) else 1.0
+    d = np.array(effect.values)
+    d = (np.log(d) if effect.is_ratio else d) - limit
+    # A difference of decimal numbers such as 0.3 - 0.1 - 0.2 is not exactly 0.
+    d[np.abs(d) < ROUNDING * np.abs([finding.left, finding.right]).max()] = 0.0
+    return float(paired_p(d)) if (d.mean() > 0 if above else d.mean() < 0) else 1.0
 
 
 def _p_within(finding: Finding) -> float:

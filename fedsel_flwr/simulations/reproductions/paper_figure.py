@@ -420,7 +420,7 @@ def _papers(check: Check, pairs: int) -> list[float | None]:
     """Return the paper's ratio or difference of each pair of a check."""
     if not isinstance(check.paper, tuple):
         return [check.paper] * pairs
-    differs = check.difference or " - " in check.left
+    differs = check.difference or any(" - " in str(arm) for arm in (check.left, check.right, *check.order))
     return [a - b if differs else a / b for a, b in pairwise(check.paper)]
 
 

@@ -284,7 +284,7 @@ class Results:
 
 
 def _rounds_to(target: float, curves: Mapping[str, Sequence[float]]) -> float:
-    """Return the first round with this accuracy; the number of rounds if there is none, NaN without a target.
+    """Return the first round with this accuracy; infinity if there is none, NaN without a target.
 
     >>> _rounds_to(0.5, {"at": [1, 50, 100], "record_at": [1, 7, 30], "record": [0.1, 0.6, 0.7]})
     7
@@ -292,7 +292,7 @@ def _rounds_to(target: float, curves: Mapping[str, Sequence[float]]) -> float:
     if math.isnan(target) or "record" not in curves:
         return math.nan
     reached = (at for at, value in zip(curves["record_at"], curves["record"], strict=True) if value >= target)
-    return next(reached, curves["at"][-1])
+    return next(reached, math.inf)
 
 
 def results_of(figure: PaperFigure, folder: Path, seeds: int | None = None) -> Results:

@@ -184,12 +184,12 @@ def test_the_first_round_with_the_other_arms_final_accuracy_on_the_same_seed() -
     assert finding.effect.estimate == pytest.approx(math.sqrt(0.20 * 0.31))
 
 
-def test_an_arm_that_never_has_the_accuracy_counts_with_its_rounds() -> None:
+def test_an_arm_that_never_has_the_accuracy_has_no_number_of_rounds() -> None:
     figure = _figure()
     records = {seed: {"record_at": [1, 9], "record": [0.2, 0.7]} for seed in (1, 2)}
     results = _results(figure, {1: 0.7001, 2: math.nan}, records)
     found = results.values("rounds_to.fedavg", "fedcm", "")
-    assert found[1] == 100
+    assert found[1] == math.inf
     assert math.isnan(found[2])
 
 
