@@ -149,48 +149,44 @@ def test_a_single_deviating_client_fails_by_name_and_is_a_failure_of_the_base(ap
     assert base.failures == [1, 1]
 
 
-def test_later_rounds_are_held_against_the_first(api: str) -> None:
-    """Even if all clients deviate, or send what they received."""
-    strategy = wrapped(api, own(api), 3)
-    usual = LAYOUTS["flat"]
-    for number, layout in enumerate([usual, as_sent, LAYOUTS["packed"], usual], start=1):
-        play_round(strategy, fleet_of(*[layout] * 3), MODEL, number)
-    assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [0, 3, 3, 0]
+FLAT, PACKED, BEHIND, FEWER = (LAYOUTS[name] for name in ("flat", "packed", "behind-the-weights", "kept-at-home"))
+COURSES: dict[str, tuple[list[list[Layout | None]], list[str], list[int], str]] = {
+    "later rounds are held against the first, even if all clients deviate, or send what they received": (
+        [[FLAT] * 3, [as_sent] * 3, [PACKED] * 3, [FLAT] * 3], ["", "012", "012", ""], [3, 3], "as in the first round",
+    ),
+    "numbers that are not finite are refused in any structure": (
+        [[BEHIND, lambda m: [*m, np.full((2, 3), np.inf, np.float32), m[1]], BEHIND, BEHIND]], ["1"], [3],
+        "arrays: not finite at 2",
+    ),
+    "if a reply has what was sent, no other structure is fixed": (
+        [[as_sent, BEHIND, BEHIND, BEHIND], [BEHIND] * 4], ["123", "0123"], [1], "arrays: expected 2, got 4",
+    ),
+    "rounds without any reply, or with fewer than min_completed, fix nothing": (
+        [[None] * 4, [PACKED, PACKED, None, None], [FLAT, FLAT, FLAT, PACKED], [PACKED, PACKED, PACKED, FLAT]],
+        ["0123", "23", "3", "012"], [3], "as in the first round",
+    ),
+    "FedAvg's run goes on with one broken client, several that differ in different ways, and all of a later round": (
+        [[FEWER, None, None], [FEWER, lambda m: [m[0].T, m[1]], None], [as_sent, FLAT, FLAT], [FLAT] * 3],
+        ["012", "012", "12", "012"], [], "arrays: expected 2, got 1",
+    ),
+}  # fmt: skip
+"""What each client sends in each round (None: it crashes), who fails, replies that a base got, and one problem."""
 
 
-def test_not_finite_numbers_are_refused_in_any_structure(api: str) -> None:
-    strategy = wrapped(api, own(api), 4)
-    bad: Layout = lambda m: [*m, np.full(2, np.inf)]  # noqa: E731
-    good: Layout = lambda m: [*m, np.ones(2)]  # noqa: E731
-    play_round(strategy, fleet_of(good, bad, good, good), MODEL)
-    assert rows(strategy, 1) == {"1": "arrays: not finite at 2"}
-
-
-def test_if_a_reply_has_what_was_sent_no_other_structure_is_fixed(api: str) -> None:
-    base = own(api)
-    strategy = wrapped(api, base, 4)
-    other = LAYOUTS["behind-the-weights"]
-    play_round(strategy, fleet_of(as_sent, other, other, other), MODEL, 1)
-    assert [*rows(strategy, 1)] == ["1", "2", "3"]
-    assert set(rows(strategy, 1).values()) == {"arrays: expected 2, got 4"}
-    play_round(strategy, fleet_of(other, other, other, other), MODEL, 2)
-    assert len(rows(strategy, 2)) == 4
-    assert len(base.given) == 1
-
-
-def test_rounds_that_do_not_aggregate_fix_nothing(api: str) -> None:
-    """A round without any reply, and one with fewer than min_completed."""
-    base = own(api)
-    strategy = wrapped(api, base, 4, min_completed=3, busy_timeout=0.0)
-    odd, usual = LAYOUTS["packed"], LAYOUTS["flat"]
-    play_round(strategy, [crashed] * 4, MODEL, 1)
-    play_round(strategy, [*fleet_of(odd, odd), crashed, crashed], MODEL, 2)
-    play_round(strategy, fleet_of(usual, usual, usual, odd), MODEL, 3)
-    play_round(strategy, fleet_of(odd, odd, odd, usual), MODEL, 4)
-    assert [[*rows(strategy, number)] for number in (1, 2, 3, 4)] == [
-        ["0", "1", "2", "3"], ["2", "3"], ["3"], ["0", "1", "2"],
-    ]  # fmt: skip
-    assert [len(one) for one in base.given] == [3]
+@pytest.mark.parametrize("course", COURSES)
+def test_courses_of_structures(api: str, course: str) -> None:
+    sent, failed, given, said = COURSES[course]
+    base = base_of(api) if course.startswith("FedAvg") else own(api)
+    completed = {"min_completed": 3} if "min_completed" in course else {}
+    strategy = wrapped(api, base, len(sent[0]), busy_timeout=0.0, **completed)
+    problems = []
+    for number, layouts in enumerate(sent, start=1):
+        clients = [crashed if one is None else client(one, k) for k, one in enumerate(layouts)]
+        play_round(strategy, clients, MODEL, number)
+        problems.append(rows(strategy, number))
+    assert ["".join(one) for one in problems] == failed
+    assert any(said in problem for one in problems for problem in one.values())
+    assert [len(one) for one in getattr(base, "given", [])] == given
 
 
 def test_a_base_that_only_writes_a_file_is_as_protected_as_flowers_own(api: str) -> None:
@@ -260,18 +256,6 @@ def test_a_structure_needs_more_than_half_of_two_replies(api: str, sizes: list[i
     clients = [client(lambda m, size=size: [np.zeros(size, dtype=np.uint8)]) for size in sizes]  # type: ignore[misc]
     with pytest.raises(RunError, match="Without compare_models, more than half of at least two updates must be alike"):
         play_round(strategy, clients, MODEL)
-
-
-def test_one_broken_client_does_not_end_the_run(api: str) -> None:
-    """Nor do several that differ in different ways, nor all of a later round."""
-    fewer, shape = LAYOUTS["kept-at-home"], LAYOUTS["flat"]
-    transposed: Layout = lambda m: [m[0].T, m[1]]  # noqa: E731
-    strategy = wrapped(api, base_of(api), 3, busy_timeout=0.0)
-    play_round(strategy, [client(fewer), crashed, crashed], MODEL, 1)
-    play_round(strategy, [client(fewer), client(transposed), crashed], MODEL, 2)
-    play_round(strategy, fleet_of(as_sent, shape, shape), MODEL, 3)
-    play_round(strategy, fleet_of(shape, shape, shape), MODEL, 4)
-    assert [len(rows(strategy, number)) for number in (1, 2, 3, 4)] == [3, 3, 2, 3]
 
 
 def test_the_option_follows_the_base_of_every_layer(api: str) -> None:
