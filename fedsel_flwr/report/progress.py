@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,18 +85,14 @@ class Progress:
         self._console = console or PipeSafeConsole()
         self._live: LiveProgress | None = None
         if self._console.is_interactive:
-            self._live = LiveProgress(
-                # Moves during the wait for the first round, because Ray takes some seconds to start.
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-                BarColumn(bar_width=None, table_column=Column(ratio=1)),
-                TextColumn("{task.fields[figures]}", markup=False, table_column=Column(no_wrap=True)),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-                expand=True,
-                # rich removes the bar at the end, and `_end_run` then prints the run's last line, which stays.
-                transient=True,
-            )
+            text = partial(TextColumn, markup=False, table_column=Column(no_wrap=True))
+            # The spinner moves during the wait for the first round, because Ray takes some seconds to start.
+            columns = (
+                SpinnerColumn(), text("{task.description}"), BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                text("{task.fields[figures]}"), TimeRemainingColumn(compact=True),
+            )  # fmt: skip
+            # rich removes the bar at the end, and `_end_run` then prints the run's last line, which stays.
+            self._live = LiveProgress(*columns, console=self._console, expand=True, transient=True)
         # The bar of the current run, and the bar of all runs on a cluster.
         self._run_bar: TaskID | None = None
         self._runs_bar: TaskID | None = None

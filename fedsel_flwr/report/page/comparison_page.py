@@ -178,10 +178,8 @@ def _texts(facts: ComparisonFacts, selectors: Sequence[str]) -> dict[str, Any]:
              f"{one.p:.2g}" if math.isfinite(one.p) else "-", one.word]
             for one in found.selectors
         ]  # fmt: skip
-        texts["profile"] = {
-            "head": ["selector", *(f"{100 * target:g} %" for target in found.profile)],
-            "rows": profile_cells(found),
-        }
+        head = ["selector", *(f"{100 * target:g} %" for target in found.profile)]
+        texts["profile"] = {"head": head, "rows": profile_cells(found)}
         texts["unreached"] = tables.unreached(found)
     return texts
 

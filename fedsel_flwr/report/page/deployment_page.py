@@ -306,17 +306,12 @@ def client_cells(
     """Return the cells of a client, in the order of :data:`CLIENT_HEAD`."""
     reason = f"{one.problem_reason}, " if one.problem_reason and not one.problem.startswith(one.problem_reason) else ""
     problem = f"round {one.problem_round:,}: {reason}{one.problem}" if one.problem_round else ""
+    seconds = one.beyond_median_s, one.beyond_second_s, one.mean_s, one.p95_s
     return [
-        shown_text(one.client_id, id_length),
-        f"{one.slowest:,}",
-        *(_s(own, "") for own in (one.beyond_median_s, one.beyond_second_s, one.mean_s, one.p95_s)),
-        f"{one.failures:,} of {one.selections:,}",
-        _percent(one.share),
-        _back(one.last_seen, last),
-        _back(one.last_reply, last),
-        count_text(one.reasons),
-        shown_text(problem, problem_length),
-    ]
+        shown_text(one.client_id, id_length), f"{one.slowest:,}", *(_s(own, "") for own in seconds),
+        f"{one.failures:,} of {one.selections:,}", _percent(one.share), _back(one.last_seen, last),
+        _back(one.last_reply, last), count_text(one.reasons), shown_text(problem, problem_length),
+    ]  # fmt: skip
 
 
 def mean_parts(found: Deployment) -> list[tuple[str, float]]:

@@ -80,15 +80,15 @@ def outcomes_of(scenario: Scenario, result: RunResult) -> tuple[dict[str, float]
     """Return the outcomes and the curves of a finished run."""
     history, summary = result.history, result.summary(scenario, scenario.selector)
     outcomes = {key: float(value) for key, value in asdict(summary).items() if key not in ("selector", "seed")}
-    accuracy = np.array([one.accuracy for one in history.rounds])
-    loss = np.array([one.loss for one in history.rounds])
+    names = ("accuracy", "loss", "simulated_s", "num_selected")
+    accuracy, loss, seconds, cohorts = (
+        np.array([getattr(one, name) for one in history.rounds], dtype=np.float64) for name in names
+    )
     measured = np.flatnonzero(np.isfinite(accuracy))
     first, counts = _participation(scenario, history)
     rounds, covered = len(history.rounds), len(first) == scenario.num_clients
     warmup = scenario.aggregation.options()["warmup_rounds"]
     warmup = max(warmup, int(scenario.selectors.get(scenario.selector, {}).get("warmup_rounds", 0)))
-    cohorts = np.array([one.num_selected for one in history.rounds], dtype=np.float64)
-    seconds = np.array([one.simulated_s for one in history.rounds])
     outcomes |= {
         "best_accuracy": float(accuracy[measured].max()) if len(measured) else math.nan,
         "accuracy_mean": float(accuracy[measured].mean()) if len(measured) else math.nan,

@@ -207,8 +207,8 @@ def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
         outputs = tried.eval()(examples)
     model.train(was)
     # The user's objective may read outputs of any shape.
-    if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
-        came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if own.objective is None and came != expected:
         what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "one number each"
         raise ParameterError(
             f"the model must return outputs of shape {expected} for two examples and {what}, got {came}"

@@ -91,8 +91,8 @@ def partition_indices(
         >>> len(parts[0]), len({int(row) % 10 for row in parts[0]})
         (10, 1)
     """
-    _check_list("sizes", sizes, kind, num_clients)
-    _check_list("classes_per_client", classes_per_client, kind, num_clients)
+    _check_list("sizes", sizes, kind, "sizes", num_clients)
+    _check_list("classes_per_client", classes_per_client, kind, "classes", num_clients)
     if kind == "sampled":
         return SampledPartition(len(labels), num_clients, examples_per_client, seed)
     if kind == "writers":
@@ -271,9 +271,8 @@ def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
     return np.asarray(sizes)
 
 
-def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) -> None:
-    """Refuse a list that is missing, that the kind does not read, or that does not have one number per client."""
-    own = {"sizes": "sizes", "classes_per_client": "classes"}[name]
+def _check_list(name: str, given: Sequence[int], kind: str, own: str, num_clients: int) -> None:
+    """Refuse a list that is not for this kind but for its own, or that does not have one number per client."""
     if len(given) and kind != own:
         raise ParameterError(
             f"partition.{name} is set, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
