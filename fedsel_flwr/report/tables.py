@@ -87,9 +87,8 @@ def render_table(
             tables[:1] = [_figures_table(rows, target_accuracy, sign, part) for part in parts]
     for table in tables:
         out.print(table)
-    notes = [_describe_target(target_accuracy, target_rounds, target_window)]
-    notes.append(describe_settings(row.selector for row in rows))
-    for note in filter(None, notes):
+    target = _describe_target(target_accuracy, target_rounds, target_window)
+    for note in filter(None, (target, describe_settings(row.selector for row in rows))):
         out.print(note, markup=False, highlight=False)
 
 

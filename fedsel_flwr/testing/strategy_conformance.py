@@ -120,9 +120,8 @@ def check_cohort_size(run: ObservedRun, seen: ObservedRound, harness: StrategyHa
             f"the right number is asked; {seen.where} {len(seen.asked)} of {available} available clients "
             f"were, expected {expected}",
         )
-        promise(
-            not available or bool(seen.asked) or expected in (None, 0), "clients are asked if clients are available"
-        )
+        idle = available and not seen.asked and expected not in (None, 0)
+        promise(not idle, "clients are asked if clients are available")
 
 
 def check_history(harness: StrategyHarness) -> None:
@@ -231,9 +230,8 @@ def check_latencies(harness: StrategyHarness) -> None:
         where = f"client {row.client_id} in round {row.round}: {row.latency_s}"
         good = math.isfinite(row.latency_s) and 0.0 <= row.latency_s <= longest
         promise(good, f"latencies lie between 0 and max_latency = {longest:g} s; {where}")
-        promise(
-            row.completed or row.latency_s == longest, f"a failed client holds max_latency = {longest:g} s; {where}"
-        )
+        longest_if_failed = row.completed or row.latency_s == longest
+        promise(longest_if_failed, f"a failed client holds max_latency = {longest:g} s; {where}")
     for record in run.strategy.history.rounds:
         promise(
             math.isfinite(record.simulated_s) and record.simulated_s >= before,
@@ -269,11 +267,8 @@ def check_base_gets_kept_updates(run: ObservedRun, seen: ObservedRound, harness:
         # Averaging schemes change the weights on purpose, on copies.
         if settings.averaging is None:
             whole = whole and one.num_examples == sent.num_examples
-        promise(
-            whole,
-            f"the base receives updates as they were sent; {seen.where} client "
-            f"{run.fleet.id_of(one.node)}'s was changed",
-        )
+        who = run.fleet.id_of(one.node)
+        promise(whole, f"the base receives updates as they were sent; {seen.where} client {who}'s was changed")
 
 
 @in_each_round
@@ -300,10 +295,8 @@ def check_base_gets_failures(run: ObservedRun, seen: ObservedRound, harness: Str
     if not harness.legacy:
         quiet = {run.fleet.id_of(n) for n, fault in seen.broken.items() if fault.name == "never answers"}
         lost -= quiet
-    promise(
-        seen.failures == len(lost),
-        f"the base receives every failure; {seen.where} it received {seen.failures} of {len(lost)}",
-    )
+    given, failed = seen.failures, len(lost)
+    promise(given == failed, f"the base receives every failure; {seen.where} it received {given} of {failed}")
 
 
 @in_each_round

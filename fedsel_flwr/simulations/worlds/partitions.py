@@ -272,7 +272,7 @@ def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
 
 
 def _check_list(name: str, given: Sequence[int], kind: str, own: str, num_clients: int) -> None:
-    """Refuse a list that is not for this kind but for its own, or that does not have one number per client."""
+    """Refuse a list that belongs to another kind (``own``), or that does not have one number per client."""
     if len(given) and kind != own:
         raise ParameterError(
             f"partition.{name} is set, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
