@@ -314,7 +314,7 @@ def faster() -> None:
     """Leave out what has no input from a folder, and import once what every process needs."""
     advice.FLEETS, advice.ROUNDS = 2, 3
     document.vega_bundle = lambda: "0"  # type: ignore[assignment]
-    charts._specification = lambda chart, height: {"height": height}
+    charts.specification = lambda chart, height: {"height": height}
     without_pictures()
     for name in ("altair", "jinja2", "pandas", "scipy.special", "scipy.stats", "sklearn.datasets"):
         importlib.import_module(name)
