@@ -12,8 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr import common
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import (
+    Code,
+    DisconnectRes,
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetParametersRes,
+    GetPropertiesRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from flwr.server import SimpleClientManager
 from flwr.serverapp import Grid
 
@@ -29,7 +42,7 @@ Fit = Callable[[Model, dict[str, Any]], tuple[Model, int, dict[str, Any]]]
 """A client's training on the global model with the round's config, as ``fit`` of Flower's ``NumPyClient``."""
 RUN, TASK, SERVER = 7, 1, 1
 """Flower's numbers of the run, of its task and of the server's node."""
-OK = common.Status(common.Code.OK, "")
+OK = Status(Code.OK, "")
 NO_ANSWER = "Expected one Message but got: 0"
 """Message of the error that Flower's own proxy raises without a reply."""
 NO_TEXT = [1.0, 2.0]
@@ -65,10 +78,10 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
             messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
             after, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
         return fleet.arrays if after is None else arrays_of(after)
-    parameters = common.ndarrays_to_parameters(fleet.arrays)
+    parameters = ndarrays_to_parameters(fleet.arrays)
     instructions = strategy.configure_fit(server_round, parameters, manager_of(fleet))
     after, _ = strategy.aggregate_fit(server_round, *legacy_replies(fleet, instructions, "fit", server_round))
-    return fleet.arrays if after is None else common.parameters_to_ndarrays(after)
+    return fleet.arrays if after is None else parameters_to_ndarrays(after)
 
 
 class Functions:
@@ -127,41 +140,39 @@ class InProcessProxy(ClientProxy):
         self._clients = clients
         self.grid = SimpleNamespace(get_nodes=clients.nodes)
 
-    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> common.GetPropertiesRes:
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         """Return the client's properties."""
-        return common.GetPropertiesRes(OK, self._clients.properties_of(self.cid))
+        return GetPropertiesRes(OK, self._clients.properties_of(self.cid))
 
-    def get_parameters(self, ins: Any, timeout: float | None, group_id: int | None) -> common.GetParametersRes:
+    def get_parameters(self, ins: Any, timeout: float | None, group_id: int | None) -> GetParametersRes:
         """Return the initial model."""
-        return common.GetParametersRes(OK, common.ndarrays_to_parameters(self._clients.arrays))
+        return GetParametersRes(OK, ndarrays_to_parameters(self._clients.arrays))
 
-    def fit(self, ins: common.FitIns, timeout: float | None, group_id: int | None) -> common.FitRes:
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         """Return the client's update, changed by its fault."""
         try:
-            reply = self._clients.training_reply(
-                self.cid, common.parameters_to_ndarrays(ins.parameters), dict(ins.config)
-            )
+            reply = self._clients.training_reply(self.cid, parameters_to_ndarrays(ins.parameters), dict(ins.config))
         except NoReply:
             raise ValueError(NO_ANSWER) from None
         if isinstance(reply.arrays, bytes):
             # Flower's encoder refuses bytes, so they go into Parameters without it.
-            parameters = common.Parameters([reply.arrays], "numpy.ndarray")
+            parameters = Parameters([reply.arrays], "numpy.ndarray")
         else:
-            parameters = common.ndarrays_to_parameters(reply.arrays)
-        status = common.Status(common.Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK
-        result = common.FitRes(status, parameters, reply.num_examples, _scalars(reply.metrics))
+            parameters = ndarrays_to_parameters(reply.arrays)
+        status = Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK
+        result = FitRes(status, parameters, reply.num_examples, _scalars(reply.metrics))
         # Flower's client writes its reply into records, and raises for the same values.
         ConfigRecord({**result.metrics, "num_examples": result.num_examples})
         return result
 
-    def evaluate(self, ins: common.EvaluateIns, timeout: float | None, group_id: int | None) -> common.EvaluateRes:
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Return an evaluation for the base strategy, or the answer to a probe."""
         loss, examples, metrics = self._clients.evaluation_reply(self.cid, dict(ins.config))
-        return common.EvaluateRes(OK, loss, examples, _scalars(metrics))
+        return EvaluateRes(OK, loss, examples, _scalars(metrics))
 
-    def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> common.DisconnectRes:
+    def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> DisconnectRes:
         """Return at once, because the clients decide which of them are connected."""
-        return common.DisconnectRes("")
+        return DisconnectRes("")
 
 
 def manager_of(clients: Clients) -> SimpleClientManager:
@@ -181,7 +192,7 @@ def legacy_replies(clients: Clients, instructions: Any, call: str, server_round:
             # Flower's server counts any exception of a proxy as a failure too.
             failures.append(error)
             continue
-        (results if result.status.code == common.Code.OK else failures).append((client, result))
+        (results if result.status.code == Code.OK else failures).append((client, result))
     return results, failures
 
 
@@ -324,10 +335,10 @@ class LegacyRounds:
         received = [ReceivedUpdate(client.cid, self.model(res.parameters), res.num_examples) for client, res in results]
         return received, len(failures)
 
-    def model(self, aggregated: common.Parameters) -> Model:
+    def model(self, aggregated: Parameters) -> Model:
         """Return the arrays of the model that ``aggregate`` returned."""
         try:
-            return common.parameters_to_ndarrays(aggregated)
+            return parameters_to_ndarrays(aggregated)
         except Exception:
             # A fault may have sent anything; undecodable bytes equal no update.
             return []
@@ -335,7 +346,7 @@ class LegacyRounds:
     def play(self, run: ObservedRun, rounds: int) -> None:
         """Play rounds as Flower does. The run's strategy must already be watched."""
         strategy, fleet = run.strategy, run.fleet
-        parameters = common.ndarrays_to_parameters(run.model)
+        parameters = ndarrays_to_parameters(run.model)
         for number in range(1, rounds + 1):
             run.begin_round()
             asked = {"server_round": number, "client_manager": manager_of(fleet)}
@@ -348,7 +359,7 @@ class LegacyRounds:
             if instructions := strategy.configure_evaluate(**asked, parameters=parameters):
                 strategy.aggregate_evaluate(number, *legacy_replies(fleet, instructions, "evaluate", number))
 
-    def _check_initial(self, parameters: common.Parameters, arrays: Model) -> None:
+    def _check_initial(self, parameters: Parameters, arrays: Model) -> None:
         got, wanted = [a.shape for a in self.model(parameters)], [a.shape for a in arrays]
         if got != wanted:
             raise ParameterError(
