@@ -42,7 +42,7 @@ FLEETS = 20
 """Number of drawn fleets."""
 INEXACT = 0.01
 """Part of the half-widths of the savings' intervals, in logs, that no history makes smaller."""
-CALIBRATION = 1.0
+CALIBRATION = 1.2
 """Factor of the half-widths of the savings' intervals, from ``benchmarks/advising.py``."""
 MOST_CELLS = 30_000_000
 """Largest number of rounds times clients of a prediction, because memory grows with it."""

@@ -17,8 +17,8 @@ cases, with 200 in 19 of 20, and in 8 of 10 if a tenth of the rows is cut off.
 
 Speeds drift, and slow phases last. Let D_i be the difference between the means of the first and the second half of a
 client's rows. The *drift* is the mean of D_i² less its part by chance, S_i / (n_i - 1) times the sum of 1 / n over both
-halves. The difference between a history and the rounds that follow is taken to have the same variance. For noise that
-forgets it is half as large, for a random walk twice, and for a straight line four times.
+halves. The difference between a history and the rounds that follow is taken to have twice this variance, as for a
+random walk (for noise that forgets half, and for a straight line four times).
 
 A row that is cut off at c is a bound: it has the mean and the variance of a normal latency above c, given its client's
 mean. Fit and rows are computed in turn until both are stable. A client whose rows are all cut off is then slightly
@@ -53,6 +53,8 @@ FEW_ROWS = 300
 """Number of rows below which the noise counts as normal, because its quantiles are uncertain."""
 FEW_EACH = 5.0
 """Mean number of rows of a client below which the noise counts as normal, because the residuals contain its effect."""
+WALK = 2.0
+"""Variance of the drift from a history to the rounds that follow, divided by that between the halves of the history."""
 FEW_OWN = 5
 """Number of rows of a client below which its own noise is not estimated."""
 
@@ -119,7 +121,7 @@ class VarianceComponents:
         mu, spread, noise = generator.choice(self.samples)
         error = noise**2 / np.maximum(self.count, 1)
         share = spread**2 / (spread**2 + error)
-        means = generator.normal(mu + share * (self.mean - mu), np.sqrt(share * error + self.drift))
+        means = generator.normal(mu + share * (self.mean - mu), np.sqrt(share * error + WALK * self.drift))
         like = generator.choice(np.flatnonzero(self.count), size=num_clients)
         like[: len(clients)] = np.where(self.count[clients] > 0, clients, like[: len(clients)])
         return means[like], self.own_noise[like] * noise / max(self.noise.estimate, SMALLEST)
