@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, anchors, links
+from tests.pages import FENCE, PAGES, ROOT
 
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
 sys.path.insert(0, str(ROOT / "docs" / "extensions"))
@@ -31,6 +31,19 @@ from sphinx.util.docutils import docutils_namespace
 from sphinx.util.inventory import InventoryFile
 
 TABLE = tomllib.loads(inventories.NAMES.read_text("utf-8"))
+
+
+def links(page: Path) -> list[str]:
+    """The files of the repository that a page links to, as paths in it."""
+    found = re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [((page.parent / target).resolve()).relative_to(ROOT).as_posix() for target in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them, and those that the page sets itself."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {title.replace(" ", "-") for title in titles} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def test_each_markdown_file_that_a_page_links_to_is_a_page() -> None:

@@ -37,7 +37,6 @@ on) at 25 rounds. ``average`` and ``average_realized`` are the regrets divided b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,9 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray
 from fedsel_flwr.clients.device import System, quasirandom_points
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.choices import select_rounds
 from fedsel_flwr.report.summary import jain_index
-from fedsel_flwr.selectors import CSUCBQ, RoundReport, Selector, create
+from fedsel_flwr.selectors import CSUCBQ, Selector, create
 from fedsel_flwr.simulations.reproductions.paper_figure import Regret, points_of
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.theory import bsfl_regret, cs_ucb_q_regret_bound, fair_optimum, fair_regret, xia_regret
@@ -82,10 +82,11 @@ def run_choices(scenario: Scenario, regret: Regret) -> tuple[dict[str, float], d
     system = scenario.system_model(np.asarray(_sizes(scenario)), model_bytes=int(scenario.system.payload_bytes))
     latency, available = draw_rounds(scenario, system)
     selector = _selector(scenario)
-    chosen, completed = _select(scenario, selector, latency, available)
     rounds, m, longest = scenario.rounds, scenario.clients_per_round, system.max_latency_s
+    completed, capped = latency < longest, np.minimum(latency, longest)
+    columns = {name: np.full(scenario.num_clients, value) for name, value in NEUTRAL.items()}
+    chosen = select_rounds(selector, capped, completed, [np.flatnonzero(here) for here in available], columns)
     number = np.arange(1, rounds + 1)
-    capped = np.where(completed, np.minimum(latency, longest), longest)
     seconds = np.where(chosen, capped, 0.0).max(axis=1)
     plays = np.cumsum(chosen, axis=0)
     # Each outcome after the last round, and each curve in every round.
@@ -151,29 +152,6 @@ def _selector(scenario: Scenario) -> Selector:
         )
     selector.inform(np.arange(scenario.num_clients), num_examples=np.array(_sizes(scenario), dtype=np.float64))
     return selector
-
-
-def _select(
-    scenario: Scenario, selector: Selector, latency: FloatArray, available: BoolArray
-) -> tuple[BoolArray, BoolArray]:
-    """Run the selector; return whether each client was selected, and whether it would complete."""
-    longest, chosen = scenario.wireless.max_latency_s, np.zeros(latency.shape, dtype=np.bool_)
-    completed = latency < longest
-    for t in range(scenario.rounds):
-        here = np.flatnonzero(available[t])
-        request = selector.probe(here)
-        if request is not None:
-            selector.inform(request.clients, **_neutral(request.columns, len(request.clients)))
-        clients = selector.select(here)
-        done, columns = completed[t, clients], _neutral(selector.needs & NEUTRAL.keys(), len(clients))
-        seconds = np.where(done, latency[t, clients], longest)
-        selector.observe(RoundReport(clients=clients, completed=done, latency=seconds, **columns))
-        chosen[t, clients] = True
-    return chosen, completed
-
-
-def _neutral(names: Iterable[str], count: int) -> dict[str, Any]:
-    return {name: np.full(count, NEUTRAL[name]) for name in names}
 
 
 def _regrets(
