@@ -105,8 +105,9 @@ def table_entries(scenario: Scenario, seeds: int, chosen: Sequence[str] = ()) ->
     if scenario.name in FEW:
         labels = [label for label in FEW[scenario.name] if label in REFERENCES or not chosen or label in chosen]
         return [Entry(label, "" if label in REFERENCES else label, seeds) for label in labels]
-    # Random selection comes first, because the others are compared with it.
-    found = [Entry(name, name, seeds) for name in sorted(chosen or names(), key=lambda name: name != REFERENCE)]
+    # Random selection comes first, because the others are compared with it. Asking everyone is no selection.
+    own = set(chosen or names()) - {"everyone"}
+    found = [Entry(name, name, seeds) for name in sorted(own, key=lambda name: (name != REFERENCE, name))]
     if any(entry.selector == "fedcs" for entry in found):
         found.append(cohort_entry("fedcs", scenario.clients_per_round, seeds))
     return found + [Entry(label, "", seeds) for label in REFERENCES]
