@@ -13,7 +13,7 @@ from sections import TIME, verdict_text
 
 from fedsel_flwr.report.advice import EVEN
 from fedsel_flwr.report.paired import PairedEffect, holm
-from fedsel_flwr.report.verdict import LEVEL
+from fedsel_flwr.report.verdict import LEAST_PAIRS, LEVEL
 
 
 def advice(worlds: list[World]) -> str:
@@ -29,6 +29,27 @@ def advice(worlds: list[World]) -> str:
     if len(final := [world for world in told if not world.interim]) > 1:
         parts.append(_in_all(final))
     return "\n".join(parts)
+
+
+def summary(worlds: list[World]) -> str:
+    """Return the answers in a few lines, from the verdicts."""
+    lines = []
+    for world in (one for one in worlds if one.complete and one.contenders):
+        head = f"- **({world.letter})** {world.scenario.description}: "
+        equal = [label for label in world.contenders if world.equal_cohort(label)]
+        seeds = len(world.of(REFERENCE))
+        if world.interim or seeds < LEAST_PAIRS:
+            lines.append(head + f"no verdict from {counted(seeds, 'seed')}.")
+            continue
+        sooner = _winners(world, equal)
+        ratios = listed([f"`{one}` {time_ratio(world.verdicts[one])}" for one in sooner])
+        fair = listed([f"`{one}`" for one in sooner if _is_fair(world, one)])
+        later = sum(world.verdicts[one].word == "later" for one in equal)
+        lines.append(
+            head + f"sooner are {ratios} of the time of `{REFERENCE}`. Of these, clients have nearly equal shares with "
+            f"{fair}. {later} are later, and the others are not settled or missed the target on a seed."
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _of_world(world: World) -> str:

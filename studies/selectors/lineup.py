@@ -15,7 +15,7 @@ from fedsel_flwr.selectors.registry import describe
 from fedsel_flwr.simulations import Scenario, load_scenario
 
 HERE = Path(__file__).resolve().parent
-WORLDS = {"shards": 20, "cell": 20, "trace": 5, "cnn": 10}
+WORLDS = {"shards": 20, "cell": 20, "trace": 5}
 """World -> number of seeds of its tables, in the order of the page."""
 REFERENCE = "random"
 REFERENCES = (GENIE, GROUPS, CHANCE)
@@ -33,8 +33,6 @@ LARGEST = {"fedcm-ts": 10}
 """Selector -> its largest number of clients on the frontier. FedCA's filter searches all subsets of the clients."""
 SINGLE = ("fedcor", "fedcm-ucb")
 """Selectors that the frontier shows only with the world's number of clients. The tables simulate these runs anyway."""
-FEW = {"cnn": ("random", "bsfl", "cs-ucb", "oort", "fedcm-ts", GROUPS)}
-"""World -> its labels, if it does not have all."""
 WITH_CONTROLS = "shards"
 """The world of the controls and the frontier."""
 ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -102,9 +100,6 @@ def table_entries(scenario: Scenario, seeds: int, chosen: Sequence[str] = ()) ->
         seeds: Number of seeds of each entry.
         chosen: Names of selectors. If empty: all.
     """
-    if scenario.name in FEW:
-        labels = [label for label in FEW[scenario.name] if label in REFERENCES or not chosen or label in chosen]
-        return [Entry(label, "" if label in REFERENCES else label, seeds) for label in labels]
     # Random selection comes first, because the others are compared with it. Asking everyone is no selection.
     own = set(chosen or names()) - {"everyone"}
     found = [Entry(name, name, seeds) for name in sorted(own, key=lambda name: (name != REFERENCE, name))]

@@ -1,13 +1,13 @@
-"""The page: how to read it, a section for each world, and the advice."""
+"""The page: picture and summary, a section for each world, the advice, and how to read it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from advice import advice
+from advice import advice, summary
 from effects import WINDOW_LIMIT, World
 from formats import listed, table
-from picture import draw, draw_curves
+from picture import draw, draw_curves, draw_overview
 from sections import core_hours, hand_set_values, missing_hours, section
 
 MACHINE = "x86-64 server, 2 cores shared with other programs, one thread per process, Python 3.11, torch on the CPU"
@@ -16,23 +16,22 @@ TRAINING_EXAMPLES = 60_000
 """Fashion-MNIST's training examples."""
 HEAD = """# Selectors compared
 
-Find out which selectors reach a target accuracy sooner than random selection, and why.
+Which selectors reach a target accuracy sooner than random selection, if they ask as many clients a round?
 
-Written by `{command}`.
+![Ratios of the time to `random` in each world]({overview})
 
-The command simulates the missing runs, and adds a row for each run to [{rows}]({rows}). Every number on this page is
-computed from these rows. With `--page-only`, the command writes the page from the stored rows, without data.
-[joules.md](joules.md) compares seconds with joules in world (a).
+{summary}
+Written by `{command}` from the rows in [{rows}]({rows}). With `--page-only`, nothing is simulated.
+[joules.md](joules.md) compares seconds with joules in world (a). Machine: {machine}.
 
-Machine: {machine}.
-
-{status}
+{status}"""
+READING = """
 ## How to read the tables
 
 - All selectors run on the same seeds. A seed determines data, partition, devices, channels, first model and batches.
 - The target is reached when the mean accuracy of {window} evaluated rounds is at least the target accuracy.
-- Ratios compare a selector with `random` on the same seeds: geometric means with Student's 95 % interval. All of them
-  use the same runs of `random`; the row `random-again` shows how much chance moves them.
+- Ratios compare a selector with `random` on the same seeds: geometric means with a 95 % interval. All of them use the
+  same runs of `random`; the row `random-again` shows how much chance moves them.
 - If a row missed the target on a seed, the tables show the number of seeds that reached it. The p-value is then that of
   the sign test, and the verdict has the seeds on which the row was sooner, later or undecided (within 5 %, or the run
   ended too early). A row that reached the target on fewer seeds than `random` is never called sooner.
@@ -62,7 +61,7 @@ We chose no value by its results. However, some selectors have an advantage:
 - The values of `fedcor` are those of its paper for this very data set. The authors may have chosen them by results.
   The other selectors have defaults, which are not tuned to this data set.
 - The `deadline` of `fedcs` and the `min_latency` of `bsfl` were set from true latencies, which a real server does not
-  know. They come from seeds 1 to 5 in worlds (a) and (d), 1 to 3 in (b), and 1 and 2 in (c). These seeds are also
+  know. They come from seeds 1 to 5 in world (a), 1 to 3 in (b), and 1 and 2 in (c). These seeds are also
   evaluated. In world (a), the row `bsfl-auto` has the default of a deployment instead ("Rows that separate two
   causes").
 
@@ -83,9 +82,8 @@ def write_page(path: Path, worlds: list[World], rows: str, command: str) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [
         HEAD.format(
-            command=command, rows=rows, machine=MACHINE, status=_status(worlds),
-            window=worlds[0].scenario.target_rounds, limit=WINDOW_LIMIT, validation=_validation(worlds),
-            by_hand=hand_set_values(worlds),
+            command=command, rows=rows, machine=MACHINE, status=_status(worlds), summary=summary(worlds),
+            overview=draw_overview(worlds, path.with_suffix(".png")).name,
         )
     ]  # fmt: skip
     for world in worlds:
@@ -94,7 +92,11 @@ def write_page(path: Path, worlds: list[World], rows: str, command: str) -> None
             draw(world, picture)
             draw_curves(world, picture.with_stem(f"{picture.stem}-curves"))
         parts.append(section(world, picture.name))
-    parts += ["\n## Which selector when\n\n", advice(worlds)]
+    reading = READING.format(
+        window=worlds[0].scenario.target_rounds, limit=WINDOW_LIMIT, validation=_validation(worlds),
+        by_hand=hand_set_values(worlds),
+    )  # fmt: skip
+    parts += ["\n## Which selector when\n\n", advice(worlds), reading]
     path.write_text("".join(parts), encoding="utf-8")
 
 

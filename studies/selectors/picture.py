@@ -43,9 +43,7 @@ def draw(world: World, path: Path) -> Path:
     titles = (f"time to {world.target}", "seconds a round until then", "rounds", f"joules to {world.target}")
     figure, axes = plt.subplots(1, 4, figsize=(14, 1.9 + 0.26 * len(labels)), sharey=True, layout="constrained")
     for axis, name, title in zip(axes, panels, titles, strict=True):
-        axis.set_xscale("log")
-        axis.set_xlim(*LIMITS)
-        axis.axvline(1, color="#333333", linewidth=0.8)
+        _ratio_axis(axis, title)
         for place, label in enumerate(labels):
             one = world.verdicts[label]
             word: str = "reference" if label in REFERENCES else "interim" if world.interim else one.word
@@ -55,15 +53,6 @@ def draw(world: World, path: Path) -> Path:
         for place in range(1, len(labels)):
             if groups[place] != groups[place - 1]:
                 axis.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
-        axis.xaxis.set_major_locator(FixedLocator(TICKS))
-        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("ratio to random", fontsize=9)
-        axis.tick_params(labelsize=8)
-        axis.grid(axis="x", color="#eeeeee")
-        axis.set_axisbelow(True)
     texts = [f"{label}  ({world.asked(label):.3g} asked)" for label in labels]
     axes[0].set_yticks(range(len(labels)), texts)
     axes[0].set_ylim(len(labels) - 0.5, -0.5)
@@ -82,6 +71,61 @@ def draw(world: World, path: Path) -> Path:
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
     return path
+
+
+def draw_overview(worlds: list[World], path: Path) -> Path:
+    """Draw the time ratios of all worlds side by side into a PNG file, and return its path.
+
+    A row is a selector that asks as many clients as random selection in a world.
+
+    Args:
+        worlds: The worlds.
+        path: The file.
+    """
+    told = [world for world in worlds if world.complete and world.verdicts]
+    ratios: dict[str, list[float]] = {}
+    for world in told:
+        for label in (one for one in world.contenders if one in world.verdicts and world.equal_cohort(one)):
+            estimate = world.verdicts[label].time.estimate
+            # A selector that missed the target comes last.
+            ratios.setdefault(label, []).append(math.log(estimate) if math.isfinite(estimate) else math.log(LIMITS[1]))
+    labels = sorted(ratios, key=lambda label: np.mean(ratios[label]))
+    figure, axes = plt.subplots(
+        1, len(told), figsize=(14, 1.6 + 0.26 * len(labels)), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, world in zip(axes[0], told, strict=True):
+        _ratio_axis(axis, f"({world.letter}) {counted(len(world.of(REFERENCE)), 'seed')}, time to {world.target}")
+        for place, label in enumerate(labels):
+            if label in world.verdicts and world.equal_cohort(label):
+                one = world.verdicts[label]
+                word = "interim" if world.interim else one.word
+                missed = word == "not settled" and world.missed(label)
+                _draw_ratio(axis, place, one.time, COLORS["missed" if missed else word])
+    axes[0, 0].set_yticks(range(len(labels)), labels)
+    axes[0, 0].set_ylim(len(labels) - 0.5, -0.5)
+    figure.suptitle(
+        "Blue: sooner; orange: later; light grey: not settled; purple: missed the target on a seed. 95 % intervals",
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path
+
+
+def _ratio_axis(axis: plt.Axes, title: str) -> None:
+    """Prepare an axis of ratios to random selection."""
+    axis.set_xscale("log")
+    axis.set_xlim(*LIMITS)
+    axis.axvline(1, color="#333333", linewidth=0.8)
+    axis.xaxis.set_major_locator(FixedLocator(TICKS))
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("ratio to random", fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="x", color="#eeeeee")
+    axis.set_axisbelow(True)
 
 
 def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) -> None:

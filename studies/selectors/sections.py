@@ -14,7 +14,7 @@ from references import GENIE, GROUPS
 from fedsel_flwr.report.verdict import LEVEL
 from fedsel_flwr.selectors import names
 
-SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 60.0, "cnn": 350.0}
+SECONDS_A_RUN = {"shards": 12.0, "cell": 12.5, "trace": 60.0}
 """World -> seconds of one core for a run, for the price of missing runs in a world without rows."""
 TIME, ENERGY = "time_to_target_s", "energy_to_target_j"
 NUMBER = re.compile(r"-(\d+)(?:-\d+s)?$")
