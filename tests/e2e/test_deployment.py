@@ -26,7 +26,8 @@ def fleet(deployed: Fleet) -> Iterator[Fleet]:
 
 
 def test_bandits_learn_who_is_slow_from_the_servers_timing_and_strangers_are_refused(fleet: Fleet) -> None:
-    fleet.order("n3", sleep=6.0)
+    # With two runs at once on two cores, quick nodes take up to 8 s.
+    fleet.order("n3", sleep=15.0)
     runs = [fleet.run(api, rounds=5, clients_per_round=2, **ALL_HERE) for api in APIS]
     fleet.node("stranger", key=False)
     wait_until(lambda: fleet.nodes["stranger"].poll() is not None, 200, "the stranger's end")
@@ -37,7 +38,7 @@ def test_bandits_learn_who_is_slow_from_the_servers_timing_and_strangers_are_ref
         check_statistics(rounds)
         mean = dict(zip(rounds[-1]["ids"], rounds[-1]["selector"]["mean"], strict=True))
         slow = mean.pop("n3")
-        assert 0.0 < slow < sum(mean.values()) / len(mean)  # not below each: a crowded machine takes 6 s for nothing
+        assert 0.0 < slow < sum(mean.values()) / len(mean)  # not below each: one may have waited for the cores
     assert fleet.nodes.pop("stranger").returncode == 1
     assert "All SuperNodes must be registered" in fleet.log("stranger")
 
