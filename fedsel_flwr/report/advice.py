@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.choices import Fleet, draw_available, random_seconds, run_selectors, sorted_seconds
+from fedsel_flwr.report.choices import Fleet, draw_available, run_selectors, sorted_seconds
 from fedsel_flwr.report.components import Interval, VarianceComponents, fit_components
 from fedsel_flwr.report.latencies import SELECTORS, Latencies, read_latencies
 from fedsel_flwr.report.run_folder import load_optional
@@ -53,6 +53,7 @@ SHORTER = (50, 100)
 MARGIN = 0.05
 """A saving below this share counts as no gain."""
 MORE = " A longer history, or a prediction of more rounds (--rounds), may settle it."
+"""Sentence after a saving that is not settled."""
 UNADVISED = "fedcs"
 """A selector that the advice never recommends, because it always selects the fastest clients."""
 SMALLEST_CEILING = 0.01
@@ -259,8 +260,8 @@ def advise(
         fleet = _draw_fleet(source, fitted, i, seed)
         selections = _of_fleet(source, source.selections, i, 0)
         available = draw_available(source.num_available, selections, rounds, np.random.default_rng([seed, 3, i]))
-        seconds, found_rounds = run_selectors(fleet, m, seed + i, source.parameters, available)
-        expected[i], best[i] = random_seconds(seconds, m), sorted_seconds(seconds, fleet.log_means, m)
+        expected[i], seconds, found_rounds = run_selectors(fleet, m, seed + i, source.parameters, available)
+        best[i] = sorted_seconds(seconds, fleet.log_means, m)
         taken = {}
         for name, chosen in found_rounds.items():
             jains[name][i] = jain_index(chosen.sum(axis=0))

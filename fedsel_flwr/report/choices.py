@@ -200,7 +200,7 @@ def run_selectors(
     seed: int,
     parameters: Mapping[str, Mapping[str, Any]],
     available: Sequence[IntArray],
-) -> tuple[FloatArray, dict[str, BoolArray]]:
+) -> tuple[float, FloatArray, dict[str, BoolArray]]:
     """Run random selection and all selectors of :data:`SELECTORS` on the same drawn latencies.
 
     Args:
@@ -211,18 +211,18 @@ def run_selectors(
         available: The available clients of each round.
 
     Returns:
-        Seconds of every client in every round, shape (rounds, num_clients). And selector -> whether each client was
-        selected, same shape.
+        Mean seconds of a round if all cohorts are equally likely; seconds of every client in every round, shape
+        (rounds, num_clients); and selector -> whether each client was selected, same shape.
     """
     seconds, completed = fleet.draw(len(available), np.random.default_rng([seed, 1]))
-    deadline = random_seconds(seconds, clients_per_round)
+    usual = random_seconds(seconds, clients_per_round)
     everyone = np.arange(len(fleet.log_means))
     columns = {name: np.full(len(everyone), value) for name, value in NEUTRAL.items()}
     columns["num_examples"] = fleet.num_examples
     found = {}
     for name in ("random", *SELECTORS):
-        params = selector_parameters(name, fleet, clients_per_round, parameters.get(name, {}), deadline)
+        params = selector_parameters(name, fleet, clients_per_round, parameters.get(name, {}), usual)
         selector = create(name, **params, seed=seed)
         selector.inform(everyone, num_examples=fleet.num_examples)
         found[name] = select_rounds(selector, seconds, completed, available, columns)
-    return seconds, found
+    return usual, seconds, found
