@@ -45,11 +45,7 @@ def draw(world: World, path: Path) -> Path:
     for axis, name, title in zip(axes, panels, titles, strict=True):
         _ratio_axis(axis, title)
         for place, label in enumerate(labels):
-            one = world.verdicts[label]
-            word: str = "reference" if label in REFERENCES else "interim" if world.interim else one.word
-            if word == "not settled" and world.missed(label):
-                word = "missed"
-            _draw_ratio(axis, place, getattr(one, name), COLORS[word])
+            _draw_ratio(axis, place, getattr(world.verdicts[label], name), _color(world, label))
         for place in range(1, len(labels)):
             if groups[place] != groups[place - 1]:
                 axis.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
@@ -97,10 +93,7 @@ def draw_overview(worlds: list[World], path: Path) -> Path:
         _ratio_axis(axis, f"({world.letter}) {counted(len(world.of(REFERENCE)), 'seed')}, time to {world.target}")
         for place, label in enumerate(labels):
             if label in world.verdicts and world.equal_cohort(label):
-                one = world.verdicts[label]
-                word = "interim" if world.interim else one.word
-                missed = word == "not settled" and world.missed(label)
-                _draw_ratio(axis, place, one.time, COLORS["missed" if missed else word])
+                _draw_ratio(axis, place, world.verdicts[label].time, _color(world, label))
     axes[0, 0].set_yticks(range(len(labels)), labels)
     axes[0, 0].set_ylim(len(labels) - 0.5, -0.5)
     figure.suptitle(
@@ -110,6 +103,12 @@ def draw_overview(worlds: list[World], path: Path) -> Path:
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
     return path
+
+
+def _color(world: World, label: str) -> str:
+    """Return the color of a label's verdict."""
+    word: str = "reference" if label in REFERENCES else "interim" if world.interim else world.verdicts[label].word
+    return COLORS["missed" if word == "not settled" and world.missed(label) else word]
 
 
 def _ratio_axis(axis: plt.Axes, title: str) -> None:
