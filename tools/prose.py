@@ -6,7 +6,7 @@
 
 Kinds: the README, the other pages, the first lines of docstrings, the rest of the docstrings, and messages. A message
 is any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence,
-and so is an equation. ``tests/test_prose.py`` holds what has been reached.
+and so is an equation.
 """
 
 from __future__ import annotations
