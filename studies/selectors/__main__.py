@@ -2,6 +2,7 @@
 
     python studies/selectors --data-dir DIR                             # everything: many core-hours
     python studies/selectors --data-dir DIR --worlds shards --seeds 20  # one world
+    python studies/selectors --data-dir DIR --parts tuning              # only the settings of parameters
     python studies/selectors --data-dir DIR --worlds shards --parts frontier  # seconds against joules
     python studies/selectors --data-dir DIR --ray-address HOST:PORT     # each run is a task on a Ray cluster
     python studies/selectors --page-only                                # pages from the stored rows, without data
@@ -17,7 +18,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,15 @@ from lineup import (
 from page import write_page
 from playing import open_rows, play
 from runs import parse_row
+from tuning import tried, tuned_values, tuning_cells
 
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.ray_resources import cluster_for_runs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "selectors.md"
-FRONTIER = "frontier"
-PARTS = ("table", "controls", FRONTIER)
+TUNING, FRONTIER = "tuning", "frontier"
+PARTS = (TUNING, "table", "controls", FRONTIER)
 SMOKE = {
     "data.dataset": "digits", "num_clients": 20, "clients_per_round": 3, "rounds": 8, "target_accuracy": 0.4,
     "data.validation_fraction": 0.1, "training.local_steps": 5, "training.learning_rate": 0.2,
@@ -66,10 +68,10 @@ def main() -> None:
     start = time.monotonic()
     if not args.page_only:
         where = cluster_for_runs(args.ray_address)
-        # The tables come before the frontier, and within them the first seed of each world before the next seed.
-        tables = [part for part in args.parts if part != FRONTIER]
-        for parts in (tables, [FRONTIER] * (FRONTIER in args.parts)):
-            plan = [cell for world in args.worlds for cell in cells(world, parts, args, common)]
+        # The tuning gives the parameters of the tables. The tables come before the frontier, and within them the first
+        # seed of each world comes before the next seed.
+        for some in ({TUNING}, {"table", "controls"}, {FRONTIER}):
+            plan = [cell for world in args.worlds for cell in cells(world, some & set(args.parts), args, common)]
             plan.sort(key=lambda cell: cell.scenario.seed)
             if plan and not play(plan, args.rows, args.workers, where):
                 sys.exit("interrupted: run the same command again to continue")
@@ -85,7 +87,8 @@ def main() -> None:
         for letter, name in zip("abc", WORLDS, strict=True)
         if name in args.worlds
     ]
-    write_page(args.page, read, args.rows.name, command)
+    tunings = {world.letter: tried(world.scenario.name, common, open_rows(args.rows)) for world in read}
+    write_page(args.page, read, tunings, args.rows.name, command)
     if not args.smoke:
         world = read_world(WITH_CONTROLS, "a", [FRONTIER], args, common)
         command += f" --worlds {WITH_CONTROLS} --parts {FRONTIER}"
@@ -93,8 +96,8 @@ def main() -> None:
     print(f"{time.monotonic() - start:.0f} s; written: {args.page}")
 
 
-def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Mapping[str, Any]) -> list[Cell]:
-    """Return the runs of a world.
+def cells(world: str, parts: Collection[str], args: argparse.Namespace, common: Mapping[str, Any]) -> list[Cell]:
+    """Return the runs of a world. The parameters of its tables follow from the rows of the tuning.
 
     Args:
         world: Name of the world.
@@ -102,7 +105,9 @@ def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Ma
         args: The command's arguments.
         common: Scenario keys that differ from the world's file in every run.
     """
-    scenario = load_scenario(world_file(world), common)
+    if TUNING in parts and not args.smoke:
+        return [cell for runs in tuning_cells(world, common, args.selectors).values() for cell in runs]
+    scenario, values = load_scenario(world_file(world), common), tuned_values(world, common, open_rows(args.rows))
     entries: list[Entry] = []
     if "table" in parts:
         entries += table_entries(scenario, args.seeds or (2 if args.smoke else WORLDS[world]), args.selectors)
@@ -113,7 +118,7 @@ def cells(world: str, parts: Sequence[str], args: argparse.Namespace, common: Ma
         if FRONTIER in parts:
             entries += frontier_entries(scenario, min(FRONTIER_SEEDS, args.seeds or FRONTIER_SEEDS))
     return [
-        Cell(entry_scenario(world, entry, seed, common), entry.label)
+        Cell(entry_scenario(world, entry, seed, {**common, **values.get(entry.selector, {})}), entry.label)
         for entry in entries
         for seed in range(1, entry.seeds + 1)
     ]

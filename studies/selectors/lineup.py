@@ -15,7 +15,7 @@ from fedsel_flwr.selectors.registry import describe
 from fedsel_flwr.simulations import Scenario, load_scenario
 
 HERE = Path(__file__).resolve().parent
-WORLDS = {"shards": 20, "cell": 20, "trace": 5}
+WORLDS = {"shards": 20, "cell": 20, "trace": 12}
 """World -> number of seeds of its tables, in the order of the page."""
 REFERENCE = "random"
 REFERENCES = (GENIE, GROUPS, CHANCE)

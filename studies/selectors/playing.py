@@ -17,6 +17,9 @@ from fedsel_flwr.simulations.comparisons.cluster import Cluster
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions.rows import Rows
 
+GROUP = 8
+"""Largest number of runs of a seed that a process simulates before it takes others."""
+
 
 def open_rows(path: Path) -> Rows:
     """Open the CSV file of the comparison."""
@@ -26,7 +29,8 @@ def open_rows(path: Path) -> Rows:
 def play(plan: Sequence[Cell], path: Path, workers: int | None, where: RayResources | None = None) -> bool:
     """Simulate the runs without a row, and add a row when a run is finished.
 
-    Runs of the same world and seed share a process, because they share the data. On a cluster, each run is a task.
+    Runs of the same world and seed share a process if they can, because they share the data. On a cluster, each run is
+    a task.
 
     Args:
         plan: The runs.
@@ -40,7 +44,8 @@ def play(plan: Sequence[Cell], path: Path, workers: int | None, where: RayResour
     rows = open_rows(path)
     missing = [cell for cell in plan if not rows.done(cell.fingerprint)]
     print(f"{len(plan) - len(missing)} of {len(plan)} runs are finished", flush=True)
-    groups = [list(group) for _, group in groupby(missing, key=lambda cell: (cell.scenario.name, cell.scenario.seed))]
+    seeds = [list(group) for _, group in groupby(missing, key=lambda cell: (cell.scenario.name, cell.scenario.seed))]
+    groups = [seed[first : first + GROUP] for seed in seeds for first in range(0, len(seed), GROUP)]
     try:
         if where is not None:
             _on_cluster(missing, path, where, workers)

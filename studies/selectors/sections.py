@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 from effects import World
 from formats import UNKNOWN, amount, counted, interval, probability, table, time_ratio, won_and_lost
-from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, reads, world_file
+from lineup import REFERENCE, REFERENCES, WITH_CONTROLS, reads
 from references import GENIE, GROUPS
 
 from fedsel_flwr.report.verdict import LEVEL
@@ -408,34 +407,3 @@ def controls_table(world: World) -> str:
             *(UNKNOWN if rival is None else interval(rival) for rival in rivals),
         ])  # fmt: skip
     return table(heads, lines, left=2)
-
-
-def hand_set_values(worlds: list[World]) -> str:
-    """Return the table of the parameters that the scenario files set, with the reason from the file."""
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for world in worlds:
-        for table_name, key, value, reason in _commented(world_file(world.scenario.name)):
-            if table_name.startswith("selectors.") or key == "energy_score_low":
-                owner = table_name.removeprefix("selectors.") if key != "energy_score_low" else "pczfl"
-                found.setdefault((owner, key, value), {})[world.letter] = reason
-    lines = [
-        [f"`{owner}`", f"`{key}` = {value}", ", ".join(f"({letter})" for letter in reasons), "; ".join(
-            dict.fromkeys(reasons.values())
-        )]
-        for (owner, key, value), reasons in sorted(found.items())
-    ]  # fmt: skip
-    return table(["selector", "value", "worlds", "reason"], lines, left=4)
-
-
-def _commented(path: Path) -> list[tuple[str, str, str, str]]:
-    """Return table, key, value and comment of each line of a scenario file; a table's comment covers its keys."""
-    found, current, general = [], "", ""
-    for line in path.read_text("utf-8").splitlines():
-        code, _, comment = line.partition("#")
-        code, comment = code.strip(), comment.strip()
-        if code.startswith("["):
-            current, general = code.strip("[]"), comment
-        elif "=" in code:
-            key, _, value = code.partition("=")
-            found.append((current, key.strip(), value.strip(), comment or general))
-    return found
