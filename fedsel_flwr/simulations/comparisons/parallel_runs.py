@@ -32,6 +32,8 @@ Given = TypeVar("Given")
 Got = TypeVar("Got")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Environment variables that set the number of threads of libraries."""
+MOST_KEPT_BYTES = "1e15"
+"""Memory that a worker may keep after a run. By default, loky replaces a worker that keeps a data set of 300 MB."""
 StartRun = Callable[[str, int], None]
 """Function called with the label and the number of rounds of a run that starts."""
 Update = Callable[[RoundRecord, int], None]
@@ -212,9 +214,10 @@ class Processes:
         number = max(1, min(self.number, len(given)))
         threads = str(self.threads or max(1, cpu_count() // number))
         # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
+        environment = dict.fromkeys(THREADS, threads) | {"LOKY_MAX_MEMORY_LEAK_SIZE": MOST_KEPT_BYTES}
         # The terminal sends Ctrl-C to all processes. Workers ignore it, and the parent ends them.
         ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-        workers = ProcessPoolExecutor(number, env=dict.fromkeys(THREADS, threads), **ignored)
+        workers = ProcessPoolExecutor(number, env=environment, **ignored)
         try:
             calls = {workers.submit(_call, one, common, os.getpid()): index for index, one in enumerate(own)}
             for ended in as_completed(calls):

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,23 @@ def die(number: int, _shared: None, _report: Report) -> int:
 def test_a_process_that_is_killed_is_told_of() -> None:
     with pytest.raises(RunError, match="a worker process was killed, perhaps because memory ran out"):
         list(Processes(2, threads=1).map(die, [0, 1], ["zero", "one"]))
+
+
+KEPT: list[Any] = []
+
+
+def keep_data(number: int, _shared: None, _report: Report) -> int:
+    """Keep 400 MB from the second call on, as runs keep their data set."""
+    if number == 1:
+        KEPT.append(np.ones(50_000_000))
+        # loky looks at the memory once a second.
+        time.sleep(1.1)
+    return os.getpid()
+
+
+def test_a_worker_keeps_its_data_for_the_next_run() -> None:
+    pids = dict(Processes(1, threads=1).map(keep_data, [0, 1, 2], ["a", "b", "c"]))
+    assert len(set(pids.values())) == 1
 
 
 def test_a_worker_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
