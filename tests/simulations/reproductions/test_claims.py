@@ -42,59 +42,59 @@ HALF = [0.50, 0.52, 0.48, 0.51, 0.49]
 ONE = [1.0] * 5
 
 
-def test_a_claim_without_a_number_is_its_direction() -> None:
+def test_the_effect_is_a_geometric_mean_with_its_interval() -> None:
     found = verdict(figure(check()), new=HALF, old=ONE)
-    assert (found.word, found.readings) == ("reproduced", None)
+    assert found.readings is None
     (one,) = found.findings
     # The mean log ratio is ln(0.5 * 0.52 * 0.48 * 0.51 * 0.49) / 5 = -0.6935.
     assert math.log(one.effect.estimate) == pytest.approx(math.log(0.5 * 0.52 * 0.48 * 0.51 * 0.49) / 5)
     assert one.effect.low < 0.5 < one.effect.high < 0.55
 
 
+NEAR = [1.001, 1.002, 0.999, 1.0, 0.998]
+WEAK_AND_WIDE = [0.5, 1.5, 0.7, 1.2, 0.8]
+SHORTENED = 'shortened = "Few rounds."\n'
+ABOVE, EQUAL = {"relation": '"above"'}, {"relation": '"equal"'}
+
+
 @pytest.mark.parametrize(
-    ("paper", "word"),
+    ("keys", "head", "new", "word", "reason"),
     [
-        ("0.5", "reproduced"),
-        ("0.6", "reproduced"),  # |0.4998 - 0.6| = 0.1002 is at most 20 % of 0.6, which is 0.12
-        ("0.63", "direction only"),  # 0.1302 is more than 20 % of 0.63, which is 0.126, and outside the interval
-        ("0.3", "direction only"),
-        ("[1.0, 2.0]", "reproduced"),  # numbers of both arms: the ratio is 0.5
+        # A claim without a number is its direction.
+        ({}, "", HALF, "reproduced", ""),
+        (ABOVE, "", HALF, "not seen", "contrary"),
+        # The paper's number decides between reproduced and direction.
+        ({"paper": "0.5"}, "", HALF, "reproduced", ""),
+        # |0.4998 - 0.6| = 0.1002 is at most 20 % of 0.6, which is 0.12
+        ({"paper": "0.6"}, "", HALF, "reproduced", ""),
+        # 0.1302 is more than 20 % of 0.63, which is 0.126, and outside the interval
+        ({"paper": "0.63"}, "", HALF, "direction only", ""),
+        ({"paper": "0.3"}, "", HALF, "direction only", ""),
+        ({"paper": "[1.0, 2.0]"}, "", HALF, "reproduced", ""),  # numbers of both arms: the ratio is 0.5
+        # An interval inside the margin is no difference; one that holds both settles nothing.
+        ({}, "", NEAR, "not seen", "no difference"),
+        ({}, "", ONE, "not seen", "no difference"),
+        ({}, "", WEAK_AND_WIDE, "not settled", ""),
+        (EQUAL, "", NEAR, "reproduced", ""),
+        (EQUAL, "", HALF, "not seen", "contrary"),
+        (EQUAL, "", [0.9, 1.2, 1, 1, 1.1], "not settled", ""),
+        # A shortened figure is at most direction only, but can exclude a claim.
+        ({}, SHORTENED, HALF, "direction only", ""),
+        (ABOVE, SHORTENED, HALF, "not seen", "contrary"),
+        # A missing outcome, and fewer than six seeds however equal they are, settle nothing.
+        ({}, "", [math.nan] * 5, "not settled", ""),
+        *((keys, "", [0.5] * 4, "not settled", "") for keys in ({}, ABOVE, EQUAL)),
+        ({}, "", [0.5] * 6, "reproduced", ""),
     ],
 )
-def test_the_paper_s_number_decides_between_reproduced_and_direction(paper: str, word: str) -> None:
-    assert verdict(figure(check(paper=paper)), new=HALF, old=ONE).word == word
+def test_the_word_of_a_check(keys: dict[str, str], head: str, new: list[float], word: str, reason: str) -> None:
+    found = verdict(figure(check(**keys), head), new=new, old=ONE)
+    assert (found.word, found.findings[0].reason) == (word, reason)
 
 
-def test_the_other_side_is_not_seen() -> None:
-    assert verdict(figure(check(relation='"above"')), new=HALF, old=ONE).word == "not seen"
-
-
-def test_an_interval_inside_the_margin_is_not_seen_and_one_that_holds_both_is_not_settled() -> None:
-    near = [1.001, 1.002, 0.999, 1.0, 0.998]
-    (one,) = verdict(figure(check()), new=near, old=ONE).findings
-    assert (one.word, one.reason) == ("not seen", "no difference")
-    (one,) = verdict(figure(check()), new=[0.5, 1.5, 0.7, 1.2, 0.8], old=ONE).findings
-    assert (one.word, one.reason) == ("not settled", "")
-
-
-def test_equal_values_on_all_seeds_are_no_difference() -> None:
+def test_equal_values_on_all_seeds_have_an_interval_of_one_value() -> None:
     (one,) = verdict(figure(check()), new=ONE, old=ONE).findings
-    assert (one.effect.low, one.effect.high, one.word, one.reason) == (1.0, 1.0, "not seen", "no difference")
-
-
-@pytest.mark.parametrize(
-    ("new", "word"),
-    [([1.001, 1.002, 0.999, 1.0, 0.998], "reproduced"), (HALF, "not seen"), ([0.9, 1.2, 1, 1, 1.1], "not settled")],
-)
-def test_equality_needs_an_interval_inside_the_margin(new: list[float], word: str) -> None:
-    (one,) = verdict(figure(check(relation='"equal"')), new=new, old=ONE).findings
-    assert one.word == word
-
-
-def test_a_shortened_figure_is_at_most_direction_only_but_can_exclude_a_claim() -> None:
-    short = 'shortened = "Few rounds."\n'
-    assert verdict(figure(check(), short), new=HALF, old=ONE).word == "direction only"
-    assert verdict(figure(check(relation='"above"'), short), new=HALF, old=ONE).word == "not seen"
+    assert (one.effect.low, one.effect.high) == (1.0, 1.0)
 
 
 def test_an_order_is_checked_pair_by_pair_and_the_worst_word_counts() -> None:
@@ -197,16 +197,6 @@ def test_two_readings_with_different_words_are_a_setting_that_is_not_given() -> 
     assert len(same.findings) == 2
 
 
-def test_a_missing_outcome_is_not_settled() -> None:
-    assert verdict(figure(check()), new=[math.nan] * 5, old=ONE).word == "not settled"
-
-
-def test_fewer_than_six_seeds_settle_nothing_however_equal_they_are() -> None:
-    for relation in ('"below"', '"above"', '"equal"'):
-        assert verdict(figure(check(relation=relation)), new=[0.5] * 4, old=[1.0] * 4).word == "not settled"
-    assert verdict(figure(check()), new=[0.5] * 6, old=[1.0] * 6).word == "reproduced"
-
-
 def test_skewed_ratios_are_judged_as_in_a_comparison() -> None:
     """Mostly slightly below, rarely far above, with mean 0: Student's test alone shows 9 % of such arms, ten seeds."""
     rng = np.random.default_rng(2)
@@ -240,7 +230,7 @@ def test_papers_numbers_of_differences_are_differences() -> None:
 
 
 # Mean 0.02, standard error 0.003, Student's 2.262: the interval of the logs is 0.0133 to 0.0267, and p is 0.002.
-ABOVE = [0.01, 0.01, 0.02, 0.03, 0.03]
+SLIGHTLY_ABOVE = [0.01, 0.01, 0.02, 0.03, 0.03]
 # Mean 0, standard error 0.0047: the interval of the logs is -0.0107 to 0.0107.
 NONE = [-0.02, -0.01, 0.0, 0.01, 0.02]
 
@@ -249,13 +239,13 @@ NONE = [-0.02, -0.01, 0.0, 0.01, 0.02]
     ("logs", "others", "keys", "expected"),
     [
         # The direction comes first, though the interval is inside the margin.
-        (ABOVE, 0, {}, "reproduced"),
-        (ABOVE, 5, {}, "reproduced"),
+        (SLIGHTLY_ABOVE, 0, {}, "reproduced"),
+        (SLIGHTLY_ABOVE, 5, {}, "reproduced"),
         (NONE, 0, {}, "not seen"),
         # Half of the paper's gap is .005, and the interval is wider. Of ratio 1.1 it is .048.
         (NONE, 0, {"paper": "1.01"}, "not settled"),
         (NONE, 0, {"paper": "1.1"}, "not seen"),
-        ([-log for log in ABOVE], 0, {"paper": "1.01"}, "not seen"),
+        ([-log for log in SLIGHTLY_ABOVE], 0, {"paper": "1.01"}, "not seen"),
     ],
 )
 def test_an_effect_below_the_margin_of_equality(

@@ -55,16 +55,17 @@ def test_the_runs_leave_out_cells_in_which_an_arm_does_not_run() -> None:
     assert len(list(read_figure(TEXT, "xia-fig-9").runs(1))) == 3
 
 
-def test_a_cell_of_a_question_can_have_fewer_seeds() -> None:
-    runs = list(read_figure(TEXT.replace("seeds = 2", "seeds = 2\ncell_seeds = {two = 1}"), "xia-fig-9").runs())
-    assert {seed for cell, _, seed in runs if cell == "two"} == {1}
-    assert {seed for cell, _, seed in runs if cell == "three"} == {1, 2}
-
-
-def test_new_seeds_begin_after_those_that_were_looked_at() -> None:
-    found = read_figure(TEXT.replace("seeds = 2", "seeds = 2\nfirst_seed = 21\ncell_seeds = {two = 1}"), "xia-fig-9")
-    assert {seed for cell, _, seed in found.runs() if cell == "three"} == {21, 22}
-    assert {seed for cell, _, seed in found.runs() if cell == "two"} == {21}
+@pytest.mark.parametrize(
+    ("keys", "seeds"),
+    [
+        ("cell_seeds = {two = 1}", {"two": {1}, "three": {1, 2}}),
+        # New seeds begin after those that were looked at.
+        ("first_seed = 21\ncell_seeds = {two = 1}", {"two": {21}, "three": {21, 22}}),
+    ],
+)
+def test_a_cell_of_a_question_can_have_fewer_seeds(keys: str, seeds: dict[str, set[int]]) -> None:
+    runs = [*read_figure(TEXT.replace("seeds = 2", f"seeds = 2\n{keys}"), "xia-fig-9").runs()]
+    assert {own: {seed for cell, _, seed in runs if cell == own} for own in seeds} == seeds
 
 
 def test_only_seeds_with_the_paper_s_slowest_client_count() -> None:
