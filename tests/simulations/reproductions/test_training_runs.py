@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, read_figure
 from fedsel_flwr.simulations.reproductions.rows import cells_of
@@ -16,6 +14,7 @@ from fedsel_flwr.simulations.reproductions.training_runs import outcomes_of, run
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.report.made import make_history
 
 COHORTS = [[0, 1, 2, 3], [0, 1], [0, 2], [0, 3], [0, 1]]
 """The clients of each round. In round 1, all clients are selected, as in GPFL's initialization."""
@@ -30,10 +29,6 @@ set = { rounds = 8, "clients.energy_score_low" = 0.5, "aggregation.warmup_rounds
 arms = { pczfl = {} }
 picture = { curves = ["balls"] }
 """
-CLIENT = ClientRecord(
-    round=1, client_id="0", client=0, completed=True, problem="", latency_s=1.0, energy_j=1.0, download_s=0.0,
-    compute_s=1.0, upload_s=0.0, train_loss=1.0, num_examples=10,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,47 +38,33 @@ def figure() -> PaperFigure:
 
 def result_of(cohorts: list[list[int]]) -> RunResult:
     """Return a run with these cohorts, and the accuracies 0.1, 0.2, 0.3 and so on."""
-    rounds = [
-        RoundRecord(
-            round=t, num_available=4, num_selected=len(own), num_completed=len(own), round_s=1.0, simulated_s=float(t),
-            energy_j=1.0, total_energy_j=float(t), accuracy=t / 10, loss=1.0,
-        )
-        for t, own in enumerate(cohorts, start=1)
-    ]  # fmt: skip
-    clients = [
-        replace(CLIENT, round=t, client_id=str(k), client=k) for t, own in enumerate(cohorts, start=1) for k in own
-    ]
-    return RunResult(History.from_records(rounds, clients), [np.zeros(1)])
+    history = make_history(cohorts, accuracy=[t / 10 for t in range(1, len(cohorts) + 1)])
+    return RunResult(history, [np.zeros(1)])
 
 
 def scenario_of(selector: str, **keys: object) -> Scenario:
     return load_scenario("smoke", {"selector": selector, "num_clients": 4, "clients_per_round": 2, "rounds": 5, **keys})
 
 
-def test_the_initialization_of_gpfl_is_no_selection() -> None:
-    # Rounds 2 to 5 select client 0 four times, client 1 twice, and clients 2 and 3 once. The last new client, 3, comes
-    # in round 4, which is the third round after the initialization.
-    found, curves = outcomes_of(scenario_of("gpfl"), result_of(COHORTS))
-    assert found["coverage_rounds"] == 3
-    assert found["largest_count"] == 4
-    assert curves["rank"].tolist() == [1, 2, 3, 4]
-    assert curves["counts"].tolist() == [4, 2, 1, 1]
-    assert curves["seen"].tolist() == [2, 3, 4, 4, 4]
-
-
-@pytest.mark.parametrize(("selector", "keys"), [("random", {}), ("gpfl", {"aggregation.warmup_rounds": 1})])
-def test_other_first_rounds_are_selections(selector: str, keys: dict[str, int]) -> None:
-    found, curves = outcomes_of(scenario_of(selector, **keys), result_of(COHORTS))
-    assert found["coverage_rounds"] == 1
-    assert found["largest_count"] == 5
-    assert curves["counts"].tolist() == [5, 3, 2, 2]
-
-
-def test_a_client_that_is_never_selected() -> None:
-    found, curves = outcomes_of(scenario_of("random"), result_of([[0, 1], [0, 2], [0, 1]]))
-    assert found["coverage_rounds"] == 4
-    assert found["seen_share"] == 0.75
-    assert curves["counts"].tolist() == [3, 2, 1, 0]
+@pytest.mark.parametrize(
+    ("selector", "keys", "cohorts", "coverage", "counts", "seen"),
+    [
+        # GPFL's initialization is no selection. Rounds 2 to 5 select client 0 four times, client 1 twice, and clients 2
+        # and 3 once. The last new client, 3, comes in round 4, which is the third round after the initialization.
+        ("gpfl", {}, COHORTS, 3, [4, 2, 1, 1], [2, 3, 4, 4, 4]),
+        ("random", {}, COHORTS, 1, [5, 3, 2, 2], [4, 4, 4, 4, 4]),
+        ("gpfl", {"aggregation.warmup_rounds": 1}, COHORTS, 1, [5, 3, 2, 2], [4, 4, 4, 4, 4]),
+        ("random", {}, [[0, 1], [0, 2], [0, 1]], 4, [3, 2, 1, 0], [2, 3, 3]),  # client 3 is never selected
+    ],
+)
+def test_who_was_selected_how_often_and_when_all_were(
+    selector: str, keys: dict[str, int], cohorts: list[list[int]], coverage: int, counts: list[int], seen: list[int]
+) -> None:
+    found, curves = outcomes_of(scenario_of(selector, **keys), result_of(cohorts))
+    assert (found["coverage_rounds"], found["largest_count"]) == (coverage, counts[0])
+    assert found["seen_share"] == 1 - counts.count(0) / 4
+    assert (curves["rank"].tolist(), curves["counts"].tolist()) == ([1, 2, 3, 4], counts)
+    assert curves["seen"].tolist() == seen
 
 
 def test_late_gain() -> None:
