@@ -83,6 +83,18 @@ def test_everyone_is_asked_and_the_first_replies_end_the_round(way: str) -> None
 
 
 @WAYS
+def test_a_round_without_clients_is_recorded_and_told(way: str, tmp_path: Path) -> None:
+    absent = "".join(f"2,{k},down\n4,{k},up\n" for k in range(10))
+    (tmp_path / "trace.csv").write_text(f"round,client,state\n{absent}")
+    keys = {"availability.kind": "trace", "availability.trace": str(tmp_path / "trace.csv")}
+    told: list[int] = []
+    rounds = run(way, 4, keys, on_round=lambda record: told.append(record.round)).history.rounds
+    assert ([one.num_available for one in rounds], told) == ([10, 0, 0, 10], [1, 2, 3, 4])
+    assert [(one.num_selected, one.round_s, one.energy_j) for one in rounds[1:3]] == [(0, 0.0, 0.0)] * 2
+    assert rounds[2].simulated_s == rounds[0].simulated_s > 0
+
+
+@WAYS
 def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
     """With one example each the mean is that of equal weights."""
     free, held = (run(way, 1, {"partition.kind": "dirichlet", "aggregation.max_examples": n}) for n in (0, 1))

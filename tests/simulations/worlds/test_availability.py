@@ -1,4 +1,4 @@
-"""Availability: the draws, the trace files, and what a strategy makes of them in both APIs."""
+"""Availability: the draws and the trace files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability
 from fedsel_flwr.simulations.worlds.image_files import find_file
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
-from tests.strategies import helpers as legacy
-from tests.strategies.message import helpers as message
-
-pytestmark = pytest.mark.timeout(30)
-
 
 # ---- Bernoulli ----------------------------------------------------------------------------------------------------
 
@@ -184,77 +176,3 @@ def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch
     ):
         with pytest.raises(ParameterError, match=said):
             found(name, folder)
-
-
-# ---- through the strategies ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["legacy", "message"])
-def run(request: pytest.FixtureRequest) -> Any:
-    """Plays six clients in either API: the strategy, and the cohort of each round."""
-
-    def play(selector: Any, rounds: int, prefix: str = "", **options: Any) -> tuple[Any, list[list[str]]]:
-        if request.param == "legacy":
-            strategy: Any = LegacyStrategy(selector, legacy.fedavg(), max_latency=9.0, **options)
-            proxies = legacy.fleet(6, prefix)
-            legacy.run_rounds(strategy, proxies, rounds)
-        else:
-            strategy = MessageStrategy(selector, message.fedavg(), max_latency=9.0, **options)
-            grid = message.FakeGrid(message.crowd(6, prefix=prefix))
-            message.play(strategy, grid, rounds)
-            proxies = [node.proxy for node in grid.nodes.values()]
-        return strategy, [[str(p.client_id) for p in proxies if r in p.fit_rounds] for r in range(1, rounds + 1)]
-
-    return play
-
-
-def selector_of(name: str, clients_per_round: int = 3) -> Any:
-    given = {"cs-ucb": {"max_latency": 9.0}, "cs-ucb-q": {"max_latency": 9.0}, "bsfl": {"min_latency": 0.1}}
-    return create(name, clients_per_round=clients_per_round, seed=0, **given.get(name, {}))
-
-
-def test_a_client_whose_id_is_no_partition_id_ends_the_run_with_the_reason(run: Any) -> None:
-    with pytest.raises(ParameterError, match=r"a client reports client_id = 'phone-\d'"):
-        run(selector_of("random"), 1, prefix="phone-", availability=BernoulliAvailability(0.5, seed=1))
-
-
-@pytest.mark.parametrize("name", ["random", "cs-ucb", "round-robin"])
-def test_an_unavailable_client_is_not_offered(run: Any, name: str) -> None:
-    """Also: who is there is asked with client id, absolute round, and the time at which the round begins."""
-    seen: set[tuple[str, int, float]] = set()
-
-    def there(client_id: str, server_round: int, seconds: float) -> bool:
-        seen.add((client_id, server_round, seconds))
-        return (int(client_id) + server_round) % 3 != 0
-
-    strategy, trained = run(selector_of(name), 6, availability=there)
-    assert [r.num_available for r in strategy.history.rounds] == [4] * 6
-    for server_round, cohort in enumerate(trained, start=1):
-        assert len(cohort) == 3
-        assert all(there(client_id, server_round, 0.0) for client_id in cohort)
-    assert {client_id for cohort in trained for client_id in cohort} == set("012345")
-    starts = [0.0, *(r.simulated_s for r in strategy.history.rounds)]
-    assert {(str(k), r, starts[r - 1]) for k in range(6) for r in range(1, 7)} <= seen
-    assert {one[2] for one in seen} == set(starts[:6])
-
-
-@pytest.mark.parametrize("name", ["random", "cs-ucb", "cs-ucb-q", "bsfl", "local-accuracy"])
-def test_a_round_with_few_or_nobody_there_is_recorded_and_the_run_goes_on(run: Any, name: str) -> None:
-    present = [[], list("012345"), [], [], ["1", "4"]]
-    selector, told = selector_of(name), list[int]()
-    strategy, trained = run(
-        selector,
-        5,
-        availability=lambda c, r, s: c in present[r - 1],
-        missing_columns="random",
-        on_round=lambda record: told.append(record.round),
-    )
-    rounds = strategy.history.rounds
-    assert [r.round for r in rounds] == told == [1, 2, 3, 4, 5]
-    assert [r.num_available for r in rounds] == [0, 6, 0, 0, 2]
-    assert [r.num_selected for r in rounds] == [len(cohort) for cohort in trained] == [0, 3, 0, 0, 2]
-    assert sorted(trained[4]) == ["1", "4"]
-    for empty in (rounds[0], rounds[2], rounds[3]):
-        assert (empty.round_s, empty.energy_j, empty.probe_s, empty.probe_j) == (0.0, 0.0, 0.0, 0.0)
-    assert rounds[3].simulated_s == rounds[1].simulated_s > 0
-    assert selector.round == 5
