@@ -180,6 +180,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "enter: fedsel run --resume moved --trust"]),
     (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    ([*RUN, "--replay"], ["--replay needs --resume"]),
     ([*RUN, "--trust"], ["--trust only applies to --resume", "--resume FOLDER"]),
     (["compare", "--resume", "python"], ["'Mine' in 'python' was passed in Python", "compare(..., resume=True)"]),
     (["run", "smoke", "--resume", "begun"], ["--resume begun keeps the settings", "the scenario 'smoke'", "--rounds"]),

@@ -14,15 +14,13 @@ from flwr.common import Context, RecordDict
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import answer
 from fedsel_flwr.clients.objectives import set_arrays
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.rounds.models import update_norm
-from fedsel_flwr.selectors import Probe, RoundReport, Selector, create
+from fedsel_flwr.selectors import Probe, RoundReport, Selector
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
-from fedsel_flwr.strategies import SelectionStrategy
 from tests.simulations.inprocess import grid_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_ray")]
@@ -240,14 +238,6 @@ def test_a_run_of_a_folder_that_the_signal_ended_has_finished(tmp_path: Path) ->
     assert len(first.history.rounds) == END
     assert repr(again.history.rounds) == repr(first.history.rounds)
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_a_signal_is_checked_before_anything_starts() -> None:
-    with pytest.raises(ParameterError, match="should_stop must be a function"):
-        run("vectorized", 6, should_stop=3)
-    strategy = SelectionStrategy(create("random", clients_per_round=2))
-    with pytest.raises(ParameterError, match="should_stop cannot be combined with strategy="):
-        run("vectorized", 6, strategy=strategy, should_stop=stop_at_the_end)
 
 
 # ---- an error leaves the rounds and the last model in the run's folder ---------------------------------------------

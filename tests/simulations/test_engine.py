@@ -166,19 +166,6 @@ def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(without_r
     assert len(strategy.history.clients) == 8  # not lost
 
 
-def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=r"scenario must be a Scenario .*, got str"):
-        simulate("smoke")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "name"), [({"on_round": print}, "on_round"), ({"selector": neighbours()}, "selector")]
-)
-def test_what_a_strategy_of_ones_own_has_is_refused(options: dict[str, Any], name: str, no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=f"{name} cannot be combined with strategy="):
-        simulate(SMOKE, strategy=own_strategy("legacy"), **options)
-
-
 @pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])
 def test_a_strategy_of_the_other_api_is_refused(api: str, other: str, no_flower: None) -> None:
     package = "fedsel_flwr.strategies" + (".message" if api == "message" else "")

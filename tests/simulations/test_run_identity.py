@@ -187,14 +187,6 @@ def test_a_damaged_run_is_played_again(tmp_path: Path) -> None:
         assert repr(again.history.rounds) == repr(whole.history.rounds)
 
 
-def test_replay_needs_resume(tmp_path: Path, refused: Any) -> None:
-    with pytest.raises(ParameterError, match="replay = True"):
-        simulate(SMOKE, folder=tmp_path, replay=True)
-    with pytest.raises(ParameterError, match="replay = True"):
-        compare(SMOKE, ["random"], folder=tmp_path, replay=True)
-    assert "--replay needs --resume" in refused("run", "smoke", "--replay")
-
-
 PROGRAM = """
 import functools
 from fedsel_flwr.selectors import BSFL, Random

@@ -17,7 +17,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
-from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
+from fedsel_flwr.selectors import PCZFL, Random, Selector, names
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, vectorized
 from fedsel_flwr.simulations.comparisons.contenders import read_contenders
 from tests.simulations.cut_off_runs import FASTEST, parts, smoke
@@ -222,28 +222,6 @@ def test_a_comparison_shows_itself() -> None:
     found = comparison.verdict.selectors[0]
     assert (row["seeds"], row["verdict"]) == (2, found.word)
     assert row["time_ratio_high"] == pytest.approx(found.time.high, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("selectors", "options", "said"),
-    [
-        (["bsfl", "bsfl"], {}, "'bsfl' occurs twice"),
-        ([partial(BSFL, min_latency=1.0), BSFL], {}, "'bsfl' occurs twice"),
-        ([3], {}, "a name, a class or a callable that makes one, got int"),
-        ({"..": "bsfl"}, {}, "'..'"),
-        (["bsfk"], {}, "did you mean 'bsfl'"),
-        (["bsfl"], {"rounds_on_flower": -1}, "rounds_on_flower"),
-        (["bsfl"], {"rounds_on_flower": 1, "engine": "ray"}, "rounds_on_flower must be 0"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_before_anything_runs(
-    selectors: Any, options: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    """What wrong types say is in tests/test_wrong_inputs_in_python.py."""
-    with pytest.raises(ParameterError) as error:
-        compare(smoke(), selectors, folder=tmp_path / "runs", **{"seeds": 1, **options})
-    assert said in str(error.value)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_class_gets_what_it_takes_of_the_scenario() -> None:

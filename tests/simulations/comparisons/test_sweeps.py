@@ -123,33 +123,6 @@ def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
-@pytest.mark.parametrize(
-    ("sweep", "said"),
-    [
-        ({"clients_per_round": [2, 3]}, "Run one comparison for each"),
-        ({"training.learning_rate": [0.1]}, "got 'training.learning_rate'. Run one comparison for each"),
-        ({"selectors.oort.alpha": [1]}, "(bsfl, random), got 'selectors.oort.alpha'"),
-        (
-            {"selectors.bsfl.alfa": [1]},
-            "unknown key 'selectors.bsfl.alfa' (did you mean 'selectors.bsfl.alpha'?). The allowed keys are alpha",
-        ),
-        ({"selectors.bsfl.seed": [1]}, "set 'seed' instead of 'selectors.bsfl.seed'"),
-        ({"selectors.bsfl.alpha": [-1]}, "alpha"),
-        ({"selectors.bsfl.alpha": []}, "must be a list of at least one value, got []"),
-        ({"selectors.bsfl.alpha": "0.3"}, "must be a list of at least one value, got '0.3'"),
-        ({"selectors.bsfl.alpha": [1, 1.0]}, "holds 1 twice"),
-        ({"selectors.bsfl.data_weights": [None]}, "must hold numbers, texts, booleans or lists, got None"),
-        ({"selectors.bsfl.solver": ["a/b"]}, "solver"),
-        (["selectors.bsfl.alpha"], "sweep must map keys to values"),
-    ],
-)
-def test_a_sweep_that_cannot_run_is_refused_before_anything_does(sweep: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError) as error:
-        compare(smoke(), ["bsfl", "random"], sweep=sweep, seeds=1, folder=tmp_path / "runs")
-    assert said in str(error.value)
-    assert not (tmp_path / "runs").exists()
-
-
 def test_values_on_the_command_line() -> None:
     texts = ["selectors.bsfl.alpha=0.3,1, selectors.bsfl.solver=exact, alsa", "selectors.oort.alpha=2"]
     assert read_sweep(texts) == {

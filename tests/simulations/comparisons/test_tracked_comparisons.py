@@ -13,11 +13,9 @@ import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.callbacks import Recorder
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import BSFL, Random
+from fedsel_flwr.selectors import BSFL
 from fedsel_flwr.simulations import compare, load_scenario, simulate
 from fedsel_flwr.simulations.run_identity import run_parameters
-from fedsel_flwr.strategies import SelectionStrategy
 from tests.simulations.cut_off_runs import Stop, parts, smoke, stop_after
 
 pytestmark = [pytest.mark.usefixtures("no_pictures"), pytest.mark.timeout(240)]
@@ -129,9 +127,6 @@ def test_one_run_in_python(here: Path) -> None:
     simulate(smoke(3), on_round=lambda record: seen.append(record.round), track=TRACK, track_clients=0)
     assert rounds("bsfl-seed1") == seen == [1, 2, 3]
     assert not any(key.startswith("client/") for line in lines("bsfl-seed1") for key in line)
-    own = SelectionStrategy(Random(clients_per_round=3))
-    with pytest.raises(ParameterError, match="track cannot be combined with strategy="):
-        simulate(smoke(3), strategy=own, track=TRACK)
 
 
 def test_the_evaluation_of_the_round_that_ends_a_run_is_sent() -> None:

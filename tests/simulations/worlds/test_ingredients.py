@@ -214,25 +214,3 @@ def test_a_comparison_on_ones_own(mine: Any, tmp_path: Path) -> None:
     assert 'dataset = "python blobs"' in scenario.read_text()
     with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was passed in Python"):
         simulate(load_scenario(str(scenario)))
-
-
-def wide() -> nn.Module:
-    return nn.Linear(6, 7)
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "said"),
-    [
-        (nn.Linear(6, 3), None, "got Linear itself"),
-        (3, None, "got int"),
-        (int, None, "must make a torch module, got int"),
-        (wide, None, "the model must return outputs of shape (2, 3) for two examples and 3 classes, got (2, 7)"),
-        (lambda: nn.Linear(5, 3), None, "cannot read examples of shape (6,): RuntimeError: mat1 and mat2"),
-        (None, 3, "data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got int"),
-        (None, (1, 2), "train must be a pair (inputs, labels)"),
-    ],
-)
-def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, model: Any, data: Any, said: str) -> None:
-    with pytest.raises(ParameterError) as error:
-        simulate(smoke(), model=model or mine.Net, data=data or mine.data())
-    assert said in str(error.value)
