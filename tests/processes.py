@@ -139,6 +139,18 @@ def environment() -> dict[str, str]:
     return dict(os.environ) | {"PATH": f"{tools}{os.pathsep}{path}", "PYTHONPATH": str(ROOT)}
 
 
+def run_python(
+    *argv: object, cwd: Path = ROOT, status: int = 0, script: str = "", **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, which must have this status; ``changes`` are those of the environment."""
+    done = subprocess.run(
+        [sys.executable, *map(str, argv)], cwd=cwd, env=environment() | changes, input=script, capture_output=True,
+        text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
 def command_line(process: psutil.Process) -> list[str]:
     """What a process is called, whether or not it still runs."""
     try:

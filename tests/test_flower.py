@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import tomllib
 import warnings
@@ -16,7 +15,7 @@ from packaging.requirements import Requirement
 from fedsel_flwr.flower_entries import NEWEST_TESTED, missing, release, warn_if_newer
 from fedsel_flwr.simulations import doctor
 from fedsel_flwr.simulations.doctor import check_flower
-from tests.processes import environment
+from tests.processes import run_python
 from tools.flower_matrix import pinned
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +56,7 @@ print(*((str(one.message), one.filename) for one in ours), sep="\\n")
 """
     script = tmp_path / "program.py"
     script.write_text(program)
-    done = subprocess.run([sys.executable, script], env=environment(), capture_output=True, text=True, timeout=100)
+    done = run_python(script)
     text = (
         f"flwr 99.1.0 is newer than the newest tested, {NEWEST_TESTED}; `fedsel doctor` checks what this package uses"
     )

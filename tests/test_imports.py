@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from fedsel_flwr.flower_entries import ENTRIES, installed_version, missing
+from tests.processes import run_python
 from tools.house import LAYERS, LONGEST, PACKAGE, ROOT, House, Room
 
 HOUSE = House.here()
@@ -119,6 +117,10 @@ for argv in (["list"], ["list", "--json"], ["cite"], ["cite", "bsfl"]):
     lacks(f"fedsel {argv[0]}", *heavy, "datasets", "pydantic")
 assert main(["show", "smoke"]) == 0
 lacks("fedsel show", *heavy, "datasets")
+from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+import fedsel_flwr.clients.phones, fedsel_flwr.clients.system
+assert [load_scenario(name).training.settings() for name in scenario_names()]
+lacks("a scenario", *heavy, "datasets")
 for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
     package = importlib.import_module(f"fedsel_flwr.{part}")
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"fedsel_flwr.{part}."):
@@ -131,12 +133,10 @@ lacks("strategies", "torch")
 """
 
 
-def test_imports_are_light(tmp_path: Path) -> None:
+def test_imports_are_light() -> None:
     """Selectors need NumPy alone, ``rounds`` neither Flower nor torch nor Ray, and ``fedsel list`` nothing heavy."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_python("-c", LIGHT)
+    assert done.stderr == ""
     assert "smoke" in done.stdout
 
 

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedsel_flwr
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fedsel_flwr"
@@ -138,10 +139,7 @@ def version_said_in(folder: Path) -> str:
     """The version that a copy of the package in this folder has, without the installed package behind it."""
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); import fedsel_flwr"
     program += "; print(fedsel_flwr.__file__, fedsel_flwr.__version__)"
-    command = (sys.executable, "-I", "-S", "-c", program)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    file, version = done.stdout.split()
+    file, version = run_python("-I", "-S", "-c", program, cwd=folder).stdout.split()
     assert Path(file).is_relative_to(folder)
     return version
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from fedsel_flwr.simulations import doctor, listing
 from fedsel_flwr.simulations.doctor import Finding
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
-from tests.processes import environment
+from tests.processes import run_python
 
 # ---- list ------------------------------------------------------------------------------------------------------------
 
@@ -241,11 +239,8 @@ def test_ray_that_does_not_start_is_a_problem(no_ray_address: None, monkeypatch:
 
 @pytest.mark.slow
 def test_doctor_starts_ray(tmp_path: Path, no_ray_address: None) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedsel_flwr.cli", "doctor", "--start-ray", "--data-dir", str(tmp_path)], cwd=tmp_path,
-        env=environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    done = run_python("-m", "fedsel_flwr.cli", "doctor", "--start-ray", "--data-dir", tmp_path, cwd=tmp_path)
+    assert done.stderr == ""
     assert "started and ended within" in done.stdout
 
 
@@ -286,11 +281,11 @@ for argv in (["list"], ["list", "--json"], ["cite", "bsfl"], ["cite"], ["doctor"
 """
 
 
-def test_list_cite_and_doctor_work_in_a_core_installation(tmp_path: Path) -> None:
-    env = {key: value for key, value in environment().items() if key not in ("RAY_ADDRESS", "FEDSEL_DATA")}
-    done = subprocess.run(
-        [sys.executable, "-c", CORE], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-3000:]
+def test_list_cite_and_doctor_work_in_a_core_installation(
+    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSEL_DATA", raising=False)
+    done = run_python("-c", CORE, cwd=tmp_path)
+    assert done.stderr == ""
     assert "note     extra sim: lacks " in done.stdout
     assert "No problem found" in done.stdout

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,6 @@ from fedsel_flwr.clients.device import RoundDelays, mean_latencies, probe_delays
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
-from tests.processes import environment
 
 
 def cell(num_clients: int = 8, seed: int = 3, **options: Any) -> SystemModel:
@@ -110,13 +107,6 @@ def test_measured_seconds_must_be_seconds(build: Callable[..., Any], seconds: fl
 def test_wrong_settings_name_the_field(build: Callable[..., Any], name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=rf"^{name} must .*got ({value!r}|shape)"):
         build(**{name: value})
-
-
-@pytest.mark.parametrize("room", ["system", "phones"])
-def test_a_system_model_needs_neither_torch_nor_flower(room: str) -> None:
-    code = f"import sys, fedsel_flwr.clients.{room}; print(*{{'torch', 'flwr', 'ray'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
-    assert done.stdout.split() == []
 
 
 # ---- true means ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ zeus and its monitor are replaced, as neither RAPL nor NVML can be counted on.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddic
 
 from fedsel_flwr.clients.telemetry import EnergyMeter, telemetry
 from fedsel_flwr.errors import RunError
+from tests.processes import run_python
 from tests.strategies.message.helpers import FakeGrid
 
 TRAINING_S = 0.02
@@ -235,6 +235,5 @@ def test_without_the_library_the_error_says_what_to_install() -> None:
 def test_its_import_loads_neither_numpy_nor_flower() -> None:
     """Flower starts a process for each message: the app brings its own imports, the mod adds none."""
     code = "import sys; from fedsel_flwr.clients.telemetry import telemetry; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    loaded = {name.partition(".")[0] for name in run_python("-c", code).stdout.split()}
     assert loaded & {"numpy", "flwr", "torch", "ray", "zeus"} == set()

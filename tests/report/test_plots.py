@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fedsel_flwr.report.page.charts import COLOURS
 from fedsel_flwr.report.page.comparison_tables import mean_curve
 from fedsel_flwr.report.plots import PANELS, plot_comparison, plot_rounds, selection_fractions
 from fedsel_flwr.report.verdict import Verdict, verdict
+from tests.processes import run_python
 from tests.report.made import make_history, make_run
 
 NaN = math.nan
@@ -260,6 +260,4 @@ print(os.waitpid(child, 0)[1])
 def test_a_forked_child_draws_what_its_parent_drew_before() -> None:
     """vl-convert's thread is not in the child, and a call in the child itself would never return."""
     spec = {"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a", "type": "quantitative"}}}
-    command = [sys.executable, "-W", "ignore", "-c", FORKED, json.dumps(spec)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert run_python("-W", "ignore", "-c", FORKED, json.dumps(spec)).stdout == "0\n"

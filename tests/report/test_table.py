@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import SelectorRow, aggregate
 from fedsel_flwr.report.tables import latex_table, render_table, runs_frame, safe_texts, summary_frame
 from fedsel_flwr.report.verdict import verdict
+from tests.processes import run_python
 from tests.report.made import make_run
 
 RUN = make_run(energy=1234.4, energy_j=2468.8)
@@ -116,9 +115,7 @@ def test_in_a_pipe_the_text_is_plain_and_nothing_is_folded(encoding: str) -> Non
         "from tests.report.made import make_run;"
         f"render_table(aggregate(make_run({name!r}, s, 3.0, accuracy=.5 + s / 10) for s in range(2)), 0.8)"
     )
-    environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, env=environment)
-    text = done.stdout.decode(encoding)
+    text = run_python("-c", code, PYTHONIOENCODING=encoding).stdout
     assert "\x1b" not in text
     row = text.splitlines()[3].replace("|", " ")  # the rules between columns in ASCII
     plus_minus = {"utf-8": "±", "ascii": "+/-"}[encoding]

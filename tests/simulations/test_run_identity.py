@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import shutil
-import subprocess
 import sys
 import threading
 from functools import cache, partial
@@ -24,7 +22,7 @@ from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, run_identity, simulate
 from fedsel_flwr.simulations.results import read_run
 from fedsel_flwr.simulations.run_identity import fingerprint_of, read_record, write_record
-from tests.processes import ROOT
+from tests.processes import run_python
 from tests.simulations.cut_off_runs import FASTEST, cut_off, smoke
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -217,10 +215,7 @@ def test_fingerprints_are_equal_in_every_process_and_place(
         folder.mkdir()
         (folder / "mine.py").write_text(FASTEST)
         (folder / "program.py").write_text("\n" * number + PROGRAM)
-    env = {**os.environ, "PYTHONHASHSEED": "2", "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "program.py"]
-    done = subprocess.run(argv, cwd=there, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = run_python("program.py", cwd=there, PYTHONHASHSEED="2")
     monkeypatch.syspath_prepend(here)
     runpy.run_path(str(here / "program.py"), run_name="__main__")
     del sys.modules["mine"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +27,6 @@ from fedsel_flwr.simulations.on_flower.app import RUN_KEYS
 from fedsel_flwr.simulations.on_flower.building import selector_params
 from fedsel_flwr.simulations.scenario import Device, Scenario, Wireless
 from fedsel_flwr.simulations.scenario_files import load_scenario, own_parameters, scenario_names
-from tests.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,16 +178,6 @@ def test_defaults_are_those_of_the_classes_that_take_them() -> None:
     assert bare.training.settings() == TrainingSettings(learning_rate=0.1, batch_size=16)
     source = inspect.getsource(Wireless) + inspect.getsource(Device)
     assert re.findall(r"= [\d.e_-]+$", source, flags=re.MULTILINE) == ["= 0"]  # channels, which are the server's
-
-
-def test_a_scenario_loads_without_torch_flower_and_ray() -> None:
-    code = (
-        "import sys; from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names; "
-        "print(len([load_scenario(name).training.settings() for name in scenario_names()])); "
-        "print('heavy:', *sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'flwr', 'ray', 'datasets'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
-    assert done.stdout.splitlines() == [str(len(scenario_names())), "heavy:"]
 
 
 def test_training_settings_take_every_number() -> None:

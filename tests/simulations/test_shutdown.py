@@ -17,7 +17,7 @@ import pytest
 
 from fedsel_flwr.report.run_folder import read_journal
 from fedsel_flwr.rounds.storage import UNFINISHED, remove_unfinished
-from tests.processes import ROOT, Command
+from tests.processes import Command, run_python
 from tests.simulations.cut_off_runs import content
 
 MOMENTS = int(os.environ.get("FEDSEL_TEST_MOMENTS", "10"))
@@ -131,21 +131,15 @@ print(end_descendants(), end_descendants(), flush=True)
 """
 
 
-def program(text: str, *argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    command, env = [sys.executable, "-c", text, *argv], {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
-
-
 @pytest.mark.parametrize("busy", ["library", "wait", "twice", "taken", "SIGINT"])
 def test_a_signal_ends_the_children_and_passes_no_exception(busy: str, tmp_path: Path) -> None:
     """Whatever the main thread does, and whichever thread gets the signal."""
     unfinished = tmp_path / "run" / ".plan.json-ab12cd3_"
     unfinished.mkdir(parents=True)
     (unfinished / "plan.json").write_text("{")
-    done = program(BUSY, busy, str(tmp_path / "run"))
+    done = run_python("-c", BUSY, busy, tmp_path / "run", status=7)
     ended = time.time()
-    assert (done.returncode, done.stderr) == (7, "left\n")
+    assert done.stderr == "left\n"
     sent, *said = done.stdout.splitlines()
     assert said == ([] if busy == "twice" else ["last"])
     assert ended - float(sent) < 7.0
@@ -154,8 +148,8 @@ def test_a_signal_ends_the_children_and_passes_no_exception(busy: str, tmp_path:
 
 
 def test_a_signal_during_an_import_is_acted_on(tmp_path: Path) -> None:
-    done = program(HALF_IMPORTED, cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1].split(" (")[0]) == (130, "fedsel: interrupted"), done.stderr
+    done = run_python("-c", HALF_IMPORTED, cwd=tmp_path, status=130)
+    assert done.stderr.splitlines()[-1].split(" (")[0] == "fedsel: interrupted", done.stderr
 
 
 WRITING = """
@@ -188,8 +182,7 @@ end_process(message, 7)
 
 def test_no_round_is_written_after_the_last_message(tmp_path: Path) -> None:
     """Flower's server thread continues until the process ends, and its clients have been killed."""
-    done = program(WRITING, str(tmp_path))
-    assert done.returncode == 7, done.stderr
+    done = run_python("-c", WRITING, tmp_path, status=7)
     rounds, checkpoint = map(int, done.stderr.split())
     assert len(read_journal(tmp_path).rounds) == rounds
     assert int((tmp_path / "checkpoint").read_text()) == checkpoint
@@ -197,17 +190,14 @@ def test_no_round_is_written_after_the_last_message(tmp_path: Path) -> None:
 
 
 def test_ray_leaves_the_callers_handler_as_it_is() -> None:
-    done = program(RAY)
+    done = run_python("-c", RAY, status=-signal.SIGTERM)
     assert done.stdout.splitlines() == ["False", "True", "heard", "False", "True"], done.stderr
-    assert done.returncode == -signal.SIGTERM
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_orphans_and_the_deaf_are_ended() -> None:
     start = time.monotonic()
-    done = program(ORPHANS)
-    assert done.returncode == 0, done.stderr
-    pids, counts = done.stdout.splitlines()
+    pids, counts = run_python("-c", ORPHANS).stdout.splitlines()
     assert counts == "2 0"
     for pid in map(int, pids.split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

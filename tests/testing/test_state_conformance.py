@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.testing.conformance import check_spawned_process
+from tests.processes import run_python
 
 DEFINITIONS = """
 from functools import partial
@@ -54,20 +53,6 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str, str]:
-    """Run Python; returns status, standard output and standard error."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | environment,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [(("mine.py",), WHOLE), (("-",), MINE), (("-i", "-q"), MINE), (("-c",), MINE)],
@@ -77,18 +62,18 @@ def test_what_cannot_be_imported_says_what_was_left_out(arguments: tuple[str, ..
     """A session with empty lines between its blocks is what a notebook is to Python: a main module without a file."""
     script = DEFINITIONS + CALL.format(call=call)
     (in_folder / "mine.py").write_text(script)
-    status, out, err = run(*arguments, script) if arguments == ("-c",) else run(*arguments, script=script)
-    assert (status, out.split()) == (0, ["begin", "end"]), err
-    assert "check_spawned_process was left out: the selector is defined in a session or in the script" in err
+    done = run_python(*arguments, *[script] * (arguments == ("-c",)), cwd=in_folder, script=script)
+    assert done.stdout.split() == ["begin", "end"], done.stderr
+    assert "check_spawned_process was left out: the selector is defined in a session or in the script" in done.stderr
 
 
 def test_a_module_is_checked_in_another_process_and_may_call_the_suite_when_it_is_imported(in_folder: Path) -> None:
     """Only another process shows the difference; there the check of the module itself does nothing."""
     (in_folder / "mine.py").write_text(DEFINITIONS + AT_IMPORT)
     call = "import mine; print('begin'); mine.check_spawned_process(mine.partial(mine.ByHash, clients_per_round=3))"
-    status, out, err = run("-W", "error", "-c", call, PYTHONHASHSEED="0")
-    assert (status, out.split()) == (1, ["begin"])
-    assert "the same seed gives the same selections in another process" in err
+    done = run_python("-W", "error", "-c", call, cwd=in_folder, status=1, PYTHONHASHSEED="0")
+    assert done.stdout.split() == ["begin"]
+    assert "the same seed gives the same selections in another process" in done.stderr
     # Once here, and once for each of the two calls.
     assert (in_folder / "read.txt").read_text().split() == ["once"] * 3
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ from fedsel_flwr.strategies import MetricKeys, message
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.harness import StrategyHarness
 from fedsel_flwr.testing.strategy_conformance import check_buffered_rounds
+from tests.processes import run_python
 from tests.testing.broken_strategies import BROKEN, Break
 from tests.testing.strategies_under_test import (
     APIS,
@@ -248,7 +247,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 sys.modules["hypothesis"] = None
 check_stateful(partial(Random, clients_per_round=3))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", code, status=1)
     assert not {"ray", "torch", "hypothesis"} & {*json.loads(done.stdout.splitlines()[-1])}
     assert "RunError: check_stateful needs Hypothesis" in done.stderr
 

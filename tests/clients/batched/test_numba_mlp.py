@@ -5,8 +5,6 @@ That they train as the loop does is among the cases of test_against_loop.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from tests.clients.batched.helpers import seeded
+from tests.processes import run_python
 
 compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
@@ -109,6 +108,5 @@ print("torch._dynamo" in sys.modules)
 from fedsel_flwr.clients.batched import numba_kernels
 print(numba_kernels.njit, numba_kernels.MISSING)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     missing = "None AttributeError: module 'sys' has no attribute 'nothing_of_that_name'"
-    assert done.stdout.splitlines() == ["False", "loaded", missing], done.stderr
+    assert run_python("-c", code).stdout.splitlines() == ["False", "loaded", missing]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from fedsel_flwr.simulations.worlds import data as data_sets
 from fedsel_flwr.simulations.worlds import image_files
 from fedsel_flwr.simulations.worlds.image_files import SENT_INPUTS
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from tests.processes import environment
+from tests.processes import run_python
 
 OWN = """
 import numpy as np
@@ -83,10 +81,8 @@ def test_code_and_small_files_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert sent["env_vars"] | {"OMP_NUM_THREADS": "3", WORKING_DIR: str(home)} == sent["env_vars"]
         for path in home.iterdir():
             path.unlink()
-        env = environment() | sent["env_vars"] | {"PYTHONPATH": str(place)}
-        argv = [sys.executable, "-c", ARRIVED, "./my.own-1.py:Mine", json.dumps(small | keys)]
-        done = subprocess.run(argv, cwd=node, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+        env = sent["env_vars"] | {"PYTHONPATH": str(place)}
+        done = run_python("-c", ARRIVED, "./my.own-1.py:Mine", json.dumps(small | keys), cwd=node, **env)
     said = json.loads(done.stdout)
     assert Path(said["package"]) == place / "fedsel_flwr" / "__init__.py"
     assert said["version"] == versions()["fedsel-flwr"]
