@@ -14,36 +14,13 @@ import pytest
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import names, registry
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations import doctor, listing
+from fedsel_flwr.simulations import doctor
 from fedsel_flwr.simulations.doctor import Finding
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from tests.processes import run_python
 
 # ---- list ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("columns", [60, 80, 132])
-def test_lines_of_list_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    out = fedsel("list")
-    assert max(map(len, out.splitlines())) <= columns
-    for text in (
-        load_scenario("phones").description,
-        *(selector_class(name).__doc__ or "" for name in ("bsfl", "oort")),
-    ):
-        assert text.splitlines()[0] in " ".join(out.split())
-
-
-def test_a_long_name_is_whole_and_on_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "a-name-that-is-longer-than-a-column"
-    monkeypatch.setattr(listing, "names", lambda: ("bsfl", long))
-    monkeypatch.setattr(listing, "description", lambda name: [f"What {name} does.", "reads: nothing"])
-    lines = list(listing.list_lines(80))
-    there = lines.index(f"  {long}")
-    assert lines[there + 1].strip() == f"What {long} does."
-    assert lines[there + 2] == "      reads: nothing"
-    assert "  bsfl  What bsfl does." in lines
 
 
 def test_list_as_json(fedsel: Any) -> None:
@@ -144,9 +121,6 @@ def test_doctor_ends_with_1_and_the_command_that_mends(
     assert "nowhere" in lines[at]
     assert lines[at + 1].strip() == "unset FEDSEL_DATA"
     assert lines[-1].startswith("1 problem found")
-    monkeypatch.setenv("COLUMNS", "70")
-    narrow = [line for line in fedsel("doctor", status=1).splitlines() if "/" not in line]
-    assert max(map(len, narrow)) <= 70
     assert json.loads(fedsel("doctor", "--json", status=1))["healthy"] is False
 
 

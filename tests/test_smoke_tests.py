@@ -24,13 +24,8 @@ def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     """Run the last command of the workflow's one job on the pytest file, with this Python."""
     yaml = pytest.importorskip("yaml", reason="comes with Flower")
     workflow = yaml.safe_load(smoke("yaml"))
-    assert workflow[True] == ["push", "pull_request"]  # YAML 1.1 reads "on" so
     (job,) = workflow["jobs"].values()
-    assert job["runs-on"] == "ubuntu-latest"
-    uses = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
-    assert uses == ["actions/checkout", "actions/setup-python"]
-    install, test = [step["run"] for step in job["steps"] if "run" in step]
-    assert install.startswith("python -m pip install pytest ")
+    *_, test = [step["run"] for step in job["steps"] if "run" in step]
     (folder / "test_selection.py").write_text(program, encoding="utf-8")
     env = {**environment(), "PYTEST_ADDOPTS": "-p no:cacheprovider"}
     return subprocess.run(test, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=240)

@@ -91,10 +91,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a sweep of a scenario's key": (_swept({"clients_per_round": [2, 3]}), ["Run one comparison for each"]),
     "a sweep of a table's key": (_swept({"training.learning_rate": [0.1]}), ["got 'training.learning_rate'. Run one"]),
     "a sweep of another selector": (_swept({"selectors.oort.alpha": [1]}), ["(bsfl, random), got 'selectors.oort.al"]),
-    "a sweep of an unknown key": (
-        _swept({"selectors.bsfl.alfa": [1]}),
-        ["unknown key 'selectors.bsfl.alfa' (did you mean 'selectors.bsfl.alpha'?). The allowed keys are alpha"],
-    ),
+    "a sweep of an unknown key": (_swept({"selectors.bsfl.alfa": [1]}), ["(did you mean 'selectors.bsfl.alpha'?)"]),
     "a sweep of seeds": (_swept({"selectors.bsfl.seed": [1]}), ["set 'seed' instead of 'selectors.bsfl.seed'"]),
     "a sweep of a wrong value": (_swept({"selectors.bsfl.alpha": [-1]}), ["alpha"]),
     "a sweep of no value": (_swept({"selectors.bsfl.alpha": []}), ["must be a list of at least one value, got []"]),

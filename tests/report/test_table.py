@@ -58,12 +58,6 @@ def test_the_table_at_80_columns() -> None:
     assert words(lines[-1]).startswith("80 % is reached when the mean of 15 evaluated rounds in a row reaches it.")
 
 
-def test_one_table_where_there_is_room() -> None:
-    lines = render(rows_of_three_selectors(), width=110).splitlines()
-    assert words(lines[3]) == "bsfl 90.0 ±10.0 2 of 3 reach it 2 of 3 reach it 0.500 ±0.000 3.0 ±0.0"
-    assert words(lines[5]) == "[bold]mine 90.0 ±10.0 124.4 ±1.0 5.00 ±0.00 0.500 ±0.000 3.0 ±0.0"
-
-
 def test_one_seed_has_no_spread_and_a_short_run_says_so() -> None:
     text = render(aggregate([RUN, replace(RUN, selector="random", time_to_target_s=math.inf)]), target_window=3)
     assert "±" not in text

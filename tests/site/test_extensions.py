@@ -19,7 +19,6 @@ sys.path.insert(0, str(ROOT / "docs" / "extensions"))
 
 import generated
 import inventories
-import public_names
 import redirects
 import repository
 from markdown_it import MarkdownIt
@@ -81,13 +80,6 @@ def test_names_of_other_packages_exist_and_have_an_address(site: str, tmp_path: 
         assert "$" not in item.uri
 
 
-def test_a_docstring_is_prepared() -> None:
-    lines = ["Number of clients: those passed to inform.", "", "Args:", "    clients_per_round: m.", "    seed: Seed."]
-    public_names.prepare(None, "property", "x", None, None, lines)
-    assert lines[:2] == ["..", ""]
-    assert lines[5:] == ["    clients_per_round: \\m.", "    seed: Seed."]
-
-
 def _tokens(parser: MarkdownIt, text: str) -> Iterator[tuple[str, str]]:
     for token in parser.enable("table").parse(text):
         yield from ((one.type, one.content) for one in token.children or [token])
@@ -121,16 +113,6 @@ def test_no_line_of_a_page_is_a_comment() -> None:
         if line.lstrip().startswith(("%", "+++"))
     ]
     assert lost == []
-
-
-def test_accents_and_logarithms_are_those_of_latex() -> None:
-    accented = "".join(mathml(r"\hat\mu_B^j").split())
-    assert re.search(r"<msubsup><mrow><mrow></mrow><mover.*</mover></mrow><mi>B</mi><mi>j</mi></msubsup>", accented)
-    space = '<mspacewidth="0.1667em"></mspace>'
-    spaced = "".join(mathml(r"2 \ln t + \ln(t)").split())
-    assert spaced.count(space) == 2
-    assert f"<mn>2</mn>{space}<mi>ln</mi>" in spaced
-    assert f"{space}<mi>t</mi>" in spaced
 
 
 @pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")  # MyST's parser

@@ -138,17 +138,6 @@ def test_names_in_tables_of_selectors_lead_to_the_gallery(site: Path, name: str)
     assert selectors <= linked
 
 
-def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
-    home = (site / "index.html").read_text("utf-8")
-    text = home.partition('<article role="main"')[2].partition("</article>")[0]
-    assert '<a class="reference internal" href="operating.html#resume-after-a-crash">' in text
-    assert re.findall(r'<a class="reference internal" href="(?:#|index\.html)">', text) == []
-    menu = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]*">([^<]*)</a>', home)
-    assert len(menu) > 20
-    assert sorted(menu) == sorted(set(menu))
-    assert {"Report a vulnerability", "Choose a selector"} <= set(menu)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -168,23 +157,6 @@ def test_a_page_is_quiet_and_accessible(browser: Browser, address: str, name: st
         assert opened.faults == []
         # A wide table or program scrolls on its own.
         assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_the_picture_of_a_selector_can_be_read_on_a_phone(browser: Browser, address: str) -> None:
-    with browser.visit(f"{address}gallery/bsfl.html", address, width=WIDTHS["phone"]) as opened:
-        around = opened.page.locator(".gallery-scroll")
-        box = around.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= WIDTHS["phone"]
-        heights = opened.page.locator(".gallery-picture text").evaluate_all(
-            "all => all.filter(one => !one.hasAttribute('transform')).map(one => one.getBoundingClientRect().height)"
-        )
-        assert min(heights) >= 10
-        # A reader without a mouse reaches the rest of the picture.
-        around.focus()
-        opened.page.keyboard.press("ArrowRight")
-        opened.page.wait_for_function("document.querySelector('.gallery-scroll').scrollLeft > 0")
 
 
 QUESTIONS = {
@@ -216,30 +188,3 @@ def test_search_finds_the_answer(browser: Browser, site: Path, address: str, wor
         ]
         assert any(one.startswith(QUESTIONS[words]) for one in first), first
         assert opened.faults == []
-
-
-def test_a_key_that_is_searched_is_shown_and_marked(browser: Browser, address: str) -> None:
-    with browser.visit(f"{address}search.html?q=network_round_cv", address) as opened:
-        page = opened.page
-        page.locator("#search-results li > a").first.click()
-        page.wait_for_url("**/scenario-reference.html*")
-        row = page.locator("tr", has=page.locator("[id='system.network_round_cv']"))
-        assert "Coefficient of variation" in row.inner_text()
-        # The page scrolls to the row smoothly.
-        page.wait_for_function(
-            "one => { const box = one.getBoundingClientRect(); return box.top >= 0 && box.top < innerHeight }",
-            arg=row.element_handle(),
-        )
-        assert opened.faults == []
-
-
-def test_a_printed_page_is_its_text(browser: Browser, address: str) -> None:
-    with browser.visit(f"{address}operating.html", address) as opened:
-        page = opened.page
-        assert page.locator(".sidebar-drawer").is_visible()
-        page.emulate_media(media="print")
-        for gone in (".sidebar-drawer", ".toc-drawer", ".mobile-header", ".related-pages", ".theme-toggle-container"):
-            assert page.locator(gone).evaluate_all("all => all.every((one) => !one.checkVisibility())"), gone
-        assert page.locator("h1").is_visible()
-        # A line of a program is folded, not cut off.
-        assert page.locator("pre").first.evaluate("one => one.scrollWidth <= one.clientWidth")

@@ -208,11 +208,7 @@ def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("text", "keys", "said"),
     [
-        (
-            "round,client,state\n1,0.0,down\n1,1.0,down\n",
-            {},
-            "clients of the run, 0 to 9, got 2 other ids, such as '0.0'",
-        ),
+        ("round,client,state\n1,0.0,down\n1,1.0,down\n", {}, "of the run, 0 to 9, got 2 other ids, such as '0.0'"),
         ("round,client,state\n1,client-0,down\n", {}, "such as 'client-0'"),
         ("round,client,state\n" + "".join(f"1,{k},down\n" for k in range(1, 11)), {}, "1 other ids, such as '10'"),
         ("round,client,state\n", {}, "got no row"),

@@ -84,35 +84,17 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"train": (INPUTS * np.inf, LABELS)}, "train must hold finite numbers"),
         ({"train": (INPUTS, LABELS - 1)}, "classes must be 0 … C - 1, got -1"),
         ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3. Subtract 1 from every label"),
-        (
-            {"test": (INPUTS[:, :3], LABELS)},
-            "test must have examples of the same shape and kind as train: (4,) with classes, got (3,)",
-        ),
+        ({"test": (INPUTS[:, :3], LABELS)}, "the same shape and kind as train: (4,) with classes, got (3,)"),
         ({"test": (INPUTS, LABELS / 1)}, "got (4,) with numbers to predict"),
         ({"test": TensorDataset(torch.zeros(3, 4))}, "the torch Dataset must have pairs"),
         ({"partition": {0: [1], 2: [2]}}, "partition must hold the clients 0 … 1"),
-        (
-            {"partition": [[1], []]},
-            "client 1 must have at least one row of train in [0, 60), each only once; got float64 of shape (0,). Leave",
-        ),
-        (
-            {"train": (np.full((60, 4), 2**24 + 1), LABELS)},
-            "train must hold inputs that float32 can represent, got the",
-        ),
-        (
-            {"train": (np.full((60, 4), -(2**62)), LABELS)},
-            "whole number -4611686018427387904. Whole numbers may have at",
-        ),
+        ({"partition": [[1], []]}, "client 1 must have at least one row of train in [0, 60), each only once; got flo"),
+        ({"train": (np.full((60, 4), 2**24 + 1), LABELS)}, "train must hold inputs that float32 can represent, got"),
+        ({"train": (np.full((60, 4), -(2**62)), LABELS)}, "whole number -4611686018427387904. Whole numbers may"),
         ({"test": (np.full((60, 4), 2**63, np.uint64), LABELS)}, "test must hold inputs that float32 can represent"),
         ({"train": (np.where(np.eye(60, 4) > 0, 20_000_001.0, 20_000_000.0), LABELS)}, "whole number 20000001"),
-        (
-            {"partition": [[1], [60]]},
-            "client 1 must have at least one row of train in [0, 60), each only once; got rows from 60 to 60",
-        ),
-        (
-            {"partition": [[4], [3, 8, 8, 1, 8]]},
-            "client 1 must have at least one row of train in [0, 60), each only once; row 8 occurs",
-        ),
+        ({"partition": [[1], [60]]}, "row of train in [0, 60), each only once; got rows from 60 to 60"),
+        ({"partition": [[4], [3, 8, 8, 1, 8]]}, "row of train in [0, 60), each only once; row 8 occurs"),
         ({"partition": [[0.5]]}, "got float64"),
     ],
 )
@@ -317,10 +299,7 @@ def test_inputs_may_be_numbers_and_a_used_one_is_read_all_the_same(federated: An
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"inputs": "img"},
-            "the split 'train' has no column 'img'; it has image, label, id. Name the columns with inputs=",
-        ),
+        ({"inputs": "img"}, "the split 'train' has no column 'img'; it has image, label, id. Name the columns"),
         ({"labels": "y", "inputs": "x"}, "no column 'x' and no 'y'"),
         ({"train": "validation"}, "partitioners for train, but none for train = 'validation'"),
         ({"test": "evaluation"}, "cannot be read: ValueError: .*evaluation"),
