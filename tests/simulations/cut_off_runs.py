@@ -45,6 +45,20 @@ class Fastest(Selector):
         self._total[report.clients] += report.latency
 '''
 """A selector of a user's file."""
+BREAKING = '''
+from pathlib import Path
+from fedsel_flwr.selectors import Random
+
+
+class Mine(Random):
+    """At random; it breaks off in round 3 where a file says so."""
+
+    def _select(self, available):
+        if Path("broken").exists() and self.round == 3:
+            raise ValueError("broken as asked")
+        return super()._select(available)
+'''
+"""Another one."""
 
 
 def smoke(rounds: int = 6, **keys: Any) -> Scenario:

@@ -37,33 +37,32 @@ def scenario_of(selector: str, rounds: int, **changes: Any) -> Scenario:
     return load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds, **changes})
 
 
-@pytest.mark.parametrize("selector", PROBED)
-def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
+UTILITY = [("active-fl", []), ("divfl", [1]), ("power-of-choice", [])]
+"""With PCZFL's utility: losses are not asked for; accuracies come from the server, and energy scores from replies."""
+
+
+@pytest.mark.parametrize(
+    ("selector", "probed", "option"),
+    [
+        *((selector, probed, {}) for selector, probed in PROBED.items()),
+        *((selector, probed, {f"selectors.{selector}.accuracy_weight": 0.5}) for selector, probed in UTILITY),
+    ],
+)
+def test_both_apis_and_both_engines_choose_the_same(selector: str, probed: list[int], option: dict[str, float]) -> None:
     """And probes are charged in the rounds that ask."""
-    rounds = max(5, *PROBED[selector])
-    scenario, message = scenario_of(selector, rounds), scenario_of(selector, rounds, api="message")
-    together = simulate(scenario, engine="vectorized")
-    flower = drive(inprocess.grid_of(message), message)
-    assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
-    assert [r.round for r in together.history.rounds if r.probe_s > 0] == PROBED[selector]
-    assert all(r.round_s > r.probe_s for r in together.history.rounds)
-    assert [r.probe_s for r in together.history.rounds] == [r.probe_s for r in flower.history.rounds]
-    assert together.history.problem_counts() == flower.history.problem_counts() == {}
-    assert len({tuple(r.client for r in together.history.clients if r.round == t) for t in range(1, rounds + 1)}) > 1
-    assert max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True)) <= 1e-4
-
-
-@pytest.mark.parametrize(("selector", "probed"), [("active-fl", []), ("divfl", [1]), ("power-of-choice", [])])
-def test_with_the_utility_of_pczfl_they_choose_the_same(selector: str, probed: list[int]) -> None:
-    """Losses are not asked for; accuracies come from the server, and energy scores from the roll call and replies."""
-    option = {f"selectors.{selector}.accuracy_weight": 0.5}
-    scenario, message = scenario_of(selector, 5, **option), scenario_of(selector, 5, api="message", **option)
+    rounds = max(5, *probed, 0)
+    scenario, message = scenario_of(selector, rounds, **option), scenario_of(selector, rounds, api="message", **option)
     together = simulate(scenario, engine="vectorized")
     flower = drive(inprocess.grid_of(message), message)
     assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
     assert [r.round for r in together.history.rounds if r.probe_s > 0] == probed
-    assert choices(together) != choices(simulate(scenario_of(selector, 5), engine="vectorized"))
-    assert together.history.problem_counts() == {}
+    assert all(r.round_s > r.probe_s for r in together.history.rounds)
+    assert [r.probe_s for r in together.history.rounds] == [r.probe_s for r in flower.history.rounds]
+    assert together.history.problem_counts() == flower.history.problem_counts() == {}
+    cohorts = {tuple(r.client for r in together.history.clients if r.round == t) for t in range(1, rounds + 1)}
+    assert option or len(cohorts) > 1
+    assert max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True)) <= 1e-4
+    assert not option or choices(together) != choices(simulate(scenario_of(selector, rounds), engine="vectorized"))
 
 
 def test_the_utility_of_pczfl_starts_with_the_energy_scores_of_the_roll_call() -> None:

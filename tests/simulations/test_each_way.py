@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,8 +248,8 @@ class Mistake(Exception):
     """In somebody's own code."""
 
 
-def mistake(record: Any) -> None:
-    if record.round == 2:
+def mistake(record: Any, after: int = 2) -> None:
+    if record.round == after:
         raise Mistake
 
 
@@ -302,13 +303,8 @@ def test_late_updates_are_the_same_each_way(way: str, options: dict[str, Any], t
         np.testing.assert_array_equal(told, own)
     for array, own in zip(whole.arrays, expected.arrays, strict=True):
         np.testing.assert_allclose(array, own, atol=1e-4)
-
-    def stop(record: Any) -> None:
-        if record.round == 4:
-            raise Mistake
-
     with pytest.raises(Mistake):
-        run(way, 8, keys, folder=tmp_path / "run", on_round=stop, checkpoint_every=1)
+        run(way, 8, keys, folder=tmp_path / "run", on_round=partial(mistake, after=4), checkpoint_every=1)
     resumed = run(way, 8, keys, folder=tmp_path / "run", resume=True)
     assert resumed.history == whole.history
     assert bits(resumed) == bits(whole)

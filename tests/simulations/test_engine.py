@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
-from tests.simulations.cut_off_runs import parts
+from tests.simulations.cut_off_runs import parts, smoke
 from tests.simulations.inprocess import in_process
 from tests.simulations.ray_runs import SMOKE, outcome
 
@@ -66,6 +68,18 @@ def test_smoke_learns(once: Any) -> None:
 def test_one_actor_of_ray_makes_the_same_run(once: Any, tmp_path: Path) -> None:
     """With an actor per core: tests/test_cli.py."""
     assert parts(outcome("with_one_actor", tmp_path)) == parts(once[0])
+
+
+def test_options_are_keywords_with_the_defaults_of_the_table() -> None:
+    parameters = inspect.signature(simulate).parameters
+    assert {name: one.default for name, one in parameters.items() if name != "scenario"} == {
+        option.name: option.default for option in fields(engine.Arguments) if option.name != "scenario"
+    }
+    assert len(simulate(scenario=smoke(1), quiet=True).history.rounds) == 1
+    with pytest.raises(TypeError, match="positional"):
+        simulate(SMOKE, "vectorized")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rounds'"):
+        simulate(SMOKE, rounds=3)  # type: ignore[call-arg]
 
 
 # ---- faults before and after the rounds ----------------------------------------------------------------------------

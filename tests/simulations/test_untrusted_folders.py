@@ -20,20 +20,9 @@ from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.rounds.checkpoints import read_checkpoint, write_checkpoint
 from fedsel_flwr.simulations import Comparison, compare, run_options, simulate
-from tests.simulations.cut_off_runs import content, smoke, without_pictures
+from tests.simulations.cut_off_runs import BREAKING, content, smoke, without_pictures
 from tests.simulations.plans import but, good, with_value, written
 
-MINE = """
-from pathlib import Path
-from fedsel_flwr.selectors import Random
-
-class Mine(Random):
-    name = "mine"
-    def _select(self, available):
-        if self._round == 4 and Path("unplugged").exists():
-            raise OSError("unplugged")
-        return super()._select(available)
-"""
 MARKING = """
 from pathlib import Path
 Path("was_run").touch()
@@ -44,7 +33,7 @@ Path("was_run").touch()
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Iterator[Path]:
     """A working directory with code in it; checkpoints come after every round."""
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.py").write_text(BREAKING)
     (tmp_path / "marking.py").write_text(MARKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -161,10 +150,10 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, refuse
     """The line that is printed, typed as it stands, leaves what an uninterrupted comparison leaves."""
     line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--seeds", "1", "--quiet"]
     assert main([*line, "--runs-dir", "straight"]) == 0
-    (here / "unplugged").touch()
+    (here / "broken").touch()
     said = refused(*line, "--runs-dir", "runs 2")
-    (here / "unplugged").unlink()
-    told = re.search(r"mine-seed1: 3 rounds\. Resume with: (fedsel compare --resume .+)$", said)
+    (here / "broken").unlink()
+    told = re.search(r"Mine-seed1: 2 rounds\. Resume with: (fedsel compare --resume .+)$", said)
     assert told, said
     command = shlex.split(told[1])[1:]
     assert command[-1] == "--trust"

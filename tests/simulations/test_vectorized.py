@@ -107,22 +107,22 @@ def test_every_selector_as_clients_that_train_one_by_one(selector: str) -> None:
     _same(_scenario(selector, 12, **{"model.name": "logistic", **steps, **own}))
 
 
-def test_absences_failures_and_waves_are_the_same() -> None:
-    _same(_scenario("cs-ucb", 8, **{
-        "availability.kind": "bernoulli", "availability.probability": 0.4, "wireless.max_latency_s": 0.4,
-        "wireless.channels": 2,
-    }))  # fmt: skip
+AWAY = {
+    "availability.kind": "bernoulli", "availability.probability": 0.4, "wireless.max_latency_s": 0.4,
+    "wireless.channels": 2,
+}  # fmt: skip
+TWENTY = {"num_clients": 20, "clients_per_round": 4, "rounds": 5, "selector": "cs-ucb"}
+OTHERS = {
+    "absences, failures and waves": _scenario("cs-ucb", 8, **AWAY),
+    "phones that learn digits": load_scenario("phones", TWENTY),
+    "a regression on squared loss": load_scenario("ben-ami-unequal", TWENTY),
+    **{base: _scenario("random", 4, **{"aggregation.base": base}) for base in ("fedadam", "fedyogi", "fedavgm")},
+}
 
 
-@pytest.mark.parametrize("name", ["phones", "ben-ami-unequal"])
-def test_other_worlds_are_the_same(name: str) -> None:
-    """Phones that learn digits, and a regression on squared loss."""
-    _same(load_scenario(name, {"num_clients": 20, "clients_per_round": 4, "rounds": 5, "selector": "cs-ucb"}))
-
-
-@pytest.mark.parametrize("base", ["fedadam", "fedyogi", "fedavgm"])
-def test_other_bases_aggregate_through_flowers_types(base: str) -> None:
-    _same(_scenario("random", 4, **{"aggregation.base": base}))
+@pytest.mark.parametrize("scenario", OTHERS.values(), ids=OTHERS)
+def test_other_scenarios_are_the_same(scenario: Scenario) -> None:
+    _same(scenario)
 
 
 def test_the_api_of_a_scenario_decides_nothing() -> None:

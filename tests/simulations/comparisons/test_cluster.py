@@ -37,25 +37,11 @@ from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.reproductions import reproducing
 from fedsel_flwr.simulations.run_options import RunOptions
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from tests.simulations.cut_off_runs import Stop, content, cut_off, smoke
+from tests.simulations.cut_off_runs import BREAKING, Stop, content, cut_off, smoke
 
 ray = pytest.importorskip("ray")
 NODE = "ab12" * 14
 WHERE = RayResources(ray_address="head:6379", num_cpus=2).of_runs("cpu")
-OWN = '''
-from pathlib import Path
-
-from fedsel_flwr.selectors import Random
-
-
-class Mine(Random):
-    """At random; it breaks off if a file says so."""
-
-    def _select(self, available):
-        if Path("{folder}/broken").exists() and self.round == 3:
-            raise ValueError("broken as asked")
-        return super()._select(available)
-'''
 
 
 @pytest.fixture
@@ -395,8 +381,9 @@ def test_an_interrupted_run_goes_on_on_a_node(tmp_path: Path) -> None:
     assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
 
 
-def test_an_error_of_the_users_code_comes_back_with_the_rounds(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN.replace("{folder}", str(tmp_path)))
+def test_an_error_of_the_users_code_comes_back_with_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(BREAKING)
     (tmp_path / "broken").touch()
     one = job(tmp_path / "study", f"{tmp_path / 'mine.py'}:Mine")
     outcome: Outcome = play_on_node((one, {}), OPTIONS, lambda rounds: None)

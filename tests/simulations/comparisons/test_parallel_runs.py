@@ -26,22 +26,9 @@ from fedsel_flwr.simulations.comparisons import parallel_runs
 from fedsel_flwr.simulations.comparisons.parallel_runs import Processes, Report
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
-from tests.simulations.cut_off_runs import parts, smoke
+from tests.simulations.cut_off_runs import BREAKING, parts, smoke
 
 pytestmark = pytest.mark.timeout(240)
-
-OWN = '''
-from pathlib import Path
-from fedsel_flwr.selectors import Random
-
-class Mine(Random):
-    """At random; it breaks off where a file says so."""
-
-    def _select(self, available):
-        if Path("broken").exists() and self.round == 3:
-            raise ValueError("broken as asked")
-        return super()._select(available)
-'''
 
 
 def same(one: Comparison, other: Comparison) -> None:
@@ -108,7 +95,7 @@ def test_two_at_a_time_are_the_same_runs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
     """By the command, with a selector from a file; the folder's log has what the other processes said."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(BREAKING)
     (tmp_path / "broken").touch()
     keys = ["--seeds", "1", "--rounds", "5", "--set", "training.learning_rate=0.05"]
     said = fedsel("compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys, status=2)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsel_flwr import cli
-from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.selectors import BSFL
 from fedsel_flwr.simulations import compare, load_scenario, simulate
 from fedsel_flwr.simulations.run_identity import run_parameters
@@ -105,21 +102,6 @@ def test_a_resumed_run_is_a_new_run_with_all_rounds_and_a_finished_one_is_not_se
     before = sorted(Path().glob("*.lines"))
     compare(smoke(6), ["bsfl", "random"], resume=True, jobs=2, **options)
     assert sorted(Path().glob("*.lines")) == before
-
-
-class Broken(Recorder):
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        raise OSError("gone")
-
-    def end(self, *, failed: bool) -> None: ...
-
-
-def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "fedsel_flwr"):
-        tracked = compare(smoke(4), "bsfl", seeds=1, track=Broken)
-    assert parts(tracked.runs[0].result) == parts(compare(smoke(4), "bsfl", seeds=1).runs[0].result)
-    [failed] = caplog.messages
-    assert "Broken failed in round 1. The run continues, and further failures are not logged: OSError: gone" in failed
 
 
 def test_one_run_in_python(here: Path) -> None:

@@ -149,17 +149,6 @@ def test_faults_say_what_to_change(arguments: dict[str, Any], message: str) -> N
 # ---- i.i.d., Dirichlet, shards ------------------------------------------------------------------------------------
 
 
-def test_iid_clients_have_equal_sizes_and_all_classes() -> None:
-    parts = partition_indices(LABELS, 19, seed=1)
-    assert {len(part) for part in parts} == {105, 106}  # 2000 / 19 = 105.3
-    counts = counts_of(parts, LABELS)
-    # hypergeometric: 105 draws, a tenth of each class, deviation sqrt(105 * .1 * .9 * (1 - 105 / 2000)) = 3.0
-    assert counts.min() >= 1
-    assert abs(counts.std() - 3.0) < 0.6
-    in_order = np.sort(LABELS)
-    assert skew(partition_indices(in_order, 10), in_order) < 0.15  # contiguous parts of a sorted file would have 0.9
-
-
 @pytest.mark.parametrize(("count", "num_clients"), [(17, 17), (1293, 10)])
 def test_iid_is_what_flwr_datasets_gives(count: int, num_clients: int) -> None:
     """It is cut here, as importing flwr-datasets takes a second."""
