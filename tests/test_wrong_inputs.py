@@ -14,6 +14,7 @@ from fedsel_flwr.cli import main
 OWN_CODE = """
 import numpy as np
 import torch
+from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.selectors import Random, Selector
 
 class NoSelector: ...
@@ -39,6 +40,10 @@ class Fragile(Random):
     name = "fragile"
     def _select(self, available):
         raise KeyError("speed")
+
+class Tracker(Recorder):
+    def write(self, round, values): ...
+    def end(self, *, failed): ...
 
 def function(): return 3
 
@@ -78,7 +83,7 @@ def _set(*pairs: str) -> list[str]:
     return RUN + [word for pair in pairs for word in ("--set", pair)]
 
 
-TRACE = "availability.kind=trace"
+TRACE, TRACK = "availability.kind=trace", ["--track", "./mine.py:Tracker"]
 HUGE = ["data.dataset=synthetic-regression", "data.synthetic_examples=1000000000", "data.synthetic_features=1000000"]
 
 USAGE: list[tuple[list[str], list[str]]] = [
@@ -122,8 +127,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--selector", ""], ["--selector must not be empty"]),
     (["run", "smoke", "--selector", "nomodule:Class"], ["'nomodule:Class'", "No module named 'nomodule'\n"]),
     (["run", "smoke", "--selector", "./nofile.py:Class"], ["selector", "there is no file", "nofile.py"]),
-    (["run", "smoke", "--selector", "./mine.py:Fastest"], ["no 'Fastest'. It has Bare, Fragile, Greedy, Needs, No"]),
+    (["run", "smoke", "--selector", "./mine.py:Fastest"], ["no 'Fastest'. It has Bare, Fragile, Greedy, Needs"]),
     (["run", "smoke", "--selector", "./mine.py"], ["lacks the name of a class", "'./mine.py:MyClass'"]),
+    (["run", "smoke", "--selector", "./mine.py:"], ["must have the form package.module:name or ./file.py:name"]),
+    (["run", "smoke", "--selector", ":x"], ["must have the form package.module:name"]),
     (["run", "smoke", "--selector", "./mine.py:NoSelector"], ["subclass of", "Selector, got the class NoSelector"]),
     (["run", "smoke", "--selector", "./mine.py:function"], ["subclass of", "got function"]),
     (["run", "smoke", "--selector", "./broken.py:X"], ["broken.py failed: SyntaxError", "line 1"]),
@@ -174,6 +181,11 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "enter: fedsel run --resume moved --trust"]),
     (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    ([*COMPARE, "--track", "tensorbord"], ["track must be one of tensorboard"]),
+    ([*COMPARE, "--track", ""], ["--track must not be empty"]),
+    ([*COMPARE, "--track-clients", "3"], ["--track-clients is for a tracker. Give --track too"]),
+    ([*COMPARE, *TRACK, "--track-clients", "many"], ["--track-clients must be a number, or numbers separated by comm"]),
+    ([*COMPARE, *TRACK, "--track-clients", "5,99"], ["track_clients has 99, but the clients are 0 to 9"]),
     ([*RUN, "--replay"], ["--replay needs --resume"]),
     ([*RUN, "--trust"], ["--trust only applies to --resume", "--resume FOLDER"]),
     (["compare", "--resume", "python"], ["'Mine' in 'python' was passed in Python", "compare(..., resume=True)"]),
@@ -228,6 +240,7 @@ def test_a_wrong_input_is_refused_in_one_line(
 ) -> None:
     before = {*own_folder.iterdir()}
     assert _lacking(f"{refused(*argv)}\n", words) == []
+    assert not [name for name in sys.modules if name.startswith("fedsel_own_broken")]  # it can be mended
     assert {*own_folder.iterdir()} - before - {own_folder / "__pycache__"} == set()
 
 

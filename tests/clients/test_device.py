@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -73,40 +74,41 @@ def test_measured_seconds_must_be_seconds(build: Callable[..., Any], seconds: fl
         build().energy_j(RoundDelays(0.1, 0.1, 0.1, 30.0), compute_s=seconds)
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "value"),
-    [
-        (cell, "num_clients", 0),
-        (cell, "num_clients", 20.5),
-        (cell, "seed", -1),
-        (cell, "seed", None),
-        (cell, "downlink", None),
-        (cell, "uplink", 15e3),
-        (cell, "radius_km", 0),
-        (cell, "radius_km", 0.0005),  # below the channels' 1 m
-        (cell, "payload_down_bits", -5000),
-        (cell, "payload_up_bits", math.inf),
-        (cell, "samples_per_round", 0),
-        (cell, "computing_step", "20"),
-        (cell, "cycles_per_sample", -1.0),
-        (cell, "effective_capacitance", math.nan),
-        (cell, "max_latency_s", 0.0),
-        (phones, "num_clients", 0),
-        (phones, "seed", -1),
-        (phones, "payload_bits", 0.0),
-        (phones, "seconds_per_example", math.nan),
-        (phones, "upload_bytes_per_s", -1.0),
-        (phones, "max_latency_s", 0.0),
-        (phones, "compute_log_sd", -0.1),
-        (phones, "radio_power_w", math.inf),
-        (phones, "examples", [1, 2]),
-        (phones, "examples", np.zeros(8)),
-        (phones, "examples", ["a"] * 8),
-    ],
-)
-def test_wrong_settings_name_the_field(build: Callable[..., Any], name: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=rf"^{name} must .*got ({value!r}|shape)"):
-        build(**{name: value})
+WRONG: dict[Any, dict[str, list[Any]]] = {
+    cell: {
+        "num_clients": [0, 20.5],
+        "seed": [-1, None],
+        "downlink": [None],
+        "uplink": [15e3],
+        "radius_km": [0, 0.0005],  # below the channels' 1 m
+        "payload_down_bits": [-5000],
+        "payload_up_bits": [math.inf],
+        "samples_per_round": [0],
+        "computing_step": ["20"],
+        "cycles_per_sample": [-1.0],
+        "effective_capacitance": [math.nan],
+        "max_latency_s": [0.0],
+    },
+    phones: {
+        "num_clients": [0],
+        "seed": [-1],
+        "payload_bits": [0.0],
+        "seconds_per_example": [math.nan],
+        "upload_bytes_per_s": [-1.0],
+        "max_latency_s": [0.0],
+        "compute_log_sd": [-0.1],
+        "radio_power_w": [math.inf],
+        "examples": [[1, 2], np.zeros(8), ["a"] * 8],
+    },
+}
+
+
+@of_both
+def test_wrong_settings_name_the_field(build: Callable[..., Any]) -> None:
+    for name, values in WRONG[build].items():
+        for value in values:
+            with pytest.raises(ParameterError, match=rf"^{name} must .*got ({re.escape(repr(value))}|shape)"):
+                build(**{name: value})
 
 
 # ---- true means ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -133,26 +132,6 @@ def test_the_command_continues_without_a_tracker_that_is_away(here: Path) -> Non
         assert {key.split("/")[1] for line in lines(name) for key in line if key.startswith("client/")} == {"0"}
     assert cli.main(["run", "smoke", "--rounds", "2", "--engine", "vectorized", "--quiet", "--track", TRACK]) == 0
     assert rounds("bsfl-seed1+") == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--track", "tensorbord"], "track must be one of tensorboard"),
-        (["--track", ""], "--track must not be empty"),
-        (["--track-clients", "3"], "--track-clients is for a tracker. Give --track too"),
-        (["--track", TRACK, "--track-clients", "many"], "--track-clients must be a number, or numbers separated by c"),
-        (["--track", TRACK, "--track-clients", "5,99"], "track_clients has 99, but the clients are 0 to 9"),
-        (["--track", "mlflow"], "this tracker needs mlflow, which is not installed"),
-    ],
-)
-def test_what_cannot_be_tracked_is_refused_before_anything_is_written(
-    options: list[str], message: str, here: Path, refused: Any
-) -> None:
-    if options[1] == "mlflow" and importlib.util.find_spec("mlflow"):
-        pytest.skip("mlflow is installed")
-    assert message in refused("compare", "smoke", *options)
-    assert not (here / "runs").exists()
 
 
 def test_parameters_of_a_run() -> None:

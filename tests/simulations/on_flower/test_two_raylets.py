@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import psutil
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.e2e.fleet import wait_until
 from tests.processes import ROOT, Command
 from tests.simulations.raylets import CLEAN, Cluster
 
@@ -85,16 +85,11 @@ def test_both_raylets_work_and_nothing_is_left(options: tuple[str, ...], cluster
 def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Cluster, tmp_path: Path) -> None:
     with started(tmp_path / "two", cluster.address, "smoke", "--rounds", "10000") as command:
         with cluster.watched() as seen:
-            deadline = time.monotonic() + 120
-            while len(seen) < 2 and time.monotonic() < deadline:
-                time.sleep(0.1)
+            wait_until(lambda: len(seen) >= 2, 120, "two actors at work")
         command.interrupt()
         assert command.wait(60) == 130, command.stderr
         assert command.left() == []
-        deadline = time.monotonic() + 60  # Ray notices that the server has gone
-        while not ended((told := cluster.told())["actors"]) and time.monotonic() < deadline:
-            time.sleep(1.0)
-        assert len(told["nodes"]) == 2
-        assert len(told["actors"]) == 2
-        assert ended(told["actors"])
+        wait_until(lambda: ended(cluster.told()["actors"]), 60, "Ray notices that the server has gone")
+        told = cluster.told()
+        assert (len(told["nodes"]), len(told["actors"])) == (2, 2)
         assert cluster.stop() == []
