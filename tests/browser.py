@@ -85,6 +85,12 @@ class Opened:
         self.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
         self.page.wait_for_timeout(100)  # the tables are filled by an event
 
+    def violations(self) -> list[Any]:
+        """What axe finds: the rule, the weight, and the first element."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+        found = axe.Axe().run(self.page).response["violations"]
+        return [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found]
+
     def wait(self) -> None:
         """Wait until the charts are drawn."""
         self.page.wait_for_function("document.documentElement.dataset.drawn !== undefined")

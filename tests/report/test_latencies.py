@@ -14,21 +14,17 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.advice import advise
 from fedsel_flwr.report.latencies import LONGEST_S, SHORTEST_S, read_latencies
 from fedsel_flwr.report.run_folder import JOURNAL, write_history
-from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
+from tests.report.page.deployments import client, entries
 
-UNKNOWN = dict.fromkeys(["energy_j", "download_s", "compute_s", "upload_s", "train_loss"], math.nan)
-RECORD = RoundRecord(
-    round=1, num_available=6, num_selected=2, num_completed=2, round_s=9.0, simulated_s=9.0, energy_j=math.nan,
-    total_energy_j=math.nan,
-)  # fmt: skip
+RECORD = replace(entries((9.0, [client("a", 9.0), client("b", 9.0)]))[0].round, num_available=6)
 
 
-def row(client: str, seconds: float, *, round: int = 1, problem: str = "", **own: object) -> ClientRecord:
-    given = {"completed": not problem, "num_examples": 10, "latency_source": "max_latency" if problem else "reported"}
-    return ClientRecord(
-        round=round, client_id=client, client=0, problem=problem, latency_s=seconds, **UNKNOWN, **(given | own)
-    )  # type: ignore[arg-type]
+def row(name: str, seconds: float, *, round: int = 1, problem: str = "", **own: object) -> ClientRecord:
+    source = "max_latency" if problem else "reported"
+    given = {"completed": not problem, "num_examples": 10, "latency_source": source} | own
+    return client(name, seconds, round=round, problem=problem, **given)
 
 
 def write(folder: Path, rows: list[ClientRecord], scenario: str = "", **own: object) -> Path:

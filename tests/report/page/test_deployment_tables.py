@@ -42,8 +42,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment_tables, "advise", refuse)
 
 
+def split(given: Sequence[RoundEntry]) -> tuple[Any, Any]:
+    """The records of the rounds, and the clients of each round."""
+    return [one.round for one in given], {one.round.round: one.clients for one in given}
+
+
 def figures(given: Sequence[RoundEntry]) -> Any:
-    waiting, clients = client_figures([one.round for one in given], {one.round.round: one.clients for one in given})
+    waiting, clients = client_figures(*split(given))
     return waiting, {one.client_id: one for one in clients}, [one.client_id for one in clients]
 
 
@@ -158,7 +163,7 @@ def test_the_last_reply_is_no_usable_update_and_silence_is_no_reply() -> None:
 
 def parts(given: Sequence[RoundEntry]) -> dict[str, float]:
     """The parts of the only group."""
-    columns = part_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    columns = part_groups(*split(given))
     assert len(set(columns["part"])) == len(columns["part"])
     return dict(zip(columns["part"], columns["seconds"], strict=True))
 
@@ -187,13 +192,13 @@ def test_parts_if_the_clients_report_nothing() -> None:
 def test_groups_of_rounds() -> None:
     most = GROUPS
     given = entries(*[(60.0, [failed("a")])] * 30, *[(4.0, [client("a", 4)])] * (2 * most - 30))
-    columns = part_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    columns = part_groups(*split(given))
     starts = list(dict.fromkeys(columns["round"]))
     assert starts == list(range(1, 2 * most, 2))
     assert columns["round_end"][-1] == 2 * most + 1
     seconds = {(place, part): own for place, part, own in zip(columns["round"], columns["part"], columns["seconds"],
                                                              strict=True)}  # fmt: skip
-    failures = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    failures = failure_groups(*split(given))
     assert (failures["round"], set(failures["clients_per_round"])) == (list(range(1, 31, 2)), {1})
     # Without a usable update, the whole round is waiting for failed clients.
     found = [[seconds[number, part] for part in ("latency", "waiting", "failures")] for number in (1, 31)]
@@ -207,7 +212,7 @@ def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> N
         failed("e", "late: enough others", spare=True), client("f", 2),
     ]  # fmt: skip
     given = entries((60.0, rows), (60.0, [failed("a", "lost: a reply")]))
-    columns = failure_groups([one.round for one in given], {one.round.round: one.clients for one in given})
+    columns = failure_groups(*split(given))
     assert columns == {
         "round": [1, 1, 1, 2], "round_end": [2, 2, 2, 3], "reason": ["exception", "other", "timeout", "dropout"],
         "clients_per_round": [1, 1, 2, 1],

@@ -122,10 +122,11 @@ def fedsel(folder: Path, *argv: str, env: Mapping[str, str] | None = None) -> Co
     return Command(*command, folder=folder / "said", cwd=folder, env=CLEAN | {"OMP_NUM_THREADS": "1", **(env or {})})
 
 
-def finished(command: Command, folder: Path, status: int = 0) -> Path:
-    """The folder of a comparison whose command has ended, and of which nothing is left."""
-    with command:
-        assert command.wait(600) == status, command.stdout[-3000:] + command.stderr[-3000:]
+def played(folder: Path, *argv: str, env: Mapping[str, str] | None = None) -> Path:
+    """The folder of a comparison whose command, in a folder of its own, has ended, and of which nothing is left."""
+    folder.mkdir(exist_ok=True)
+    with fedsel(folder, *argv, env=env) as command:
+        assert command.wait(900) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
     (place,) = (folder / "runs").iterdir()
     return place
@@ -158,15 +159,10 @@ def compared(*options: str, rounds: int = 40, seeds: int = 4) -> tuple[str, ...]
 def test_a_cluster_and_one_process_leave_the_same_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Three selectors on four seeds; RAY_ADDRESS alone distributes nothing."""
     seen, over = where_runs_play(cluster)
-    (tmp_path / "there").mkdir()
-    there = finished(
-        fedsel(tmp_path / "there", *compared("--ray-address", cluster.address, "--jobs", "2")), tmp_path / "there"
-    )
+    there = played(tmp_path / "there", *compared("--ray-address", cluster.address, "--jobs", "2"))
     assert {number for number, _ in seen} == {0, 1}  # both raylets played runs
     before = seen.copy()
-    (tmp_path / "here").mkdir()
-    only_variable = {"RAY_ADDRESS": cluster.address}
-    here = finished(fedsel(tmp_path / "here", *compared("--jobs", "1"), env=only_variable), tmp_path / "here")
+    here = played(tmp_path / "here", *compared("--jobs", "1"), env={"RAY_ADDRESS": cluster.address})
     over.set()
     assert seen == before
     mine, theirs = results(here), results(there)
@@ -196,7 +192,7 @@ def test_own_code_and_data_travel(cluster: Cluster, tmp_path: Path) -> None:
         np.savez(home / "examples.npz", **sets)
         own = ("--set", "model.name=./mine.py:Net,data.dataset=./mine.py:examples")
         argv = ("compare", "smoke", "--selectors", "./mine.py:Mine,bsfl", "--seeds", "2", "--rounds", "6", *own)
-        place = finished(fedsel(home, *argv, *options), home)
+        place = played(home, *argv, *options)
         places[name] = tmp_path / f"{name}-runs"
         shutil.move(place, places[name])
         shutil.rmtree(home)
@@ -220,7 +216,7 @@ def test_nodes_need_no_image_files(cluster: Cluster, shared_data: Path, tmp_path
         (home / "mine.py").write_text(BLIND)
         size = ("--seeds", "2", "--rounds", "3", "--set", "data.dataset=fashion-mnist,training.local_steps=2")
         argv = ("compare", "smoke", "--selectors", "./mine.py:Mine", *size, "--data-dir", str(shared_data))
-        place = finished(fedsel(home, *argv, *options), home)
+        place = played(home, *argv, *options)
         found.append({key: text for key, text in results(place).items() if key.endswith((".parquet", ".safetensors"))})
     assert found[0] == found[1]
     assert len(found[0]) >= 8
@@ -261,8 +257,7 @@ def test_what_was_broken_off_is_finished_without_the_cluster(cluster: Cluster, t
     with fedsel(tmp_path, "compare", "--resume", str(folder), "--ray-address", "local") as command:
         assert command.wait(300) == 0, command.stderr
     assert ages == {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept}  # only read
-    (tmp_path / "whole").mkdir()
-    whole = finished(fedsel(tmp_path / "whole", *compared(rounds=400, seeds=2)), tmp_path / "whole")
+    whole = played(tmp_path / "whole", *compared(rounds=400, seeds=2))
     assert results(folder) == results(whole)
 
 
@@ -302,6 +297,5 @@ def test_a_raylet_that_is_killed_costs_only_time(cluster: Cluster, tmp_path: Pat
     over.set()
     (there,) = (tmp_path / "there" / "runs").iterdir()
     assert "Ray: " in (there / "flower.log").read_text()
-    (tmp_path / "here").mkdir()
-    here = finished(fedsel(tmp_path / "here", *compared(rounds=700, seeds=1)), tmp_path / "here")
+    here = played(tmp_path / "here", *compared(rounds=700, seeds=1))
     assert results(here) == results(there)
