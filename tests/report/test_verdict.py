@@ -16,12 +16,8 @@ NEVER = math.inf
 
 
 def make_run(selector: str, seed: int, time: float, **figures: float) -> RunSummary:
-    return made.make_run(
-        selector,
-        seed,
-        time,
-        **{"simulated_s": 99.0, "jain": 1.0, "worst_tenth": 0.7, "asked_per_round": 10.0} | figures,
-    )
+    usual = {"simulated_s": 99.0, "jain": 1.0, "worst_tenth": 0.7, "asked_per_round": 10.0}
+    return made.make_run(selector, seed, time, **usual | figures)
 
 
 def effect(*ratios: float):
@@ -105,15 +101,9 @@ def runs_of(ratio: float, seeds: int = 12, **figures: float):
     own = {"rounds_to_target": 10.0, "seconds_per_round": 10.0, "joules_per_round": 1.0}
     runs = [make_run("random", seed, 100.0 + seed, **own) for seed in range(seeds)]
     noise = np.exp(rng.normal(0, 0.02, seeds))
-    runs += [
-        make_run(
-            "fast",
-            seed,
-            ratio * (100.0 + seed) * noise[seed],
-            **own | figures | {"rounds_to_target": 10.0 + 0.1 * seed},
-        )
-        for seed in range(seeds)
-    ]
+    for seed in range(seeds):
+        more = own | figures | {"rounds_to_target": 10.0 + 0.1 * seed}
+        runs.append(make_run("fast", seed, ratio * (100.0 + seed) * noise[seed], **more))
     return runs
 
 
@@ -126,18 +116,6 @@ def test_the_sentence_of_a_gain() -> None:
     )
     assert second.endswith("Accuracy at the end: +0.0 points (+0.0 to +0.0).")  # said in any case
     assert "Holm" not in third  # one selector needs no correction
-
-
-@pytest.mark.parametrize(
-    ("ratio", "starts"),
-    [
-        (1.25, "- fast reaches this accuracy 25 % later (24 to 26 %)"),
-        (2.5, "- fast takes 2.5 times as long (2.47 to 2.52): later"),
-        (1.0, "- fast: no difference beyond 5 % in time (1.00, 0.99 to 1.01)"),
-    ],
-)
-def test_the_sentence_of_a_loss_and_of_no_difference(ratio: float, starts: str) -> None:
-    assert verdict(runs_of(ratio), "random", 0.9).sentence.splitlines()[1].startswith(starts)
 
 
 def test_the_sentence_never_praises_speed_alone() -> None:
@@ -193,10 +171,6 @@ def test_few_seeds_are_said_to_be_few() -> None:
     assert "not settled (a new comparison would need about 6 seeds)" in said
     assert "a verdict needs at least 6 seeds" in said
     assert "--seeds" not in verdict(runs_of(0.8, seeds=6), "random", 0.9).sentence
-    runs = [
-        make_run(name, seed, 9.0 + seed * factor % 5) for name, factor in (("random", 1), ("a", 2)) for seed in range(7)
-    ]
-    assert "7 seeds are few: 10 are usual. Plan 10 new ones" in verdict(runs, "random", 0.9).sentence
 
 
 def test_the_number_of_new_seeds_settles_about_half_of_the_cases_without_a_difference() -> None:
