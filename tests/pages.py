@@ -9,8 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SITE = {"docs/api.md", "docs/get-started.md", "docs/index.md"}
-"""Pages of the site only: they include others, or list pages that the site generates."""
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
 FILE = re.compile(r"`([\w./-]+\.(?:py|toml))`[^`\n]*:\s*\Z")

@@ -75,14 +75,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"fedsel {__version__}\n"
 
 
-def test_data_folder_of_the_environment(own_folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
-    monkeypatch.setenv("FEDSEL_DATA", "nowhere-else")
-    message = refused("run", "smoke", "--set", "data.dataset=fashion-mnist")
-    assert "nowhere-else" in message
-    assert "FEDSEL_DATA" in message
-    assert list(own_folder.iterdir()) == []
-
-
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, fedsel: Any, refused: Any) -> None:
     def without(*missing: str) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else object())

@@ -88,12 +88,12 @@ def test_doctor_names_what_a_changed_flower_lacks(
         patch.delattr(flwr.server.compat, "start_grid")
         patch.setattr(flwr.server.criterion.Criterion, "select", lambda self, proxy: True)
         patch.delattr(flwr.common.constant.ErrorCode, "NODE_UNAVAILABLE")
-        assert problems() == [
-            "flwr.server.compat.start_grid is missing: scenarios do not run on Ray in the legacy API; set api = "
-            "'message'",
-            "flwr.server.criterion.Criterion.select has no parameter client: fedsel_flwr.strategies cannot be imported",
-            "flwr.common.constant.ErrorCode.NODE_UNAVAILABLE is missing: fedsel_flwr.strategies cannot be imported",
-        ]
+        expected = (
+            "flwr.server.compat.start_grid is missing: scenarios do not run on Ray in the legacy API",
+            "flwr.server.criterion.Criterion.select has no parameter client: ",
+            "flwr.common.constant.ErrorCode.NODE_UNAVAILABLE is missing: ",
+        )
+        assert [one.startswith(words) for one, words in zip(problems(), expected, strict=True)] == [True] * 3
     monkeypatch.setattr(flwr.server.compat, "start_grid", lambda *, grid, server: None)
     assert problems()[0].startswith("flwr.server.compat.start_grid has no parameter config: ")
 

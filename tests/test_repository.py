@@ -16,7 +16,6 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.common.config import flatten_dict
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -104,14 +103,6 @@ def test_flower_app_bundle_is_the_package_and_nothing_else(tmp_path: Path) -> No
     left_out = (".typed", ".bib", ".html", ".css", ".js")
     expected = {name for name in package_files() if Path(name).suffix not in left_out}
     assert names == expected | {"README.md", "LICENSE", "pyproject.toml", ".info/CONTENT"}
-
-
-def test_flower_app_configuration_can_be_bundled() -> None:
-    app = CONFIG["tool"]["flwr"]["app"]
-    assert "federations" not in CONFIG["tool"]["flwr"]  # flwr run would rewrite pyproject.toml
-    assert {"scenario", "selector"} <= app["config"].keys()
-    for key, value in flatten_dict(app["config"]).items():  # raises for a list, which flwr build refuses
-        assert isinstance(value, str | int | float | bool), f"{key}: flwr build refuses {value!r}"
 
 
 def tracked_files() -> list[Path]:

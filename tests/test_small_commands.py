@@ -69,13 +69,6 @@ def test_show_as_json(fedsel: Any) -> None:
     assert "training.momentum" in facts["defaults"]
 
 
-def test_show_refuses_as_run_does(refused: Any) -> None:
-    assert "did you mean 'smoke'?" in refused("show", "smok")
-    assert "'learning_rate' (did you mean 'training.learning_rate'?)" in refused(
-        "show", "smoke", "--set", "learning_rate=1"
-    )
-
-
 # ---- cite ------------------------------------------------------------------------------------------------------------
 
 

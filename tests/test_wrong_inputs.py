@@ -181,6 +181,8 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "enter: fedsel run --resume moved --trust"]),
     (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    (["show", "smok"], ["did you mean 'smoke'?"]),
+    (["show", "smoke", "--set", "learning_rate=1"], ["'learning_rate' (did you mean 'training.learning_rate'?)"]),
     ([*COMPARE, "--track", "tensorbord"], ["track must be one of tensorboard"]),
     ([*COMPARE, "--track", ""], ["--track must not be empty"]),
     ([*COMPARE, "--track-clients", "3"], ["--track-clients is for a tracker. Give --track too"]),

@@ -111,6 +111,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a text as seeds": (_compared(["random"], seeds="5"), ["seeds must be a whole number", "got '5'"]),
     "seeds = 2.5": (_compared(["random"], seeds=2.5), ["whole number", "2.5"]),
     "an unknown engine": (_compared(["random"], engine="gpu"), ["ray, vectorized", "'gpu'"]),
+    "a folder in a file": (_simulated(folder="taken/run"), ["'taken/run' cannot be written: "]),
     "a file instead of a folder": (_compared(["random"], folder="taken"), ["'taken'", "File exists"]),
     "a class instead of a selector": (_simulated(selector=Random), ["clients_per_round=3", "Random'"]),
     "a name instead of a selector": (_simulated(selector="random"), ["selector must be", "got 'random'"]),

@@ -84,16 +84,6 @@ def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- each round ------------------------------------------------------------------------------------------------------
 
 
-def test_each_round_comes_at_once_and_once() -> None:
-    server, history = Fake(), History()
-    with TrackedRun("fake", server.open).follow(history) as tracked:
-        play(tracked, history, 3)
-        assert server.rounds() == [1, 2, 3]
-    assert server.ended == {"run0": False}
-    assert server.tried == 1
-    assert server.runs["run0"][1][1]["accuracy"] == 0.5
-
-
 def test_a_round_without_server_is_lost_and_the_run_continues(caplog: pytest.LogCaptureFixture) -> None:
     server, history = Fake(), History()
     with caplog.at_level(logging.WARNING, "fedsel_flwr"), TrackedRun("fake", server.open).follow(history) as tracked:

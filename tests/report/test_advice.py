@@ -7,12 +7,12 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsel_flwr import report
-from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.advice import SelectorAdvice, _conclude, advise
 from fedsel_flwr.report.choices import Fleet
@@ -153,27 +153,21 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(table), "--rounds", "60"]) == 0
-    text = capsys.readouterr().out
+def test_the_command(table: Path, fedsel: Any, refused: Any) -> None:
+    text = fedsel("advise", table, "--rounds", 60)
     assert "60 clients, 3 per round; 360 latencies measured, 0 cut off\nOnly the 60 clients with a row count" in text
     assert "No latency counts as cut off (set --max-latency)." in text
-    assert "Selectors have the defaults of a deployment: min_latency and max_latency " in text
     assert all(f"\n{name}" in text for name in SELECTORS)
-    assert main(["advise", str(table), "--rounds", "60", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(fedsel("advise", table, "--rounds", 60, "--json"))
     assert (facts["clients_per_round"], facts["max_latency"]) == (3, None)
     assert facts["spread"]["estimate"] == pytest.approx(0.6, rel=0.1)
     assert [one["selector"] for one in facts["selectors"]] == list(SELECTORS)
     assert list(facts["selectors"][0]["saving"]) == ["50", "60"]
-    same = report.advise(table, rounds=60)
-    assert facts == same.facts()
-    options = ["--clients-per-round", "6", "--max-latency", "15", "--rounds", "4", "--seed", "3"]
-    assert main(["advise", str(table), *options]) == 0
-    assert "60 clients, 6 per round;" in (text := capsys.readouterr().out)
+    assert facts == report.advise(table, rounds=60).facts()
+    text = fedsel("advise", table, "--clients-per-round", 6, "--max-latency", 15, "--rounds", 4, "--seed", 3)
+    assert "60 clients, 6 per round;" in text
     assert "cut off at 15 s" in text
-    assert main(["advise", str(table), "--clients", "100", "--rounds", "4"]) == 0
-    assert "100 clients, 5 per round;" in (text := capsys.readouterr().out)
+    text = fedsel("advise", table, "--clients", 100, "--rounds", 4)
+    assert "100 clients, 5 per round;" in text
     assert "Only the" not in text
-    assert main(["advise", str(table), "--clients", "59"]) == 2
-    assert "has rows of 60 clients, but --clients is 59. Give the number of all clients" in capsys.readouterr().err
+    assert "has rows of 60 clients, but --clients is 59. Give the number" in refused("advise", table, "--clients", 59)

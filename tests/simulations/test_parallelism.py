@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend, Choice, choose_backend
 from fedsel_flwr.clients.training import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, run_size, threads_for
+from tests.clients.batched.helpers import COMPILES
 from tests.simulations.cut_off_runs import parts, smoke
-
-NUMBA = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> N
         assert torch.get_num_threads() == 2
 
 
-@NUMBA
+@COMPILES
 def test_numba_by_kind_and_length_alone() -> None:
     assert chosen(3000, wide).backend == "numba"
     short = chosen(300, wide)
@@ -78,7 +77,7 @@ def test_numba_by_kind_and_length_alone() -> None:
     assert chosen(3000, convolving).backend == "manual"
 
 
-@NUMBA
+@COMPILES
 def test_a_run_with_numba_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = smoke(4, selector="bsfl")
     alone = simulate(scenario)

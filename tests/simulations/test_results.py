@@ -96,12 +96,6 @@ def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path, no_picture
     )
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be written: (Not a directory|File exists)"):
-        simulate(smoke(), folder=tmp_path / "file" / "run")
-
-
 # ---- a full disk ---------------------------------------------------------------------------------------------------
 
 

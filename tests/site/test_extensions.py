@@ -101,20 +101,6 @@ def test_equations_are_mathml_and_plain_markdown_leaves_them_as_they_are(page: P
         assert " ".join(tex.split()) in shown
 
 
-def test_no_line_of_a_page_is_a_comment() -> None:
-    """MyST leaves out a line that begins with a percent sign or three plus signs, although Markdown shows it."""
-    pages = [*PAGES, *(ROOT / file for file in repository.PAGES.values())]
-    lost = [
-        f"{page.name}: {line}"
-        for page in pages
-        for token in MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8"))
-        if token.type == "inline"
-        for line in token.content.splitlines()
-        if line.lstrip().startswith(("%", "+++"))
-    ]
-    assert lost == []
-
-
 @pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")  # MyST's parser
 def test_equations_anchors_and_links_of_a_page(tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
 from fedsel_flwr.simulations.worlds.architectures import build_model
 
+COMPILES = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 SIZES = (7, 20, 1, 12, 5)  # with batches of 8: one to three steps a pass, last batches of 1 to 7
 PLAIN = {"learning_rate": 0.003, "batch_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import REGRESSION, Objective, Reduction, fraction_correct, get_arrays
 from tests.clients.batched import helpers as models
 from tests.clients.batched.helpers import (
+    COMPILES,
     SETTINGS,
     SIZES,
     built,
@@ -57,7 +58,6 @@ def test_what_differs_is_rounding(build: Callable[[], nn.Module], backend: Backe
     assert trainer.backend == backend
 
 
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 COMPILED = [name for name in SETTINGS if name != "full batch" and "augmented" not in name]
 
 
@@ -68,9 +68,9 @@ COMPILED = [name for name in SETTINGS if name != "full batch" and "augmented" no
         (built("cnn"), "vmap", ALL),
         (models.odd, "manual", "everything"),
         (models.Residual, "vmap", "everything"),
-        *[pytest.param(built("mlp"), "numba", settings, marks=compiles) for settings in COMPILED],
-        pytest.param(built("logistic"), "numba", "everything", marks=compiles),
-        pytest.param(models.unbiased, "numba", "everything", marks=compiles),
+        *[pytest.param(built("mlp"), "numba", settings, marks=COMPILES) for settings in COMPILED],
+        pytest.param(built("logistic"), "numba", "everything", marks=COMPILES),
+        pytest.param(models.unbiased, "numba", "everything", marks=COMPILES),
     ],
 )
 def test_single_precision(build: Callable[[], nn.Module], backend: Backend, settings: str) -> None:
@@ -78,7 +78,7 @@ def test_single_precision(build: Callable[[], nn.Module], backend: Backend, sett
     assert check_against_loop(seeded(build), examples, backend, settings, atol=1e-5).backend == backend
 
 
-@compiles
+@COMPILES
 @pytest.mark.slow  # numbers of double precision are compiled anew
 @pytest.mark.parametrize("settings", ["plain", "everything"])
 def test_what_differs_is_rounding_in_compiled_loops(settings: str) -> None:

@@ -20,11 +20,10 @@ from fedsel_flwr.clients.objectives import Reduction, cross_entropy, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from tests.clients.batched import helpers as models
-from tests.clients.batched.helpers import built, generators, seeded, world
+from tests.clients.batched.helpers import COMPILES, built, generators, seeded, world
 
 LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, largest=10)
 BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
 def layers(*given: nn.Module) -> Callable[[], nn.Module]:
@@ -119,7 +118,7 @@ def test_numba_reads_float32_or_float64_in_one_piece_on_the_cpu(inputs: torch.Te
 @pytest.mark.parametrize(
     ("build", "backend"),
     [
-        pytest.param(LINEAR, "numba", marks=compiles),
+        pytest.param(LINEAR, "numba", marks=COMPILES),
         (models.shared, "manual"),
         (models.Residual, "vmap"),
         (models.normalized, "sequential"),

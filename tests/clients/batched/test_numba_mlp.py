@@ -17,10 +17,8 @@ from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from tests.clients.batched.helpers import seeded
+from tests.clients.batched.helpers import COMPILES, seeded
 from tests.processes import run_python
-
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
 def many() -> tuple[nn.Module, Examples]:
@@ -41,7 +39,7 @@ def trained(model: nn.Module, clients: Examples, threads: int) -> list[Any]:
     return [*layers, losses]
 
 
-@compiles
+@COMPILES
 def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     model, clients = many()
     seen: set[int] = set()
@@ -62,7 +60,7 @@ def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.Monk
         np.testing.assert_array_equal(one[:1], other)
 
 
-@compiles
+@COMPILES
 def test_who_diverges_is_told_and_harms_nobody() -> None:
     model, clients = many()
     expected = trained(model, clients, 1)
@@ -76,7 +74,7 @@ def test_who_diverges_is_told_and_harms_nobody() -> None:
         np.testing.assert_array_equal(np.delete(one, 3, 0), np.delete(other, 3, 0))
 
 
-@compiles
+@COMPILES
 @pytest.mark.parametrize("label", [-100, 10])
 def test_a_class_that_the_model_does_not_know(label: int) -> None:
     model, clients = many()
@@ -85,7 +83,7 @@ def test_a_class_that_the_model_does_not_know(label: int) -> None:
         trained(model, clients, 3)
 
 
-@compiles
+@COMPILES
 def test_inputs_that_may_not_be_written_to() -> None:
     model, clients = many()
     clients.inputs.setflags(write=False)  # type: ignore[union-attr]

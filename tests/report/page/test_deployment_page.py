@@ -126,14 +126,10 @@ def test_the_command_prints_text_and_writes_only_the_page(
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_has_the_figures_of_the_text_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_figures_of_the_text_and_writes_nothing(tmp_path: Path, fedsel: Any) -> None:
     folder = hostile(tmp_path / "run")
-    assert main(["report", str(folder), "--json"]) == 0
-    out, err = capsys.readouterr()
+    out = fedsel("report", folder, "--json")
     facts = json.loads(out)
-    assert err == ""
     assert out.isascii()
     assert [path.name for path in folder.iterdir()] == ["journal.jsonl"]
     assert {one["client_id"] for one in facts["clients"]} == set(HOSTILE)
@@ -159,7 +155,7 @@ def test_hostile_texts_stay_on_their_line_and_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_folder_that_cannot_be_written_to_is_refused_with_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any
 ) -> None:
     folder = hostile(tmp_path / "run")
 
@@ -168,10 +164,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_with_the_cure(
 
     monkeypatch.setattr(deployment_page, "missing_packages", list)
     monkeypatch.setattr(deployment_page, "write_page", full)
-    assert main(["report", str(folder)]) == 2
-    out, err = capsys.readouterr()
-    assert out.startswith("deployment in ")
-    assert err.startswith(f"fedsel: error: report.html cannot be written to {str(folder)!r}: Permission denied. Choose")
+    said = fedsel("report", folder, status=2)
+    assert said.startswith("deployment in ")
+    assert f"fedsel: error: report.html cannot be written to {str(folder)!r}: Permission denied. Choose" in said
 
 
 @pytest.mark.usefixtures("quick")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as parquet
 import pytest
 
 from tests.e2e.fleet import wait_until
 from tests.processes import ROOT, Command
+from tests.simulations.cut_off_runs import content
 from tests.simulations.raylets import CLEAN, Cluster
 
 pytestmark = [
@@ -47,14 +47,6 @@ def finished(folder: Path, address: str, *options: str) -> Path:
         return model.parent
 
 
-def results(folder: Path) -> dict[str, Any]:
-    """Choices, latencies, losses and model of a run."""
-    tables = {
-        name: repr(parquet.read_table(folder / name).to_pylist()) for name in ("clients.parquet", "rounds.parquet")
-    }
-    return tables | {"model": (folder / "model.safetensors").read_bytes()}
-
-
 def ended(actors: Iterable[dict[str, Any]]) -> bool:
     """Whether actors are dead, and so are their processes."""
     alive = [a["pid"] for a in actors if psutil.pid_exists(a["pid"]) and psutil.Process(a["pid"]).status() != "zombie"]
@@ -79,7 +71,8 @@ def test_both_raylets_work_and_nothing_is_left(options: tuple[str, ...], cluster
     assert ended(actors.values())
     assert cluster.stop() == []
     alone = finished(tmp_path / "one", "", *options)
-    assert results(there) == results(alone)
+    files = ("clients.parquet", "rounds.parquet", "model.safetensors")
+    assert [content(there)[name] for name in files] == [content(alone)[name] for name in files]
 
 
 def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Cluster, tmp_path: Path) -> None:
