@@ -14,46 +14,6 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-PLACED = """
-name => {
-  const chart = window.fedsel.chartOf(name);
-  const view = window.fedsel.views[name];
-  if (!view) return []; // no rows
-  const units = chart.spec.layer ?? [chart.spec];
-  const marks = [];
-  const walk = (one) => {
-    if (/marks$/.test(one.name ?? "") && one.marktype !== "group") marks.push(one);
-    for (const item of one.items ?? []) if (item.items) walk(item);
-  };
-  walk(view.scenegraph().root);
-  const found = [];
-  units.forEach((unit, place) => {
-    const own = marks.filter((one) => !chart.spec.layer || one.name.startsWith(`layer_${place}_`));
-    for (const item of own.flatMap((one) => one.items)) {
-      for (const axis of ["x", "y"]) {
-        const { field, type } = unit.encoding[axis] ?? {};
-        if (!field || type !== "quantitative" || (item.datum[field] ?? null) === null) continue;
-        const kind = item.mark.marktype, scale = view.scale(axis);
-        const other = (unit.encoding[`${axis}2`] ?? {}).field, size = axis === "x" ? item.width : item.height;
-        const start = item[axis], end = item[`${axis}2`] ?? start + size;
-        const sorted = (values) => values.map(Number).sort((a, b) => a - b);
-        let wanted = [scale(item.datum[field])], seen = [start];
-        if (other && ["rect", "area", "rule"].includes(kind))
-          [wanted, seen] = [[...wanted, scale(item.datum[other])], [start, end]].map(sorted);
-        else if (kind === "rect") // a bar, which begins at 0 or on the bar below it
-          [wanted, seen] = [[Math.abs(wanted[0] - scale(0))], [size]];
-        const shift = kind === "rect" ? 1.5 : 0.5; // gaps between rectangles
-        const is_right = wanted.every((value, i) => Math.abs(value - seen[i]) <= shift);
-        found.push({ chart: name, mark: kind, field, value: item.datum[field], is_right, wanted, seen });
-      }
-    }
-  });
-  return found;
-}
-"""
-"""Compares the place of each drawn item with the place of its value on the chart's scales."""
-
-
 @dataclass
 class Opened:
     """A page of Playwright's; faults are messages on the console, errors, and requests for what is not its own."""
@@ -65,10 +25,6 @@ class Opened:
         """The rows that a chart has drawn."""
         found = self.page.evaluate("name => window.fedsel.views[name]?.data('rows') ?? []", chart)
         return [dict(row) for row in found]
-
-    def placed(self, chart: str) -> list[dict[str, Any]]:
-        """Each drawn item of a chart, for each axis with numbers: field, value, and whether it is at its place."""
-        return [dict(one) for one in self.page.evaluate(PLACED, chart)]
 
     def marks(self, chart: str, kind: str) -> int:
         """Number of drawn marks of a kind, such as ``symbol``, ``rect`` or ``line``."""
