@@ -22,16 +22,10 @@ class Opened:
     faults: list[str] = field(default_factory=list)
 
     def rows(self, chart: str) -> list[dict[str, Any]]:
-        """The rows that a chart has drawn."""
         found = self.page.evaluate("name => window.fedsel.views[name]?.data('rows') ?? []", chart)
         return [dict(row) for row in found]
 
-    def marks(self, chart: str, kind: str) -> int:
-        """Number of drawn marks of a kind, such as ``symbol``, ``rect`` or ``line``."""
-        return int(self.page.locator(f"#chart-{chart} .mark-{kind}.role-mark > path").count())
-
     def choose(self, menu: str, value: str) -> None:
-        """Choose a value in a menu, and wait until the charts are drawn."""
         self.page.evaluate("delete document.documentElement.dataset.drawn")
         self.page.select_option(f"select[name={menu}]", value)
         self.wait()
@@ -48,7 +42,6 @@ class Opened:
         return [(one["id"], one["impact"], one["nodes"][0]["html"][:200]) for one in found]
 
     def wait(self) -> None:
-        """Wait until the charts are drawn."""
         self.page.wait_for_function("document.documentElement.dataset.drawn !== undefined")
 
 

@@ -57,7 +57,6 @@ SAYS = {
 
 
 def is_code(block: Block) -> bool:
-    """Whether a block is a program, or commands."""
     return block.language in ("python", "sh") or (not block.language and block.first.startswith(COMMANDS))
 
 
@@ -102,7 +101,6 @@ def in_a_shell(command: str, folder: Path) -> str:
 
 
 def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
-    """What a block says; it must succeed."""
     if block.language != "python":
         if warm is None:
             return in_a_shell(block.text, folder)

@@ -34,7 +34,6 @@ def settings_of(**options: Any) -> TrainingSettings:
 
 
 def logistic_model() -> nn.Linear:
-    """Return logistic regression of 3 inputs and 3 classes with fixed parameters."""
     model = nn.Linear(3, 3)
     with torch.no_grad():
         model.weight.copy_(torch.arange(9.0).reshape(3, 3) / 10 - 0.4)

@@ -21,7 +21,6 @@ def make_run(selector: str, seed: int, time: float, **figures: float) -> RunSumm
 
 
 def effect(*ratios: float):
-    """The effect of a selector with these time ratios."""
     times = {"a": dict(enumerate(ratios)), "random": dict.fromkeys(range(len(ratios)), 1.0)}
     return paired_effects(times, "random", "time_to_target_s")[0]
 

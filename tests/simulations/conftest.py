@@ -10,7 +10,6 @@ from tests.simulations.inprocess import in_process
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave pictures empty."""
     without_pictures(monkeypatch)
 
 

@@ -72,7 +72,6 @@ class Stop(Exception):
 
 
 def cut_off(scenario: Scenario, after: int = 3, **options: Any) -> None:
-    """Run a scenario until some rounds are done."""
 
     def stop(record: Any) -> None:
         if record.round == after:
@@ -164,12 +163,10 @@ def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any
 
 
 def rounds_in(folder: Path) -> int:
-    """How many rounds the journals below a folder have."""
     return sum(path.read_bytes().count(b"\n") for path in folder.rglob("journal.jsonl"))
 
 
 def after_rounds(command: Command, folder: Path, rounds: int) -> None:
-    """Wait until so many rounds have ended."""
     deadline = time.monotonic() + 400
     while rounds_in(folder) < rounds:
         said = command.stdout[-3000:] + command.stderr[-3000:]

@@ -36,7 +36,6 @@ def parent(plan: Plan, path: Sequence[Any]) -> Any:
 
 
 def with_value(value: Any, *path: Any) -> str:
-    """The plan with another value somewhere."""
     plan = good()
     parent(plan, path)[path[-1]] = value
     return json.dumps(plan)
@@ -53,7 +52,6 @@ def but(**changed: Any) -> str:
 
 
 def written(folder: Path, plan: str) -> Path:
-    """A folder with a plan."""
     folder.mkdir(exist_ok=True)
     (folder / "plan.json").write_text(plan, encoding="utf-8")
     return folder

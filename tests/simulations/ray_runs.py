@@ -37,12 +37,10 @@ def at_work(process: psutil.Process) -> bool:
 
 
 def with_one_actor() -> RunResult:
-    """The smoke scenario on a single core."""
     return simulate(SMOKE, num_cpus=1)
 
 
 def played(text: str) -> RunResult:
-    """A scenario, given as JSON."""
     return simulate(Scenario.model_validate_json(text), engine="ray")
 
 

@@ -262,7 +262,6 @@ HELD = r"another process writes to '.*'"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Another process holds the folder."""
     command = [sys.executable, "-c", HOLDING, str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

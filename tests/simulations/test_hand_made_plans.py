@@ -74,7 +74,6 @@ BAD_VALUES: dict[str, list[Any]] = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Path:
-    """The working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path

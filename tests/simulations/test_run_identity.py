@@ -59,8 +59,6 @@ def test_a_changed_selector_is_refused_by_name_or_played_again(tmp_path: Path, f
 
 
 class Fixed(Random):
-    """Takes a parameter."""
-
     name: ClassVar[str] = "Fixed"
 
     def __init__(self, *, clients_per_round: int = 3, seed: int | None = 1, first: int = 0) -> None:
@@ -277,12 +275,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run, to be changed."""
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
 def flip(file: Path, content: bytes, place: int) -> None:
-    """Write the content with one bit flipped."""
     changed = bytearray(content)
     changed[place // 8] ^= 1 << place % 8
     file.write_bytes(changed)

@@ -53,12 +53,10 @@ class Newest(Selector):
 
 @pytest.fixture(scope="module")
 def run() -> small_world.Played:
-    """A run in the small world."""
     return small_world.play("random")
 
 
 def _newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str = "newest") -> None:
-    """Add a selector to the catalogue of this process."""
     file = tmp_path / f"{name}.py"
     file.write_text(source.replace('name = "newest"', f'name = "{name}"'))
     spec = importlib.util.spec_from_file_location(f"fedsel_flwr.selectors.{name}", file)
@@ -95,7 +93,6 @@ def _site(folder: Path) -> Path:
 
 
 def _build(source: Path, out: Path) -> str:
-    """Build the site, and return its warnings."""
     said = io.StringIO()
     # Without a namespace, the nodes of one build would be warnings of the next build in this process.
     with docutils_namespace():

@@ -82,7 +82,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """Every page of the site."""
     return {file: Page(file.read_text("utf-8")) for file in site.rglob("*.html")}
 
 

@@ -47,8 +47,6 @@ class GlobalState(Random):
 
 
 class Forgetful(Random):
-    """Keeps state that it does not save."""
-
     shift = 0
 
     def _select(self, available: IntArray) -> IntArray:

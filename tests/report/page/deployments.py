@@ -26,7 +26,6 @@ def failed(name: str, problem: str = "exception: ValueError", **own: Any) -> Cli
 
 
 def entries(*rounds: tuple[float, Sequence[ClientRecord]], probe_s: float = 0.0, **own: Any) -> list[RoundEntry]:
-    """Rounds from their durations and clients."""
     found, total = [], 0.0
     for number, (seconds, rows) in enumerate(rounds, start=1):
         total += seconds

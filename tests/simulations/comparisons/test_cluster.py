@@ -316,7 +316,6 @@ def test_nodes_of_the_same_name_are_told_apart() -> None:
 
 
 def job(folder: Path, name: str = "bsfl", **keys: Any) -> Job:
-    """A run as a plan makes it."""
     made = Plan.of(smoke(6, **keys), [name], seeds=1, engine="vectorized")
     (one,) = made.selectors
     label = one.label

@@ -178,13 +178,10 @@ def test_a_target_that_tells_nothing_apart_is_remarked() -> None:
         said[target] = comparison.remarks()
         if target == 0.7:
             assert 2 < max(one.rounds_to_target for one in comparison.summaries) < math.inf
-    goal = "no run reached the target accuracy of 99.9 % as a mean of 2 measured rounds"
-    assert said[0.999] == [f"{goal}. Raise rounds, or lower the target?"]
-    assert said[0.2] == [
-        "every run reached the target accuracy of 20 % in the first 2 measured rounds, so the selectors cannot differ "
-        "in rounds. Raise target_accuracy?"
-    ]
-    assert said[0.7] == []
+    (never,), (at_once,), others = said.values()
+    assert never.startswith("no run reached the target accuracy of 99.9 % as a mean of 2 measured rounds")
+    assert at_once.startswith("every run reached the target accuracy of 20 % in the first 2 measured rounds")
+    assert others == []
 
 
 def test_what_is_saved_can_be_loaded_and_pooled(tmp_path: Path) -> None:

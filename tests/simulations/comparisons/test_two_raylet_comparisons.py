@@ -151,7 +151,6 @@ def where_runs_play(cluster: Cluster) -> tuple[set[tuple[int, str]], threading.E
 
 
 def compared(*options: str, rounds: int = 40, seeds: int = 4) -> tuple[str, ...]:
-    """A command that compares the three selectors."""
     size = ("--seeds", str(seeds), "--rounds", str(rounds))
     return ("compare", "smoke", "--selectors", ",".join(SELECTORS), *size, *options)
 

@@ -44,7 +44,6 @@ def settings_of(scenario: Scenario, selector: Any = None) -> Any:
 
 
 def asked(result: RunResult) -> Counter[str]:
-    """How often each client was asked."""
     return Counter(row.client_id for row in result.history.clients)
 
 

@@ -27,7 +27,6 @@ SLOW_CLIENTS = {"training.local_epochs": 20}
 
 
 def kill_an_actor(processes: Iterable[psutil.Process], timeout: float = 20.0) -> None:
-    """Kill -9 an actor that is at work."""
     family, deadline = list(processes), time.monotonic() + timeout
     while time.monotonic() < deadline:
         for process in filter(at_work, family):

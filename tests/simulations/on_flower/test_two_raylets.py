@@ -32,13 +32,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def started(folder: Path, address: str, *options: str) -> Command:
-    """A ``fedsel run``."""
     argv = (sys.executable, "-m", "fedsel_flwr.cli", "run", *options, "--runs-dir", str(folder / "runs"))
     return Command(*argv, folder=folder, cwd=ROOT, env=CLEAN | {"RAY_ADDRESS": address})
 
 
 def finished(folder: Path, address: str, *options: str) -> Path:
-    """The run folder of a finished ``fedsel run`` of which nothing is left."""
     with started(folder, address, *options) as command:
         status = command.wait(240)
         assert status == 0, command.stdout[-3000:] + command.stderr[-3000:]
@@ -48,7 +46,6 @@ def finished(folder: Path, address: str, *options: str) -> Path:
 
 
 def ended(actors: Iterable[dict[str, Any]]) -> bool:
-    """Whether actors are dead, and so are their processes."""
     alive = [a["pid"] for a in actors if psutil.pid_exists(a["pid"]) and psutil.Process(a["pid"]).status() != "zombie"]
     return not alive and all(actor["state"] == "DEAD" for actor in actors)
 

@@ -31,7 +31,6 @@ def lengths(data: Dataset) -> list[int]:
 
 
 def together(data: Dataset) -> tuple[Any, Any]:
-    """All examples and all labels."""
     return np.concatenate([one.inputs for one in parts(data)]), np.concatenate([one.labels for one in parts(data)])
 
 

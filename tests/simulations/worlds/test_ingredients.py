@@ -47,7 +47,6 @@ def data():
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A working directory with mine.py, and the module."""
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     module = load_reference("./mine.py:Net", "model").__module__
