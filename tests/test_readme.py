@@ -166,15 +166,6 @@ def test_the_cards_commands_run_for_two_rounds(block: Block, warm: Warm, tmp_pat
 
 
 @pytest.mark.pages
-def test_the_selector_alone_comes_to_prefer_the_fast(warm: Warm, tmp_path: Path) -> None:
-    (block,) = [block for block in BLOCKS if block.file == "alone.py"]
-    plays = [int(number) for number in re.findall(r"\d+", run_block(block, tmp_path, warm))]
-    assert sum(plays) == 5000
-    assert sum(plays[:5]) > 1.5 * 5 * 250
-    assert sum(plays[-5:]) < 5 * 250
-
-
-@pytest.mark.pages
 def test_a_client_takes_the_seconds_of_fedscale(
     warm: Warm, folder_of: Callable[[Block], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,18 +102,6 @@ def test_accuracies_are_compared_in_points() -> None:
     assert (one.is_ratio, one.estimate, one.values) == (False, -4.0, (-2.0, -6.0))
 
 
-def test_the_logs_of_the_factors_add_up_to_that_of_the_time() -> None:
-    rng = np.random.default_rng(3)
-    rounds = {name: dict(enumerate(rng.uniform(50, 99, 6))) for name in ("a", "random")}
-    seconds = {name: dict(enumerate(rng.uniform(5, 9, 6))) for name in ("a", "random")}
-    time = {name: {seed: rounds[name][seed] * seconds[name][seed] for seed in range(6)} for name in rounds}
-    effects = [
-        paired_effects(values, "random", figure)[0]
-        for values, figure in ((rounds, "rounds_to_target"), (seconds, "seconds_per_round"), (time, "time_to_target_s"))
-    ]
-    assert effects[0].estimate * effects[1].estimate == pytest.approx(effects[2].estimate)
-
-
 def test_a_run_without_the_target_leaves_counts_and_a_sign_test() -> None:
     never = math.inf
     own = {1: 9.0, 2: never, 3: 8.0, 4: 9.0, 5: never}

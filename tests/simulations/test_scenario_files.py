@@ -343,12 +343,7 @@ def test_the_longest_wait_is_that_of_the_strategies_but_in_xias_cell(overrides: 
     assert inspect.signature(Settings).parameters["max_latency"].default == PhoneModel.max_latency_s == 60.0
 
 
-def test_the_rewards_may_take_their_scale_from_the_observed_times() -> None:
-    """It is no second value for the longest wait; a selector without ``max_latency`` has no rewards to scale."""
-    for name, key in (("cs-ucb", "max_latency"), ("cs-ucb-q", "max_latency"), ("bsfl", "min_latency")):
-        scenario = load_scenario("smoke", {f"selectors.{name}.{key}": "auto"})
-        assert scenario.selectors[name][key] == "auto"
-        assert scenario.wireless.max_latency_s == 5.0
+def test_a_selector_without_rewards_has_no_scale_to_set() -> None:
     refused("smoke", {"selectors.random.max_latency": "auto"}, "'wireless.max_latency_s'", "'selectors.random.max_lat")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import registry
 
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
@@ -152,8 +151,3 @@ def test_a_missing_fact_or_a_wrong_mark_is_a_warning_that_names_it_and_all_other
     assert "card.md has equations of 'no-such', which is no selector" in warnings
     assert re.search("card.md has a line .* without an equation", warnings)
     assert {file.stem for file in (tmp_path / "build" / "html" / "gallery").glob("*.html")} == {"index", "random"}
-
-
-def test_a_selector_that_cannot_play_names_the_world() -> None:
-    with pytest.raises(ParameterError, match="unknown selector"):
-        small_world.play("no-such-selector")

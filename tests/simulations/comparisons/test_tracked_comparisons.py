@@ -110,15 +110,6 @@ def test_one_run_in_python(here: Path) -> None:
     assert not any(key.startswith("client/") for line in lines("bsfl-seed1") for key in line)
 
 
-def test_the_evaluation_of_the_round_that_ends_a_run_is_sent() -> None:
-    """Evaluated because ``should_stop`` ends the run there: ``on_round`` comes twice for it."""
-    result = simulate(smoke(9, evaluation_every=4), should_stop=lambda number, history: number == 5, track=TRACK)
-    found = {line["round"]: line.get("accuracy") for line in lines("bsfl-seed1") if "round" in line}
-    assert found.keys() == {1, 2, 3, 4, 5}
-    assert [number for number, accuracy in found.items() if accuracy is not None] == [4, 5]
-    assert found[5] == result.history.rounds[-1].accuracy
-
-
 def test_the_command_continues_without_a_tracker_that_is_away(here: Path) -> None:
     (here / "away").touch()
     argv = ["compare", "smoke", "--rounds", "4", "--selectors", "bsfl,random", "--seeds", "1", "--quiet"]

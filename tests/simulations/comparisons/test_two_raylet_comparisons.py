@@ -63,18 +63,6 @@ def examples():
     with np.load("examples.npz") as file:  # only in the folder of the command
         return tuple((file[f"{part}_inputs"], file[f"{part}_labels"]) for part in ("train", "test"))
 '''
-# On a node, reading the files of an image set ends the run.
-BLIND = """
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.simulations.worlds import data
-
-if "runtime_resources" in __file__:
-    del data.read_image_set
-
-
-class Mine(Random):
-    pass
-"""
 # Parts that only Python can pass, some of them defined where nothing can be imported from.
 IN_PYTHON = """
 import sys
@@ -205,20 +193,6 @@ def test_own_code_and_data_travel(cluster: Cluster, tmp_path: Path) -> None:
         assert Path(package).parent.parent == Path(own_file).parent == Path(folder)
         assert "runtime_resources" in folder
         assert Path(own_file).name.startswith("fedsel_own_mine_")
-
-
-def test_nodes_need_no_image_files(cluster: Cluster, shared_data: Path, tmp_path: Path) -> None:
-    found = []
-    for name, options in (("there", ("--ray-address", cluster.address)), ("here", ())):
-        home = tmp_path / name
-        home.mkdir()
-        (home / "mine.py").write_text(BLIND)
-        size = ("--seeds", "2", "--rounds", "3", "--set", "data.dataset=fashion-mnist,training.local_steps=2")
-        argv = ("compare", "smoke", "--selectors", "./mine.py:Mine", *size, "--data-dir", str(shared_data))
-        place = played(home, *argv, *options)
-        found.append({key: text for key, text in results(place).items() if key.endswith((".parquet", ".safetensors"))})
-    assert found[0] == found[1]
-    assert len(found[0]) >= 8
 
 
 def test_parts_from_python_travel(cluster: Cluster, tmp_path: Path) -> None:

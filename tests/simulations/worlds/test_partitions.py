@@ -66,13 +66,6 @@ def counts_of(parts: Sequence[IntArray], labels: IntArray) -> IntArray:
     return np.array([np.bincount(labels[part], minlength=10) for part in parts])
 
 
-def skew(parts: Sequence[IntArray], labels: IntArray) -> float:
-    """Return the mean over clients of the total variation distance between its classes and everybody's."""
-    counts = counts_of(parts, labels)
-    distances = np.abs(counts / counts.sum(axis=1, keepdims=True) - counts.sum(axis=0) / counts.sum()).sum(axis=1) / 2
-    return float(distances.mean())
-
-
 # ---- every kind ---------------------------------------------------------------------------------------------------
 
 
@@ -158,11 +151,6 @@ def test_iid_is_what_flwr_datasets_gives(count: int, num_clients: int) -> None:
     theirs = [list(partitioner.load_partition(client)["row"]) for client in range(num_clients)]
     rng = np.random.default_rng(3)
     assert partitions._assign_all(np.zeros(count, dtype=np.int64), num_clients, "iid", 1.0, 1, rng) == theirs
-
-
-def test_small_alpha_is_more_skewed() -> None:
-    values = [skew(partition_indices(LABELS, 20, kind="dirichlet", alpha=alpha), LABELS) for alpha in (0.05, 0.5, 50.0)]
-    assert values[0] > 0.7 > 0.6 > values[1] > 0.3 > 0.15 > values[2]
 
 
 @pytest.mark.parametrize("alpha", [1, 1e-300, 1e-6, 1e300])
