@@ -25,10 +25,11 @@ from fedsel_flwr.callbacks import prometheus
 from fedsel_flwr.callbacks.prometheus import REASONS, Exporter, reason_label
 from fedsel_flwr.checks import parse_address
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.checkpoints import Checkpoints
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord
+from tests.e2e.fleet import wait_until
 from tests.pages import ROOT
 
 Figures = dict[tuple[str, str], float]
@@ -313,10 +314,7 @@ def test_the_server_ends_when_its_exporter_is_forgotten() -> None:
     assert is_open(url)
     del exporter
     gc.collect()
-    deadline = time.monotonic() + 10
-    while is_open(url) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_open(url)
+    wait_until(lambda: not is_open(url), 10, "the server ends")
 
 
 def test_an_error_in_the_metrics_is_logged_once_and_ends_nothing(
@@ -337,8 +335,6 @@ def test_an_error_in_the_metrics_is_logged_once_and_ends_nothing(
 
 
 def test_a_loaded_checkpoint_has_the_age_of_its_file(tmp_path: Path) -> None:
-    from fedsel_flwr.rounds.checkpoints import Checkpoint
-
     writing = Checkpoints(tmp_path)
     writing.write(Checkpoint(round=1, model=[], names=[], state={}))
     assert writing.written_at is not None
