@@ -137,6 +137,17 @@ def test_names_in_tables_of_selectors_lead_to_the_gallery(site: Path, name: str)
     assert selectors <= linked
 
 
+def test_the_home_page_leads_elsewhere_and_the_navigation_names_a_page_once(site: Path) -> None:
+    home = (site / "index.html").read_text("utf-8")
+    text = home.partition('<article role="main"')[2].partition("</article>")[0]
+    assert '<a class="reference internal" href="operating.html#resume-after-a-crash">' in text
+    assert re.findall(r'<a class="reference internal" href="(?:#|index\.html)">', text) == []
+    menu = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]*">([^<]*)</a>', home)
+    assert len(menu) > 20
+    assert sorted(menu) == sorted(set(menu))
+    assert {"Report a vulnerability", "Choose a selector"} <= set(menu)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
