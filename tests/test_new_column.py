@@ -1,9 +1,13 @@
-"""A column is declared once, and so is an option: a package with one more of each."""
+"""A column is declared once, and so are an option and a selector: a package with one more of each."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +17,56 @@ from fedsel_flwr.clients.answering import fit_metrics
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.selectors.columns import COLUMNS
 from fedsel_flwr.strategies import MetricKeys
-from tests.processes import ROOT, run_python
+from tests.processes import ROOT
 
 ROW = """    Column(name="battery", key="battery_share", source="reply", low=0.0, high=1.0, recorded=True,
            meaning="charge of the client's battery, a share"),
 """
+NEWEST = '''"""Newest: a new selector of ours."""
+
+from typing import ClassVar
+
+from fedsel_flwr.checks import IntArray, whole
+from fedsel_flwr.selectors.base import Selector
+
+
+class Newest(Selector):
+    """Chooses the clients of the largest indices, from a shifted start.
+
+    References:
+        Nobody, nowhere.
+    """
+
+    name: ClassVar[str] = "newest"
+
+    def __init__(self, *, clients_per_round: int, shift: int = 0, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.shift = whole("shift", shift, 0)
+
+    def _select(self, available: IntArray) -> IntArray:
+        return self._generator.permutation(available)[: self.asked_per_round]
+'''
+LINE = "from fedsel_flwr.selectors.newest import Newest as Newest\n"
+MINE = 'selector = "newest"\nengine = "vectorized"\nrounds = 2\nnum_clients = 8\nclients_per_round = 2\n'
 OPTION = '    patience: int = field(default=3, metadata=_rule(_count, key="patience"))\n'
 FOLLOWED = '''
 import inspect, json, pickle, sys
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 import fedsel_flwr
 from fedsel_flwr.report.run_folder import read_history, read_journal, write_history
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random, Selector
+from fedsel_flwr.cli import main
+from fedsel_flwr.selectors import Newest, Random, Selector, create, names
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import BSFL, MetricKeys, SelectionStrategy, message
+from fedsel_flwr.testing import CHECKS
 from tests.strategies.helpers import FakeProxy, Federation, fedavg
 
 
@@ -81,6 +116,13 @@ def refused(call, *args, **kwargs):
         return str(error)
 
 
+assert "newest" in names()
+assert isinstance(create("newest", clients_per_round=2, shift=1), Newest)
+for check in CHECKS[:6]:
+    check(partial(create, "newest", clients_per_round=3))
+assert main(["list"]) == 0
+assert main(["run", "mine.toml", "--set", "selectors.newest.shift=3", "--quiet"]) == 0
+
 apis = (SelectionStrategy, message.SelectionStrategy, BSFL)
 print(json.dumps({
     "defaults": [inspect.signature(cls).parameters["patience"].default for cls in apis],
@@ -120,11 +162,23 @@ def followed(tmp_path: Path) -> Any:
     before, mark, after = options.read_text("utf-8").partition("    min_completed: int = ")
     assert mark
     options.write_text(before + OPTION + mark + after, "utf-8")
+    (folder / "fedsel_flwr" / "selectors" / "newest.py").write_text(NEWEST)
+    with (folder / "fedsel_flwr" / "selectors" / "catalogue.py").open("a") as file:
+        file.write(LINE)
+    (folder / "mine.toml").write_text(MINE)
     (folder / "followed.py").write_text(FOLLOWED)
     (folder / "run").mkdir()
-    done = run_python(folder / "followed.py", folder / "run", cwd=folder)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(folder / "followed.py"), str(folder / "run")],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert Path(seen.pop("package")).is_relative_to(folder)
+    listed = " ".join(done.stdout.split())
+    assert " newest Chooses the clients of the largest indices, from a shifted start. " in listed
+    assert re.search(r"^newest +[\d.]+ ", done.stdout, re.MULTILINE)
     return seen
 
 

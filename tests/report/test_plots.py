@@ -101,6 +101,13 @@ def test_every_selector_has_its_colour_in_every_panel_and_a_label_is_text(tmp_pa
     assert [p.name for p in path.parent.iterdir()] == ["comparison.png"]  # no temporary file is left
 
 
+def test_two_that_select_everybody_as_often_are_both_seen_the_first_on_top(tmp_path: Path) -> None:
+    (run,) = runs_of(["bsfl"], 1)["bsfl"]
+    image = drawn({"bsfl": [run], "cs-ucb": [run]}, tmp_path / "1.png", panel="selections")
+    first, second = (np.flatnonzero(found(image, colour).any(axis=1)) for colour in COLOURS[:2])
+    assert second.min() < first.min() < first.max() < second.max()
+
+
 def test_more_selectors_than_colours_and_a_selector_never_measured(tmp_path: Path) -> None:
     runs = runs_of([f"selector-{i}" for i in range(16)], 1)
     runs["unmeasured"] = [make_history([[0], [1]], accuracy=[NaN, NaN])] * 2

@@ -162,14 +162,23 @@ def test_a_selector_with_fewer_seeds_says_so() -> None:
 
 def test_one_seed_gives_no_interval() -> None:
     said = verdict([make_run("a", 0, 8.0), make_run("random", 0, 10.0)], "random", 0.9).sentence
-    assert "on one seed, which gives no interval:\n- a needs 0.80 times the time: not settled" in said
+    assert said.splitlines() == [
+        "random reaches 90 % accuracy after 10.0 simulated seconds. Compared with random, on one seed, which gives "
+        "no interval:",
+        "- a needs 0.80 times the time: not settled by one seed. Accuracy at the end: +0.0 points.",
+    ]
 
 
 def test_few_seeds_are_said_to_be_few() -> None:
     said = verdict(runs_of(0.8, seeds=5), "random", 0.9).sentence
+    assert "fast needs 0.80 times the time (0." in said
     assert "not settled (a new comparison would need about 6 seeds)" in said
-    assert "a verdict needs at least 6 seeds" in said
+    assert "orientation only: a verdict needs at least 6 seeds, and 10 are usual (--seeds 10)" in said
     assert "--seeds" not in verdict(runs_of(0.8, seeds=6), "random", 0.9).sentence
+    runs = [
+        make_run(name, seed, 9.0 + seed * factor % 5) for name, factor in (("random", 1), ("a", 2)) for seed in range(7)
+    ]
+    assert "7 seeds are few: 10 are usual. Plan 10 new ones" in verdict(runs, "random", 0.9).sentence
 
 
 def test_the_number_of_new_seeds_settles_about_half_of_the_cases_without_a_difference() -> None:

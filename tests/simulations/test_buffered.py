@@ -106,6 +106,13 @@ def test_when_everybody_fails_every_step_ends() -> None:
     assert [record.simulated_s for record in history.rounds] == sorted(record.simulated_s for record in history.rounds)
 
 
+def test_stale_updates_count_for_less_with_adam_too() -> None:
+    """Slowly: without the damping, or with more clients at work, another model results."""
+    found = [run(**MANY | {"aggregation.base": "fedadam"} | own) for own in ({}, {"aggregation.concurrency": 6})]
+    assert any((a != b).any() for a, b in zip(found[0].arrays, found[1].arrays, strict=True))
+    assert all(np.isfinite(array).all() for array in found[0].arrays)
+
+
 def test_the_legacy_api_refuses_buffered_rounds(without_ray: None) -> None:
     with pytest.raises(RunError, match=r"legacy API.*api = 'message'"):
         run("legacy", **MANY)

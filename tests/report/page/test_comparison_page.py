@@ -356,6 +356,19 @@ def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: 
         assert copied.strip() == (folder / "comparison.tex").read_text().strip()
 
 
+def test_the_page_can_be_used_with_the_keyboard(browser: Browser, folder: Path) -> None:
+    with browser.open(folder / "report.html") as opened:
+        page = opened.page
+        page.focus("select[name=seed]")
+        page.evaluate("delete document.documentElement.dataset.drawn")
+        page.keyboard.press("ArrowDown")
+        opened.wait()
+        assert page.evaluate("window.fedsel.state.seed") == "1"
+        page.focus("#chart-jain summary")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chart-jain td")
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
 def test_axe_finds_nothing_serious(browser: Browser, folder: Path, width: int, dark: bool) -> None:
     with browser.open(folder / "report.html", width=width, height=800, dark=dark) as opened:

@@ -47,12 +47,27 @@ def asked(result: RunResult) -> Counter[str]:
     return Counter(row.client_id for row in result.history.clients)
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_every_base_builds_and_learns(base: str) -> None:
+    scenario = smoke(
+        aggregation__base=base, training__proximal_mu=0.25, training__local_epochs=5, rounds=3,
+        aggregation__server_learning_rate=1.0 if base == "fedavgm" else 0.03,
+    )  # fmt: skip
+    assert type(make_strategy(World(scenario)).base) is BASES[base]
+    result = play(scenario)
+    assert [r.num_completed for r in result.history.rounds] == [3, 3, 3]
+    assert result.history.problem_counts() == {}
+    accuracies = [r.accuracy for r in result.history.rounds]
+    world = World(scenario)
+    before = world.test(world.initial_arrays())[1]
+    assert max(accuracies) > before + 0.2, (before, accuracies)
+
+
 def test_parameters_of_the_bases() -> None:
     bases = {}
     for name in BASES:
         given = {"aggregation__server_learning_rate": 0.02, "training__proximal_mu": 0.25}
         bases[name] = make_strategy(world_of(smoke(aggregation__base=name, **given))).base
-        assert type(bases[name]) is BASES[name]
     assert bases["fedprox"].proximal_mu == 0.25
     assert bases["fedadam"].eta == bases["fedyogi"].eta == bases["fedavgm"].server_learning_rate == 0.02
     assert bases["fedavg"].fraction_evaluate == 0.0

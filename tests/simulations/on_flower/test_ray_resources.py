@@ -7,8 +7,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from fedsel_flwr.clients.objectives import get_arrays
+from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import compare, load_scenario, simulate
 from fedsel_flwr.simulations.on_flower import ray_resources
@@ -95,3 +99,18 @@ def test_clients_train_on_the_gpu_that_ray_gave_them(
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     monkeypatch.setattr("torch.cuda.is_available", lambda: there)
     assert assigned_device() == device
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_model_on_a_gpu_trains_as_on_the_cpu() -> None:
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    labels = np.arange(40) % 3
+    trained = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3).to(device)
+        settings = TrainingSettings(learning_rate=0.1, batch_size=8, local_epochs=3, momentum=0.9)
+        loss = train(model, inputs, labels, settings, np.random.default_rng(1))
+        trained[device] = (loss, *get_arrays(model), *evaluate(model, inputs, labels))
+    for ours, theirs in zip(*trained.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
