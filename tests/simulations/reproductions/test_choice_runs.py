@@ -78,6 +78,17 @@ def test_the_realized_regret_uses_the_drawn_rewards() -> None:
     assert outcomes["seconds_per_round"] == pytest.approx(np.mean([5 * (1 - reward) for reward in seen]))
 
 
+def test_the_realized_regret_of_bsfl_uses_the_drawn_speeds() -> None:
+    """A round adds the least mean speed of its clients, the same in each cycle, less the least drawn speed."""
+    scenario = load_scenario("xia-ideal", XIA | {"rounds": 20, "selector": "round-robin"})
+    _, curves = run_choices(scenario, Regret(kind="bsfl", alpha=1.0, min_latency=0.3))
+    latency = np.minimum(draw_rounds(scenario, scenario.system_model())[0], 5.0)
+    slowest = [latency[t, 5 * (t % 4) : 5 * (t % 4) + 5].max() for t in range(20)]
+    added = np.diff(curves["regret_realized"] - curves["regret"], prepend=0.0)
+    mean = added + np.minimum(1.0, 0.3 / np.array(slowest))
+    np.testing.assert_allclose(mean.reshape(5, 4), [mean[:4]] * 5)
+
+
 def test_bsfl_has_less_regret_than_random_selection() -> None:
     keys = XIA | {"rounds": 500, "selectors.bsfl.exploration": 0.1}
     found = {}
