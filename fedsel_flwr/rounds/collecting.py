@@ -126,7 +126,7 @@ class Collector:
         # After the stragglers: the round lasted as long as the server waited, cold starts included.
         results = parts.cold_starts.replace_times(round.rows, results)
         used = [replies[node].metrics for node, result in results.items() if result.completed or result.answered]
-        lacking = parts.missing_columns.check_replies(round.number, used)
+        lacking = parts.missing_columns.check(round.number, used)
         # One line has named the columns that all replies lack.
         quiet = tuple(f"{name}: not reported" for name in lacking)
         results, left_out = with_finite_metrics(results, replies)
@@ -190,7 +190,7 @@ class Collector:
         """Refuse models that are not decoded, or not compared with the global model, if their numbers are read."""
         s, measurer = self.settings, self.parts.measurer
         asked_for = s.averaging and not s.averaging_is_papers
-        reads = measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None
+        reads = measurer.reader or measurer.reads_global or asked_for or s.max_update_norm is not None
         reads = reads or s.late != "drop"
         # Without a comparison of models nothing reads updates, and the global model is still of arrays.
         if reads and not (s.checks_structure and round.reference is not None):

@@ -171,9 +171,7 @@ class SelectionCore:
     @property
     def update_reader(self) -> str:
         """Name the reader of individual updates, for messages; empty if there is none."""
-        if self.parts.measurer.reads_updates:
-            return self.parts.measurer.reader
-        return "" if self.settings.max_update_norm is None else "max_update_norm"
+        return self.parts.measurer.reader or ("" if self.settings.max_update_norm is None else "max_update_norm")
 
     def summary(self, base: object) -> str:
         """Return who selects, who aggregates and whose times count, for the log at the start of a run."""
@@ -228,24 +226,17 @@ class SelectionCore:
         self._call_roll(connected, upcoming, transport)
         present = self._available(connected, upcoming)
         if parts.late is not None:
-            present = present.only(parts.late.free(present.rows, self._simulated_s))
+            present = present.only(parts.late.free(present.rows, parts.history.simulated_s))
         if among is not None:
             present = parts.roster.among(among, connected) or present
         # A model without arrays has nothing to compare the replies with.
-        round = Round(
-            number=upcoming,
-            num_available=0,
-            available=present.rows,
-            chosen={},
-            reference=reference or None,
-            offered=present.rows,
-        )
+        round = Round(number=upcoming, available=present.rows, reference=reference or None, offered=present.rows)
         if (flights := parts.flights) is None:
             self._select(round, present, reference, transport)
         else:
             if flights.lost():
                 flights.reconnect(parts.roster.present(connected))
-            free, sent_s, began = present, dict[int, float](), self._simulated_s
+            free, sent_s, began = present, dict[int, float](), parts.history.simulated_s
             for _ in range(flights.calls):
                 free = free.only(flights.free(free.rows, round.rows))
                 spent = parts.probing.seconds
@@ -256,7 +247,7 @@ class SelectionCore:
             flights.step = upcoming
             flights.send(round, sent_s)
         round.asked, self._round = round.rows, round
-        round.sent_s = self._simulated_s + parts.probing.seconds
+        round.sent_s = parts.history.simulated_s + parts.probing.seconds
         round.deadline = Deadline.of(round.rows, self.settings, parts.deadlines)
         if round.chosen and logger.isEnabledFor(logging.INFO):
             named = first_ids([parts.roster.ids[row] for row in round.chosen], MOST_CHOSEN)
@@ -358,7 +349,8 @@ class SelectionCore:
         if arrivals.replies:
             # The history adds the seconds of probes, which delay only the clients that were selected after them.
             # On the server's clock, a reply may have arrived while the server was evaluating.
-            seconds = max(arrivals.end_s, self._simulated_s) - self._simulated_s - self.parts.probing.seconds
+            now_s = self.parts.history.simulated_s
+            seconds = max(arrivals.end_s, now_s) - now_s - self.parts.probing.seconds
             outcome = replace(outcome, round_s=seconds, staleness=arrivals.staleness, arrived_s=arrivals.arrived_s)
         return flights.damped(outcome, round.reference or [])
 
@@ -463,12 +455,6 @@ class SelectionCore:
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
 
-    @property
-    def _simulated_s(self) -> float:
-        """Return the seconds of all finished rounds."""
-        last = self.parts.history.last
-        return 0.0 if last is None else last.simulated_s
-
     def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
         """Find new clients and register them; ask for their properties only if a part reads the answers."""
         parts, identities = self.parts, self._identities
@@ -494,6 +480,6 @@ class SelectionCore:
         if self._availability is not None:
             ids = [roster.ids[row] for row in here.rows]
             known, self._compared = () if self._compared else roster.ids, True
-            here = here.only(available(self._availability, ids, upcoming, self._simulated_s, known))
+            here = here.only(available(self._availability, ids, upcoming, self.parts.history.simulated_s, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))

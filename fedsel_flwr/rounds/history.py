@@ -130,7 +130,7 @@ class History(state_dicts.NotByClient):
             num_timeouts=sum(row.timed_out for row in clients),
             num_spares=sum(row.spare and not row.completed for row in clients),
             round_s=round_s,
-            simulated_s=round_s + (last.simulated_s if last else 0.0),
+            simulated_s=round_s + self.simulated_s,
             energy_j=energy,
             total_energy_j=total,
             probe_s=probe_s,
@@ -153,6 +153,11 @@ class History(state_dicts.NotByClient):
     def last(self) -> RoundRecord | None:
         """The last round; None before the first."""
         return self.rounds[-1] if self.rounds else None
+
+    @property
+    def simulated_s(self) -> float:
+        """The seconds of all rounds."""
+        return self.rounds[-1].simulated_s if self.rounds else 0.0
 
     def record_evaluation(self, round: int, *, loss: float, accuracy: float) -> None:
         """Record the central evaluation of ``round``, if that is the last recorded round."""

@@ -293,13 +293,12 @@ class SentModel:
             reply: The reply.
             late_s: Seconds since the end of its round.
         """
-        parts, took, last = core.parts, reply.observed_s, core.parts.history.last
+        parts, took = core.parts, reply.observed_s
         # The row of an evicted client may be another client's now.
         if reply.error or took is None or parts.roster.ids[self.row] != self.client_id:
             return
         parts.cooldown.forgive(self.row)
         if parts.deadlines is not None:
-            now_s = 0.0 if last is None else last.simulated_s
-            parts.deadlines.note(np.array([self.row]), np.array([took]), np.zeros(1), now_s)
+            parts.deadlines.note(np.array([self.row]), np.array([took]), np.zeros(1), parts.history.simulated_s)
         if parts.late is not None and (result := core.collector.read_late(self, reply)).completed:
             parts.late.receive(self, reply.arrays or [], result, reply, late_s=late_s)

@@ -96,14 +96,10 @@ class Measurer(state_dicts.SavedFields):
         return bool(self.selector.needs & {"projection", "global_accuracy", "global_loss"})
 
     @property
-    def reads_updates(self) -> bool:
-        """Return whether the selector or the filter reads individual updates."""
-        return self.filter is not None or bool(self.selector.needs & PER_UPDATE)
-
-    @property
     def reader(self) -> str:
-        """Name the reader of individual updates, for messages."""
-        return self.selector.name if self.selector.needs & PER_UPDATE else "FedCA's filter"
+        """Name the reader of individual updates, for messages; empty if neither the selector nor the filter is one."""
+        own = self.selector.name if self.selector.needs & PER_UPDATE else ""
+        return own or ("" if self.filter is None else "FedCA's filter")
 
     def models(
         self, models: Models, reference: Arrays, draws: IntArray | None = None

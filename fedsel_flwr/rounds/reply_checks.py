@@ -191,41 +191,26 @@ class ColumnWatch(state_dicts.SavedFields):
         # Columns that some client has reported, and question with column of those that all last replies lacked.
         self._reported, self._lacked = list[str](), list[str]()
 
-    def check_replies(self, round: int, replies: Sequence[Mapping[str, object]]) -> frozenset[str]:
-        """Check the metrics of a round's usable replies, and return the columns that none of them has.
-
-        Raises:
-            RunError: No client has ever reported one of the columns that the selector reads.
-        """
-        return self._check("reply", round, self._in_replies, self.needed, replies)
-
-    def check_answers(
-        self, round: int, columns: Collection[str], answers: Sequence[Mapping[str, object]], errors: Sequence[str]
-    ) -> frozenset[str]:
-        """Check the answers to a probe, and return the columns that none of them has.
+    def check(
+        self, round: int, answers: Sequence[Mapping[str, object]],
+        probed: Collection[str] | None = None, errors: Sequence[str] = (),
+    ) -> frozenset[str]:  # fmt: skip
+        """Check the metrics of a round's usable replies, or of answers to a probe, and return what none of them has.
 
         Args:
-            round: The round about to be chosen.
-            columns: The columns that the probe asked for.
-            answers: The metrics of each client that answered.
-            errors: The reasons of the clients whose app answered with an error.
+            round: The absolute round.
+            answers: The metrics of each usable reply, or of each client that answered.
+            probed: The columns that the probe asked for; None for replies.
+            errors: The reasons of the clients whose app answered a probe with an error.
 
         Raises:
-            RunError: No client has ever reported one of these columns.
+            RunError: No client has ever reported one of the columns that the selector reads, or that the probe asked
+                for.
         """
-        return self._check("answer to the probe", round, columns, columns, answers, errors)
-
-    def remark(self, probed: Collection[str], replied: Collection[str]) -> str:
-        """Return the remark of a round on the columns that all answers and all replies lacked; empty if none."""
-        names = sorted({*probed, *(self._read & {*replied})})
-        return f"missing_columns: no client reported {', '.join(names)}" if names else ""
-
-    def _check(
-        self, asked: Asked, round: int, columns: Collection[str], needed: Collection[str],
-        answers: Sequence[Mapping[str, object]], errors: Sequence[str] = (),
-    ) -> frozenset[str]:  # fmt: skip
         if not answers and not errors:
             return frozenset()
+        asked: Asked = "reply" if probed is None else "answer to the probe"
+        columns, needed = (self._in_replies, self.needed) if probed is None else (probed, probed)
         lacking = sorted(name for name in columns if not any(self._has(asked, name, one) for one in answers))
         self._reported = sorted({*self._reported, *columns}.difference({*lacking} - {*self._reported}))
         arrived = sorted({str(key) for one in answers for key in one}) if lacking else []
@@ -245,6 +230,11 @@ class ColumnWatch(state_dicts.SavedFields):
                 logger.warning("round %d: %s%s. %s", round, self._problem(asked, [name], arrived), why, effect)
                 self._lacked.append(key)
         return frozenset(lacking)
+
+    def remark(self, probed: Collection[str], replied: Collection[str]) -> str:
+        """Return the remark of a round on the columns that all answers and all replies lacked; empty if none."""
+        names = sorted({*probed, *(self._read & {*replied})})
+        return f"missing_columns: no client reported {', '.join(names)}" if names else ""
 
     def _has(self, asked: Asked, name: str, metrics: Mapping[str, object]) -> bool:
         # The same substitutes as in probes and reports: Flower's own name, and scores from joules.

@@ -215,10 +215,13 @@ class Probing(state_dicts.SavedFields):
         roster: The client ids by row, for messages.
         settings: The names of the metrics, the longest wait and the channels.
         watch: Ends the run if no client answers what is asked.
+
+    Attributes:
+        seconds: The seconds of the probes since the last finished round.
     """
 
     saved: ClassVar = {
-        "_seconds": state_dicts.plain_number,
+        "seconds": state_dicts.plain_number,
         "_joules": state_dicts.plain_number,
         "_asked": state_dicts.whole_number,
     }
@@ -227,13 +230,8 @@ class Probing(state_dicts.SavedFields):
         self._selector, self._roster, self._settings, self._watch = selector, roster, settings, watch
         self._logged_empty = False
         # Costs of probes since the last finished round.
-        self._seconds = self._joules = 0.0
+        self.seconds = self._joules = 0.0
         self._asked = 0
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of the probes since the last finished round."""
-        return self._seconds
 
     def question(self, here: ConnectedClients, model: Arrays | None = None) -> Question | None:
         """Return the selector's question to the eligible clients in ``here``; None if it asks nothing.
@@ -274,7 +272,7 @@ class Probing(state_dicts.SavedFields):
         # Only an error of the app shows how it answers; an unavailable node does not.
         errors = [one for one in answers.values() if isinstance(one, str) and one.startswith(RAISED)]
         raised = [untrusted.one_line(one.removeprefix(RAISED)) for one in errors]
-        lacking = self._watch.check_answers(upcoming, question.columns, told, raised)
+        lacking = self._watch.check(upcoming, told, question.columns, raised)
         columns: dict[str, list[float | FloatArray | None]] = {name: [] for name in question.columns}
         latency, joules, measured = [], 0.0, False
         problems: dict[int, list[str]] = {row: [] for row in question.asked}
@@ -301,7 +299,7 @@ class Probing(state_dicts.SavedFields):
                 joules, measured = joules + energy, True
         # Probes go in waves through the channels, like the round itself.
         self._asked += len(latency)
-        self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
+        self.seconds += round_time(np.array(latency), self._settings.channels or len(latency))
         # NaN, not 0, if no client reports energy: the history must not count an unmeasured probe as free.
         self._joules += joules if measured else np.nan
         rows = np.array(list(question.asked), dtype=np.int64)
@@ -320,6 +318,6 @@ class Probing(state_dicts.SavedFields):
 
     def take_costs(self) -> dict[str, Any]:
         """Return the probes' costs since the last call, as in the history; joules are NaN if not measured."""
-        spent = {"probe_s": self._seconds, "probe_j": self._joules, "num_probed": self._asked}
-        self._seconds, self._joules, self._asked = 0.0, 0.0, 0
+        spent = {"probe_s": self.seconds, "probe_j": self._joules, "num_probed": self._asked}
+        self.seconds, self._joules, self._asked = 0.0, 0.0, 0
         return spent

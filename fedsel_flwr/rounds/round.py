@@ -52,10 +52,10 @@ class Round:
 
     Attributes:
         number: The absolute round.
-        num_available: Number of clients that the selector could choose.
         available: Rows of the available clients, including those above ``max_participation``, shape (n,).
-        chosen: Row -> connection, by ascending row.
         reference: The global model that the clients receive; None if it cannot be decoded.
+        num_available: Number of clients that the selector could choose.
+        chosen: Row -> connection, by ascending row.
         probe_faults: The faults of the answers to the round's probes.
         draws: How often the selector drew each chosen client, shape (n,).
         asked: Rows of the clients that were sent the model in this round, shape (n,). In a buffered round other clients
@@ -68,10 +68,10 @@ class Round:
     """
 
     number: int
-    num_available: int
     available: IntArray
-    chosen: dict[int, str]
     reference: Arrays | None
+    num_available: int = 0
+    chosen: dict[int, str] = field(default_factory=dict)
     probe_faults: ProbeFaults = field(default_factory=ProbeFaults)
     draws: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     asked: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

@@ -221,8 +221,8 @@ class Adapter(RoundEnd, Translation):
         self._question_timeout = settings.roll_call_timeout
         self.core = SelectionCore(selector, settings, roster=arguments.roster, client_values=arguments.client_values)
         self.roster = self.core.parts.roster
-        if self.core.parts.measurer.reads_updates:
-            bases.warn_of_privacy(self.base, self.core.parts.measurer.reader)
+        if reader := self.core.parts.measurer.reader:
+            bases.warn_of_privacy(self.base, reader)
         folder, every, keep = settings.checkpoint_dir, settings.checkpoint_every, settings.keep_checkpoints
         checkpoints = None if folder is None else Checkpoints(folder, every=every, keep=keep, resume=settings.resume)
         address = settings.metrics_address
