@@ -13,9 +13,10 @@ half of the asked clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +108,17 @@ class Deadline:
         return self.after(times)
 
 
-class Deadlines:
+def _table(name: str, value: object, width: int) -> FloatArray:
+    """Return a copy of a state's table of numbers."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.float64 or value.shape[1:] != (width,):
+        raise StateError(f"{name} must be an array of float64 with {width} columns, got {value!r:.80}")
+    return value.copy()
+
+
+class Deadlines(state_dicts.SavedFields):
     """The round trips of each client, from which the automatic deadline follows."""
+
+    saved: ClassVar = {"_trips": partial(_table, width=LAST_TRIPS), "_coming": partial(_table, width=3)}
 
     def __init__(self) -> None:
         # The last round trips of each client, seconds, shape (n, LAST_TRIPS), the newest first; NaN before.
@@ -156,19 +166,6 @@ class Deadlines:
         """Drop the round trips of evicted clients."""
         self._trips[rows[rows < len(self._trips)]] = np.nan
         self._coming = self._coming[~np.isin(self._coming[:, 0], rows)]
-
-    def state_dict(self) -> state_dicts.State:
-        """Return copies of the times."""
-        return {"trips": self._trips.copy(), "coming": self._coming.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, ("trips", "coming"))
-        for name, width in (("trips", LAST_TRIPS), ("coming", 3)):
-            array = state[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.float64 or array.shape[1:] != (width,):
-                raise StateError(f"{name} must be an array of float64 with {width} columns, got {array!r:.80}")
-        self._trips, self._coming = state["trips"].copy(), state["coming"].copy()
 
     def _grow(self, rows: IntArray) -> None:
         self._trips = state_dicts.extended(self._trips, int(rows.max(initial=-1)) + 1, np.nan)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.roster import ConnectedClients, Roster, canonical_id
 from fedsel_flwr.rounds.untrusted import shown
@@ -189,11 +189,8 @@ class Busy(state_dicts.NotByClient):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        until = state["until"]
-        if not isinstance(until, Mapping):
-            raise StateError(f"until must be a mapping from connection to seconds, got {until!r:.80}")
-        left = {str(node): state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
+        until = state_dicts.read(state, {"until": state_dicts.mapping})["until"]
+        left = {node: state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
         # At most the limit, because states of earlier versions hold times.
         self._until = {node: self._clock() + min(seconds, self._timeout) for node, seconds in left.items()}
 

@@ -27,6 +27,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -93,6 +94,18 @@ class Batch:
             self.models = self.models.take(self.held[busy])
             self.held[busy] = np.arange(len(busy))
         return taken
+
+
+READERS: Mapping[str, state_dicts.Reader] = {
+    "step": state_dicts.whole_number,
+    "model": state_dicts.arrays_of,
+    "rows": partial(state_dicts.array, dtype=np.int64),
+    "nodes": state_dicts.texts,
+    "sent_s": partial(state_dicts.array, dtype=np.float64),
+    "draws": partial(state_dicts.array, dtype=np.int64),
+    "at_work": partial(state_dicts.array, dtype=np.bool_),
+}
+"""Field of a saved :class:`Batch` -> its reader."""
 
 
 class Flights:
@@ -283,25 +296,18 @@ class Flights:
 
     def state_dict(self) -> state_dicts.State:
         """Return the clients at work and the models that they got; what they trained is not saved."""
-        return {
-            "step": self.step,
-            "batches": [
-                {
-                    "step": batch.step, "model": [np.array(array) for array in batch.model],
-                    "rows": batch.rows, "nodes": list(batch.nodes), "sent_s": batch.sent_s.copy(),
-                    "draws": batch.draws.copy(), "at_work": batch.at_work.copy(),
-                }
-                for batch in self._batches
-            ],
-        }  # fmt: skip
+        batches = [{name: copy.deepcopy(getattr(batch, name)) for name in READERS} for batch in self._batches]
+        return {"step": self.step, "batches": batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, ("step", "batches"))
-        step = state_dicts.whole_number("step", state["step"])
-        if not isinstance(state["batches"], list):
-            raise StateError(f"batches must be a list, got {state['batches']!r:.80}")
-        self._batches, self.step = [_batch(one) for one in state["batches"]], step
+        batches = partial(state_dicts.records, readers=READERS)
+        found = state_dicts.read(state, {"step": state_dicts.whole_number, "batches": batches})
+        for batch in found["batches"]:
+            for name in ("rows", "sent_s", "draws", "at_work"):
+                if (got := len(batch[name])) != (nodes := len(batch["nodes"])):
+                    raise StateError(f"{name} must be an array with {nodes} rows, one for each node, got {got}")
+        self._batches, self.step = [Batch(**one) for one in found["batches"]], found["step"]
 
 
 @dataclass
@@ -321,23 +327,6 @@ class Arrivals:
     staleness: dict[str, int] = field(default_factory=dict)
     arrived_s: dict[str, float] = field(default_factory=dict)
     models: ModelStack | None = None
-
-
-def _batch(state: object) -> Batch:
-    """Return a batch of a saved state."""
-    keys = ("step", "model", "rows", "nodes", "sent_s", "draws", "at_work")
-    state_dicts.expect_keys(state, keys)
-    assert isinstance(state, Mapping)
-    nodes = state_dicts.texts("nodes", state["nodes"])
-    read = partial(state_dicts.array, rows=len(nodes))
-    model = state["model"]
-    if not isinstance(model, list) or not all(isinstance(array, np.ndarray) for array in model):
-        raise StateError(f"model must be a list of arrays, got {model!r:.80}")
-    return Batch(
-        step=state_dicts.whole_number("step", state["step"]), model=[array.copy() for array in model],
-        rows=read("rows", state["rows"], np.int64), nodes=nodes, sent_s=read("sent_s", state["sent_s"], np.float64),
-        draws=read("draws", state["draws"], np.int64), at_work=read("at_work", state["at_work"], np.bool_),
-    )  # fmt: skip
 
 
 def damping(staleness: npt.ArrayLike) -> FloatArray:

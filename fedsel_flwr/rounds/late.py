@@ -27,9 +27,10 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,6 @@ import numpy as np
 
 from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.flights import damping, moved, own_values
 from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack, cast_like, flat
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     # The core owns the late updates.
     from fedsel_flwr.rounds.core import SelectionCore
 
-_NUMBERS = ("arrival_s", "late_s", "weight", "energy_j")
 MOMENT_S = 1e-9
 """Seconds by which sums of the same times may differ."""
 BETA = 0.35
@@ -107,6 +106,14 @@ class LateUpdate:
     def key(self) -> str:
         """Return a name that no connection has, because the client may have trained for this round too."""
         return f"{self.node}, trained for round {self.round}"
+
+
+READERS: Mapping[str, state_dicts.Reader] = {
+    **dict.fromkeys(("arrival_s", "late_s", "weight", "energy_j"), state_dicts.plain_number),
+    **dict.fromkeys(("row", "round"), state_dicts.whole_number),
+    "node": lambda name, value: str(value), "change": state_dicts.arrays_of, "metrics": state_dicts.mapping,
+}  # fmt: skip
+"""Field of a saved :class:`LateUpdate` -> its reader."""
 
 
 class LateUpdates:
@@ -236,28 +243,12 @@ class LateUpdates:
 
     def state_dict(self) -> state_dicts.State:
         """Return the late updates."""
-        return {"held": [{**vars(one), "change": [array.copy() for array in one.change]} for one in self._held]}
+        return {"held": [copy.deepcopy(vars(one)) for one in self._held]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, ("held",))
-        if not isinstance(state["held"], list):
-            raise StateError(f"held must be a list, got {state['held']!r:.80}")
-        self._held = [_late_update(one) for one in state["held"]]
-
-
-def _late_update(state: Any) -> LateUpdate:
-    """Return an update of a saved state."""
-    state_dicts.expect_keys(state, [one.name for one in fields(LateUpdate)])
-    change, metrics = state["change"], state["metrics"]
-    if not isinstance(change, list) or not all(isinstance(array, np.ndarray) for array in change):
-        raise StateError(f"change must be a list of arrays, got {change!r:.80}")
-    if not isinstance(metrics, Mapping):
-        raise StateError(f"metrics must be a mapping, got {metrics!r:.80}")
-    read: dict[str, Any] = {name: state_dicts.plain_number(name, state[name]) for name in _NUMBERS}
-    read |= {name: state_dicts.whole_number(name, state[name]) for name in ("row", "round")}
-    read |= {"node": str(state["node"]), "change": [array.copy() for array in change], "metrics": dict(metrics)}
-    return LateUpdate(**read)
+        held = state_dicts.read(state, {"held": partial(state_dicts.records, readers=READERS)})["held"]
+        self._held = [LateUpdate(**one) for one in held]
 
 
 @dataclass(frozen=True)

@@ -266,16 +266,14 @@ class Roster:
             raise StateError(f"ids must be printable texts of 1 to {MAX_ID_LENGTH} characters, got {shown(wrong[0])}")
         if not len(set(ids)) == len(ids) == len(holders) or not all(0 <= row < len(ids) for row in bound.values()):
             raise StateError(f"ids must differ, and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
-        refused = state["refused"]
-        if not isinstance(refused, Mapping):
-            raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
+        refused = state_dicts.mapping("refused", state["refused"])
         # In place, because callers may hold these lists.
         self.ids[:], self.holders[:] = ids, holders
         self._last_seen, self._cached = last_seen, None
         self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
         self._row_of_node, self._waits_for = bound, waits
         self.refused.clear()
-        self.refused.update({str(node): str(reason) for node, reason in refused.items()})
+        self.refused.update({node: str(reason) for node, reason in refused.items()})
 
     def forget(self, rows: IntArray) -> None:
         """Drop the rounds in which the clients in ``rows`` were connected; the rows already have new ids."""

@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
 """Types that safetensors supports. Arrays of other types are stored as bytes."""
 Scalar = TypeVar("Scalar", bound=np.generic)
+Reader = Callable[[str, Any], Any]
+"""Function of key and saved value, which returns a copy of the value or raises :class:`StateError`."""
 
 
 class Stateful(Protocol):
@@ -50,11 +52,10 @@ class SavedFields(NotByClient):
     """Base class for owners of a few values; saving and loading follow from a declaration.
 
     Attributes:
-        saved: Attribute -> its reader, a function of key and saved value that returns a copy of the value, or raises
-            :class:`StateError`. The attribute's name without the underscore is the key in a saved state.
+        saved: Attribute -> its reader. The attribute's name without the underscore is the key in a saved state.
     """
 
-    saved: ClassVar[Mapping[str, Callable[[str, Any], Any]]]
+    saved: ClassVar[Mapping[str, Reader]]
 
     def state_dict(self) -> State:
         """Return copies of the declared attributes."""
@@ -62,12 +63,10 @@ class SavedFields(NotByClient):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
-        keys = {attribute: attribute.lstrip("_") for attribute in self.saved}
-        expect_keys(state, keys.values())
+        attributes = {attribute.lstrip("_"): attribute for attribute in self.saved}
         # All values are read before the first one is set, so that a refused state changes nothing.
-        loaded = {attribute: self.saved[attribute](key, state[key]) for attribute, key in keys.items()}
-        for attribute, value in loaded.items():
-            setattr(self, attribute, value)
+        for key, value in read(state, {key: self.saved[name] for key, name in attributes.items()}).items():
+            setattr(self, attributes[key], value)
 
 
 def save_parts(parts: Mapping[str, Stateful]) -> State:
@@ -101,6 +100,33 @@ def expect_keys(state: object, keys: Collection[str]) -> None:
     if set(state) != set(keys):
         missing, unexpected = sorted(set(keys) - set(state)), sorted(map(str, set(state) - set(keys)))
         raise StateError(f"the state does not fit: missing {missing}, unexpected {unexpected}")
+
+
+def read(state: Any, readers: Mapping[str, Reader]) -> State:
+    """Return copies of the values of a state with exactly these keys, each from its reader."""
+    expect_keys(state, readers)
+    return {key: reader(key, state[key]) for key, reader in readers.items()}
+
+
+def records(name: str, value: object, readers: Mapping[str, Reader]) -> list[State]:
+    """Return a copy of a state's list of states with the same keys."""
+    if not isinstance(value, list):
+        raise StateError(f"{name} must be a list, got {value!r:.80}")
+    return [read(one, readers) for one in value]
+
+
+def mapping(name: str, value: object) -> State:
+    """Return a copy of a state's mapping, whose keys become texts."""
+    if not isinstance(value, Mapping):
+        raise StateError(f"{name} must be a mapping, got {value!r:.80}")
+    return {str(key): one for key, one in value.items()}
+
+
+def arrays_of(name: str, value: object) -> list[Array]:
+    """Return a copy of a state's list of arrays."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, np.ndarray) for one in value):
+        raise StateError(f"{name} must be a list of arrays, got {value!r:.80}")
+    return [one.copy() for one in value]
 
 
 def array(name: str, value: object, dtype: type[Scalar], *, rows: int | None = None) -> npt.NDArray[Scalar]:
