@@ -48,7 +48,7 @@ class Newest(Selector):
 '''
 LINE = "from fedsel_flwr.selectors.newest import Newest as Newest\n"
 MINE = 'selector = "newest"\nengine = "vectorized"\nrounds = 2\nnum_clients = 8\nclients_per_round = 2\n'
-OPTION = '    patience: int = field(default=3, metadata=_rule(_count, key="patience"))\n'
+OPTION = '    patience: int = _option(3, _count, key="patience")\n'
 FOLLOWED = '''
 import inspect, json, pickle, sys
 from functools import partial

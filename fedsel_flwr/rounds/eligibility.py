@@ -190,7 +190,7 @@ class Busy(state_dicts.NotByClient):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit."""
         until = state_dicts.read(state, {"until": state_dicts.mapping})["until"]
-        left = {node: state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
+        left = {node: state_dicts.plain_number("until", end) for node, end in until.items()}
         # At most the limit, because states of earlier versions hold times.
         self._until = {node: self._clock() + min(seconds, self._timeout) for node, seconds in left.items()}
 

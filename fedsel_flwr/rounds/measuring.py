@@ -20,6 +20,7 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, cast
 
 import numpy as np
@@ -174,10 +175,6 @@ class Measurer(state_dicts.SavedFields):
         return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
 
 
-def _vector_or_none(name: str, value: object) -> FloatArray | None:
-    return None if value is None else state_dicts.array(name, value, np.float64)
-
-
 class Direction(state_dicts.SavedFields):
     """The direction in which the global model moves (GPFL).
 
@@ -192,7 +189,7 @@ class Direction(state_dicts.SavedFields):
     array([2.])
     """
 
-    saved: ClassVar = {"_direction": _vector_or_none}
+    saved: ClassVar = {"_direction": state_dicts.optional(partial(state_dicts.array, dtype=np.float64))}
 
     def __init__(self, learning_rate: float, momentum: float) -> None:
         self.learning_rate, self.momentum = learning_rate, momentum

@@ -75,7 +75,7 @@ class Registrar(state_dicts.SavedFields):
 
     saved: ClassVar = {
         "_sizes": partial(state_dicts.array, dtype=np.int64),
-        "_initial_accuracy": partial(state_dicts.plain_number, or_none=True),
+        "_initial_accuracy": state_dicts.optional(state_dicts.plain_number),
         "_uninformed": partial(state_dicts.array, dtype=np.int64),
     }
 

@@ -61,10 +61,6 @@ def structure_of(names: Iterable[object], arrays: Arrays, metric_records: Iterab
     return tuple(sorted([*texts, *(f"{name}: MetricRecord" for name in metric_records)]))
 
 
-def _loaded_structure(name: str, value: object) -> Structure | None:
-    return None if value is None else tuple(state_dicts.texts(name, value))
-
-
 class ReplyStructure(state_dicts.SavedFields):
     """The structure of a run's replies: that of the arrays sent, or another one that its first round fixes.
 
@@ -75,7 +71,10 @@ class ReplyStructure(state_dicts.SavedFields):
         decided: Whether a round has aggregated replies, so that the structure cannot change any more.
     """
 
-    saved: ClassVar = {"decided": state_dicts.flag, "_structure": _loaded_structure}
+    saved: ClassVar = {
+        "decided": state_dicts.flag,
+        "_structure": state_dicts.optional(lambda name, value: tuple(state_dicts.texts(name, value))),
+    }
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self.decided = settings, False

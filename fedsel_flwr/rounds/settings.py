@@ -91,15 +91,16 @@ class MetricKeys:
         return str(getattr(self, column))
 
 
-def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object]:
-    """Declare the check of an option, and its key in a scenario's table ``aggregation``.
+def _option(default: object, check: Check, key: str = "", unset: object = None) -> Any:
+    """Declare an option: its default, its check, and its key in a scenario's table ``aggregation``.
 
     Args:
+        default: The value of an option that is not set.
         check: Checks any value except a default of None.
         key: The key of the option; empty if scenarios do not have the option.
         unset: The value that means None in a scenario, because TOML has no None.
     """
-    return {"check": check, "key": key, "unset": unset}
+    return field(default=default, metadata={"check": check, "key": key, "unset": unset})
 
 
 def _switch(name: str, value: object) -> object:
@@ -113,12 +114,8 @@ def _address(name: str, value: object) -> object:
     return value
 
 
-def _max_examples(name: str, value: object) -> MaxExamples:
-    return "auto" if value == "auto" else _count(name, value)
-
-
-def _number_or_auto(name: str, value: object, **limits: float) -> float | Literal["auto"]:
-    return "auto" if value == "auto" else real(name, value, **limits)
+def _or_auto(name: str, value: object, check: Callable[..., Any], **limits: float) -> Any:
+    return "auto" if value == "auto" else check(name, value, **limits)
 
 
 def _count(name: str, value: object, minimum: int = 1) -> int:
@@ -127,6 +124,10 @@ def _count(name: str, value: object, minimum: int = 1) -> int:
     if number > 2**53:
         raise ParameterError(f"{name} must be at most 2^53, got {value!r}")
     return number
+
+
+def _one_of(words: Any) -> Check:
+    return partial(one_of, allowed=get_args(words))
 
 
 ABOVE_0 = partial(real, above=0.0)
@@ -263,61 +264,55 @@ class Options:
         ParameterError: A value is out of range.
     """
 
-    max_latency: float | None = field(default=None, metadata=_rule(ABOVE_0))
-    min_completed: int = field(default=1, metadata=_rule(_count, key="min_completed"))
-    concurrency: int | None = field(default=None, metadata=_rule(_count, key="concurrency", unset=0))
-    buffer: int | None = field(default=None, metadata=_rule(_count, key="buffer", unset=0))
-    max_staleness: int | None = field(
-        default=None, metadata=_rule(partial(_count, minimum=0), key="max_staleness", unset=-1)
+    max_latency: float | None = _option(None, ABOVE_0)
+    min_completed: int = _option(1, _count, key="min_completed")
+    concurrency: int | None = _option(None, _count, key="concurrency", unset=0)
+    buffer: int | None = _option(None, _count, key="buffer", unset=0)
+    max_staleness: int | None = _option(None, partial(_count, minimum=0), key="max_staleness", unset=-1)
+    weighting: Weighting = _option("examples", _one_of(Weighting), key="weighting")
+    min_available: int | None = _option(None, _count)
+    wait_timeout: float = _option(600.0, AT_LEAST_0, key="wait_timeout_s")
+    channels: int | None = _option(None, _count)
+    clock: Clock = _option("virtual", _one_of(Clock))
+    clock_slack: float | None = _option(None, AT_LEAST_0)
+    identity: Identity | None = _option(None, _one_of(Identity))
+    busy_timeout: float | None = _option(3600.0, AT_LEAST_0)
+    cooldown: CooldownSetting = _option("auto", _switch, key="cooldown")
+    over_selection: float = _option(0.0, AT_LEAST_0, key="over_selection")
+    wait_for: int | None = _option(None, _count, key="wait_for", unset=0)
+    round_deadline_s: RoundDeadline | None = _option(
+        None, partial(_or_auto, check=real, above=0.0), key="round_deadline_s", unset=0.0
     )
-    weighting: Weighting = field(
-        default="examples", metadata=_rule(partial(one_of, allowed=get_args(Weighting)), key="weighting")
-    )
-    min_available: int | None = field(default=None, metadata=_rule(_count))
-    wait_timeout: float = field(default=600.0, metadata=_rule(AT_LEAST_0, key="wait_timeout_s"))
-    channels: int | None = field(default=None, metadata=_rule(_count))
-    clock: Clock = field(default="virtual", metadata=_rule(partial(one_of, allowed=get_args(Clock))))
-    clock_slack: float | None = field(default=None, metadata=_rule(AT_LEAST_0))
-    identity: Identity | None = field(default=None, metadata=_rule(partial(one_of, allowed=get_args(Identity))))
-    busy_timeout: float | None = field(default=3600.0, metadata=_rule(AT_LEAST_0))
-    cooldown: CooldownSetting = field(default="auto", metadata=_rule(_switch, key="cooldown"))
-    over_selection: float = field(default=0.0, metadata=_rule(AT_LEAST_0, key="over_selection"))
-    wait_for: int | None = field(default=None, metadata=_rule(_count, key="wait_for", unset=0))
-    round_deadline_s: RoundDeadline | None = field(
-        default=None, metadata=_rule(partial(_number_or_auto, above=0.0), key="round_deadline_s", unset=0.0)
-    )
-    late: Late = field(default="drop", metadata=_rule(partial(one_of, allowed=get_args(Late)), key="late"))
-    late_scale_coff: float = field(default=1.0, metadata=_rule(partial(real, at_least=1.0), key="late_scale_coff"))
-    compare_models: CompareModels = field(default="auto", metadata=_rule(_switch))
-    max_update_norm: float | None = field(default=None, metadata=_rule(ABOVE_0, key="max_update_norm", unset=0.0))
-    max_examples: MaxExamples | None = field(default=None, metadata=_rule(_max_examples, key="max_examples", unset=0))
-    max_participation: float | None = field(default=None, metadata=_rule(SHARE, key="max_participation", unset=0.0))
-    warmup_rounds: int = field(default=0, metadata=_rule(partial(_count, minimum=0), key="warmup_rounds"))
-    max_clients: int | None = field(default=None, metadata=_rule(_count))
-    max_new_per_round: int | None = field(default=None, metadata=_rule(_count))
-    evict_after: int | None = field(default=None, metadata=_rule(_count))
+    late: Late = _option("drop", _one_of(Late), key="late")
+    late_scale_coff: float = _option(1.0, partial(real, at_least=1.0), key="late_scale_coff")
+    compare_models: CompareModels = _option("auto", _switch)
+    max_update_norm: float | None = _option(None, ABOVE_0, key="max_update_norm", unset=0.0)
+    max_examples: MaxExamples | None = _option(None, partial(_or_auto, check=_count), key="max_examples", unset=0)
+    max_participation: float | None = _option(None, SHARE, key="max_participation", unset=0.0)
+    warmup_rounds: int = _option(0, partial(_count, minimum=0), key="warmup_rounds")
+    max_clients: int | None = _option(None, _count)
+    max_new_per_round: int | None = _option(None, _count)
+    evict_after: int | None = _option(None, _count)
     metric_keys: MetricKeys | None = None
-    missing_columns: MissingColumns = field(
-        default="error", metadata=_rule(partial(one_of, allowed=get_args(MissingColumns)), key="missing_columns")
-    )
-    roll_call_timeout: float = field(default=60.0, metadata=_rule(ABOVE_0))
-    averaging: str | None = field(default=None, metadata=_rule(SCHEME, key="averaging", unset=""))
+    missing_columns: MissingColumns = _option("error", _one_of(MissingColumns), key="missing_columns")
+    roll_call_timeout: float = _option(60.0, ABOVE_0)
+    averaging: str | None = _option(None, SCHEME, key="averaging", unset="")
     filter: Filter | None = None
     validation: Validation | None = None
-    learning_rate: float | None = field(default=None, metadata=_rule(ABOVE_0))
-    momentum: float = field(default=0.1, metadata=_rule(BELOW_1, key="direction_momentum"))
+    learning_rate: float | None = _option(None, ABOVE_0)
+    momentum: float = _option(0.1, BELOW_1, key="direction_momentum")
     availability: Availability | Collection[str | int] | None = None
     budget: Budget | None = None
     evaluate_in: Callable[[int], bool] | None = None
     should_stop: ShouldStop | None = None
     on_round: Callable[[RoundRecord], None] | None = None
-    metrics_address: str | int | None = field(default=None, metadata=_rule(_address))
+    metrics_address: str | int | None = _option(None, _address)
     checkpoint_dir: str | os.PathLike[str] | None = None
     keep_arrivals: bool = False
     checkpoint_every: int = 1
     keep_checkpoints: int = 3
     resume: Resume = False
-    total_rounds: int | None = field(default=None, metadata=_rule(_count))
+    total_rounds: int | None = _option(None, _count)
 
     def __post_init__(self) -> None:
         """Check every value."""

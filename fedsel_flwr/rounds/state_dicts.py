@@ -152,10 +152,13 @@ def texts(name: str, value: object) -> list[str]:
     return list(value)
 
 
-def plain_number(name: str, value: object, *, or_none: bool = False) -> float | None:
-    """Return a state's number; None if that is allowed."""
-    if or_none and value is None:
-        return None
+def optional(reader: Reader) -> Reader:
+    """Return a reader that accepts None too."""
+    return lambda name, value: None if value is None else reader(name, value)
+
+
+def plain_number(name: str, value: object) -> float:
+    """Return a state's number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise StateError(f"{name} must be a number, got {value!r:.80}")
     return float(value)
