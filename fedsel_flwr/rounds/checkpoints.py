@@ -151,8 +151,7 @@ class Checkpoints:
             write_checkpoint(self.folder, checkpoint)
         except OSError as error:
             raise RunError(
-                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, then resume with "
-                "resume=True"
+                f"{failed}{error.strerror}. Earlier checkpoints are unchanged. {write_cure(error)}, and set resume=True"
             ) from error
         except StateError as error:
             raise RunError(f"{failed}{error}") from error
@@ -270,9 +269,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         said = json.loads(header["__metadata__"]["checkpoint"])
         if said["schema"] != SCHEMA:
             raise StateError(
-                f"it has schema {said['schema']!r} ({said['written_by']}), but this fedsel-flwr "
-                f"{fedsel_flwr.__version__} reads schema {SCHEMA}. Resume with the version that wrote it, or a newer "
-                "one"
+                f"it has schema {said['schema']!r} ({said['written_by']}), but fedsel-flwr {fedsel_flwr.__version__} "
+                f"reads schema {SCHEMA}. Resume with the version that wrote it, or a newer one"
             )
         if checkpoint_path(path.parent, said["round"]).name != path.name:
             raise StateError(f"it was renamed: it holds round {said['round']}")
@@ -321,14 +319,12 @@ def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Pa
     """
     if resume == "must" and not rounds:
         raise RunError(
-            f"{str(folder)!r} holds no checkpoint to resume from. Check checkpoint_dir, or start a new run with "
-            "resume=True"
+            f"{str(folder)!r} holds no checkpoint to resume from. Check checkpoint_dir, or begin with resume=True"
         )
     if not resume and (rounds or (journal.is_file() and journal.stat().st_size > 0)):
         found = f"the checkpoints of {max(rounds)} rounds" if rounds else f"rounds in {journal.name}"
         raise RunError(
-            f"{str(folder)!r} holds {found} of another run. Resume it with resume=True, or give the new run another "
-            "checkpoint_dir"
+            f"{str(folder)!r} holds {found} of another run. Set resume=True to resume it, or another checkpoint_dir"
         )
 
 

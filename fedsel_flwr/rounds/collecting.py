@@ -195,9 +195,8 @@ class Collector:
         # Without a comparison of models nothing reads updates, and the global model is still of arrays.
         if reads and not (s.checks_structure and round.reference is not None):
             raise RunError(
-                "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
-                "scheme, late or max_update_norm needs its numbers. Use a base strategy whose model is arrays, or a "
-                "selector of latencies."
+                "the global model cannot be decoded into NumPy arrays, but the filter, selector, averaging, late or "
+                "max_update_norm needs its numbers. Use a base whose model is arrays, or a selector of latencies"
             )
 
     def _averaged(self, outcome: Outcome, draws: IntArray) -> Outcome:

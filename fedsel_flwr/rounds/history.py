@@ -235,9 +235,7 @@ class History(state_dicts.NotByClient):
             self._logged = False
             return
         if isinstance(state, Mapping) and "offset" in state:
-            raise StateError(
-                "this state keeps its earlier rounds in a file. Give the strategy the checkpoint_dir that it had"
-            )
+            raise StateError("this state keeps its earlier rounds in a file. Give the strategy its checkpoint_dir")
         self._rounds[:], self._clients[:] = from_state(state)
         self._logged = True
 

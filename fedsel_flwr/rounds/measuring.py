@@ -56,14 +56,9 @@ class Measurer(state_dicts.SavedFields):
             reader = "FedCA's filter" if settings.filter is not None else f"{name} ({columns})"
             raise ParameterError(f"{reader} needs a validation set on the server. Pass validation=Validation(...).")
         if "kept" in needs and settings.filter is None:
-            raise ParameterError(
-                f"{name} learns from FedCA's filter, but there is none. Pass filter=Filter() or use the strategy FedCM."
-            )
+            raise ParameterError(f"{name} needs FedCA's filter, but has none. Pass filter=Filter(), or use FedCM.")
         if "projection" in needs and settings.learning_rate is None:
-            raise ParameterError(
-                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial "
-                "learning rate."
-            )
+            raise ParameterError(f"{name} reads gradients, but has no learning_rate. Pass the clients' initial one.")
         self.selector, self.filter = selector, settings.filter
         # Read only if the selector or the filter needs them, and then they are set.
         self._examples = cast(Validation, validation)
@@ -86,8 +81,7 @@ class Measurer(state_dicts.SavedFields):
         found = [i for i in range(len(reference)) if i not in self._integers]
         if not found and self.selector.needs & {"projection", "update"}:
             raise RunError(
-                f"{self.selector.name} reads updates, but the global model has no floating-point array. Choose a "
-                "selector that reads no updates, or train a model with floating-point parameters."
+                f"{self.selector.name} reads updates, but the global model has no floating-point array. Change either."
             )
         return found
 

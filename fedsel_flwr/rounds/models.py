@@ -279,9 +279,7 @@ class Validation:
                 "predict(arrays, inputs) -> logits and integer labels, one per example."
             )
         if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
-            raise ParameterError(
-                f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass one label per example."
-            )
+            raise ParameterError(f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass as many")
 
     def logits(self, arrays: Arrays) -> FloatArray:
         """Return the outputs of the model with these arrays.
@@ -310,7 +308,7 @@ class Validation:
     def _checked(self, logits: FloatArray) -> FloatArray:
         if logits.ndim != 2 or len(logits) != len(self.labels):
             raise ParameterError(
-                f"predict must return logits of shape ({len(self.labels)}, n_classes), got shape {logits.shape}"
+                f"predict must return logits of shape ({len(self.labels)}, n_classes), got {logits.shape}"
             )
         low, high = np.min(self.labels), np.max(self.labels)
         if low < 0 or high >= logits.shape[1]:

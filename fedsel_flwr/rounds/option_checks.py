@@ -28,8 +28,7 @@ def check_buffered(selector: Selector, given: Options) -> None:
     m, number = selector.clients_per_round, given.concurrency
     if not selector.buffers or m is None:
         raise ParameterError(
-            f"{selector.name} needs rounds that wait for all of their clients, so that concurrency cannot be used. "
-            "Leave concurrency out, or use another selector"
+            f"{selector.name} needs rounds that wait for all clients. Leave concurrency out, or use another selector"
         )
     if given.buffer not in (None, m):
         raise ParameterError(f"buffer = {given.buffer} must be clients_per_round = {m}. Leave buffer out")
@@ -39,10 +38,7 @@ def check_buffered(selector: Selector, given: Options) -> None:
         raise ParameterError(f"channels = {given.channels} is below concurrency = {number}. Leave channels out")
     for name in ("warmup_rounds", "over_selection", "wait_for", "round_deadline_s", "late"):
         if getattr(given, name) not in (None, 0, "drop"):
-            raise ParameterError(
-                f"{name} belongs to rounds that wait for their clients, and cannot be combined with concurrency. "
-                "Leave one of them out"
-            )
+            raise ParameterError(f"{name} belongs to rounds that wait for their clients. Leave it or concurrency out")
     if given.compare_models is False:
         raise ParameterError("concurrency compares updates with the model that was sent. Leave compare_models out")
     if given.weighting == "uniform" and given.averaging not in (None, "mean"):
@@ -92,8 +88,7 @@ def check_keep_arrivals(given: Options) -> None:
     wanted = given.checkpoint_dir is not None and given.clock == "server" and given.concurrency is None
     if given.keep_arrivals and not (wanted and given.checkpoint_every == 1):
         raise ParameterError(
-            "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and rounds that wait for their "
-            "clients. Set these, and leave concurrency out, or leave keep_arrivals out"
+            "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and no concurrency. Or drop it"
         )
 
 
@@ -102,8 +97,7 @@ def check_warmup(selector: Selector, rounds: int) -> None:
     total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
-            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}. Lower "
-            "warmup_rounds, or raise the number of rounds"
+            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}. Lower it"
         )
 
 
@@ -117,6 +111,5 @@ def check_fairness(selector: Selector, max_participation: float | None) -> None:
     client, share = max(shares.items(), key=lambda item: item[1])
     if share > max_participation:
         raise ParameterError(
-            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}. Raise "
-            "max_participation, or lower the fairness"
+            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}. Raise it"
         )

@@ -329,16 +329,13 @@ class ClientValues(Mapping[int, float]):
         else:
             array = np.asarray(values, dtype=np.float64)
             if array.ndim != 1:
-                raise ParameterError(
-                    f"{name} must have shape (clients,), got {array.shape}. Give one number per client"
-                )
+                raise ParameterError(f"{name} must have one number per client, shape (clients,), got {array.shape}")
             items = [(str(k), float(value)) for k, value in enumerate(array)]
         self.name = name
         self.given: dict[str, float] = {key: value for key, value in items if key is not None}
         if len(self.given) != len(items):
             raise ParameterError(
-                f"{name} names a client twice, or has a key that is not a client id. Give integers or strings, "
-                "once each"
+                f"{name} names a client twice, or a key is no client id. Give integers or strings, once"
             )
         self._roster = roster
 

@@ -321,9 +321,7 @@ class Options:
             if check is not None and not (value is None and "None" in str(one.type)):
                 object.__setattr__(self, one.name, check(one.name, value))
         if self.checkpoint_dir is None and self.resume:
-            raise ParameterError(
-                f"resume={self.resume!r} needs checkpoint_dir. Give the folder that holds the run's checkpoints"
-            )
+            raise ParameterError(f"resume={self.resume!r} needs checkpoint_dir, the folder of the run's checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,10 +415,7 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning(
-            "min_latency is %g s, but max_latency is only %g s, so every client counts as the fastest. Lower "
-            "min_latency",
-            low,
-            high,
+            "min_latency is %g s, but max_latency is only %g s: all clients count as the fastest. Lower it", low, high
         )
     return settings
 
@@ -442,13 +437,11 @@ def _compares_models(given: Options, payload: Payload, reader: str) -> bool:
     option = given.compare_models
     if payload == "trees" and (option is True or given.max_update_norm is not None):
         raise ParameterError(
-            "compare_models=True and max_update_norm need models of one shape, but the base strategy's models grow. "
-            "Leave them out"
+            "compare_models=True and max_update_norm need models of one shape, but trees grow. Leave them out"
         )
     if option is False and reader and payload != "trees":
         raise ParameterError(
-            f"compare_models=False allows updates unlike the global model, but {reader} compares each update with that "
-            "model. Leave compare_models out, or use a selector and options that do not read updates"
+            f"compare_models=False allows any update, but {reader} compares each update with the model. Leave one out"
         )
     return payload != "trees" and (bool(reader) or payload != "own" if option == "auto" else option)
 

@@ -234,8 +234,7 @@ def pack_state(tree: object, name: str, arrays: dict[str, Array]) -> Any:
         keys = pack_state([*tree], f"{name}/keys", arrays)
         return {"$keys": keys, "values": pack_state([*tree.values()], f"{name}/values", arrays)}
     raise StateError(
-        f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
-        f"{type(tree).__name__}"
+        f"{name} cannot be saved: a state has numbers, texts, bytes, lists, dicts and arrays, got {type(tree).__name__}"
     )
 
 

@@ -64,9 +64,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"the folder {str(folder)!r} cannot be created: {error.strerror}. Choose one that can be written to"
-        ) from error
+        raise RunError(f"the folder {str(folder)!r} cannot be created: {error.strerror}. Choose another") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RunError(f"the folder {str(folder)!r} cannot be written to. Choose another, or change its permissions")
 

@@ -30,10 +30,7 @@ class CombinatorialAveraging(Adapter):
     ) -> None:
         if (selector is None) == (clients_per_round is None):
             given = "none" if selector is None else "both"
-            raise ParameterError(
-                f"expected either selector or clients_per_round, got {given}. Set clients_per_round for uniform "
-                "sampling, or pass a selector."
-            )
+            raise ParameterError(f"expected either selector or clients_per_round, got {given}. Set one of them.")
         if selector is None:
             selector = Random(clients_per_round=clients_per_round or 0, seed=seed)
         super().__init__(

@@ -108,8 +108,7 @@ class SelectionStrategy(Adapter, Strategy):
         """
         if self.core.parts.flights is not None:
             raise RunError(
-                "concurrency cannot be used in the legacy API, whose server waits for every client. Use the strategies "
-                "of fedsel_flwr.strategies.message, or api = 'message' in a scenario"
+                "concurrency needs the Message API. Use fedsel_flwr.strategies.message, or api = 'message' in scenarios"
             )
         if not self._begin_round(parameters):
             return []
@@ -129,9 +128,8 @@ class SelectionStrategy(Adapter, Strategy):
         # The errors of a base that requires its own client manager, or looks for other clients.
         except (AssertionError, AttributeError, LookupError, TypeError) as error:
             raise RunError(
-                f"{type(self.base).__name__}.configure_fit raised {described(error)}. With a selector it gets a client "
-                "manager that has only the chosen clients, and must not need another one. Use another base, or let it "
-                "take the clients of this client manager"
+                f"{type(self.base).__name__}.configure_fit raised {described(error)}. Its client manager has only the "
+                "chosen clients. Let it take these, or use another base"
             ) from error
         # Sorted lists, not sets, so that a base that sends a client two instructions is refused too.
         dispatched = sorted(client.cid for client, _ in instructions)
@@ -140,8 +138,7 @@ class SelectionStrategy(Adapter, Strategy):
         elif dispatched != sorted(chosen):
             raise RunError(
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
-                f"{len(chosen)} clients. A base that chooses clients itself cannot be combined with a selector. Wrap "
-                "another base."
+                f"{len(chosen)} clients. A base that chooses clients itself cannot have a selector. Wrap another base."
             )
         self._dispatched = {
             client.cid: TimedProxy(client, round=self.core.round, late=self._late) for client, _ in instructions

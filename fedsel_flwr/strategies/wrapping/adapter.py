@@ -186,14 +186,12 @@ class Adapter(RoundEnd, Translation):
         selector, base = arguments.selector, arguments.base
         if not isinstance(selector, Selector):
             raise ParameterError(
-                f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}. Make one with "
-                "fedsel_flwr.selectors.create(name, ...)"
+                f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}. Use create(name)"
             )
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
             raise ParameterError(
-                f"base must be a {kind}, got {type(base).__name__}. Strategies of both APIs have the same names, so "
-                "check the import"
+                f"base must be a {kind}, got {type(base).__name__}. Check the import: both APIs have such names"
             )
         self.base: Any = base if base is not None else type(self).default_base()
         # All checks that are possible now run here, before a server starts.
@@ -205,9 +203,8 @@ class Adapter(RoundEnd, Translation):
         settings = resolve_settings(selector, payload=bases.payload(self.base), **options)
         if self.waits_for_everybody and settings.clock == "server" and (settings.ends_early or settings.keep_arrivals):
             raise ParameterError(
-                "over_selection, wait_for, round_deadline_s and keep_arrivals on the server's clock need a server that "
-                "reads replies as they come, but the legacy API's server waits for every client. Use the strategies of "
-                'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
+                "over_selection, wait_for, round_deadline_s and keep_arrivals read replies as they come, but the "
+                "legacy API's server waits for every client. Use fedsel_flwr.strategies.message, or a virtual clock"
             )
         if settings.filter is not None:
             bases.check_filter(self.base)

@@ -218,10 +218,7 @@ def _check_trees(document: Any) -> None:
 def check_accepts_selector(base: object) -> None:
     """Refuse a base that takes the clients in turn and ignores the selector's choice."""
     if has_layer(base, "FedXgbCyclic"):
-        raise ParameterError(
-            f"{type(base).__name__} chooses clients itself, one after the other. It cannot be combined with a "
-            "selector. Use another base"
-        )
+        raise ParameterError(f"{type(base).__name__} takes the clients in turn, without a selector. Use another base")
 
 
 def check_trains(base: object) -> None:
@@ -229,10 +226,7 @@ def check_trains(base: object) -> None:
     for layer in layers(base):
         own = getattr(type(layer), "configure_train", None)
         if getattr(layer, "fraction_train", None) == 0 and getattr(own, "__module__", "").startswith("flwr."):
-            raise RunError(
-                f"{type(layer).__name__} configures no messages, because its fraction_train is 0. Set fraction_train "
-                "above 0. The selector decides how many clients train"
-            )
+            raise RunError(f"{type(layer).__name__} configures no messages: its fraction_train is 0. Set it above 0")
 
 
 def check_cohort(base: object, models: int) -> None:
@@ -255,9 +249,8 @@ def check_moved(base: object, option: str) -> None:
     # A user's subclass may send and record what it likes, as long as it leaves the aggregation to Flower's class.
     if len(list(layers(base))) > 1 or payload(base) != "model" or flowers[0] not in BUFFERED:
         raise ParameterError(
-            f"{option} gives the base models that are moved to the current one, which {type(base).__name__} may "
-            f"not expect. Use Flower's {', '.join(BUFFERED)}, or a subclass with their aggregation, or leave {option} "
-            "out"
+            f"{option} moves models to the current one, which {type(base).__name__} may not expect. Use Flower's "
+            f"{', '.join(BUFFERED)}, a subclass with their aggregation, or leave {option} out"
         )
 
 
@@ -275,13 +268,11 @@ def check_is_average(base: object, averaging: str) -> None:
     """Refuse a scheme that needs each client's share of all examples if ``base`` does not weight by examples."""
     if type(base).__name__ not in ("FedAvg", "FedProx"):
         raise ParameterError(
-            f"averaging {averaging!r} mixes the mean with the old model, which is right for FedAvg and FedProx only, "
-            f"got {type(base).__name__}. Use averaging='fedpdp'"
+            f"averaging {averaging!r} is for FedAvg and FedProx only, got {type(base).__name__}. Use averaging='fedpdp'"
         )
     if (key := getattr(base, "weighted_by_key", "num-examples")) != "num-examples":
         raise ParameterError(
-            f"averaging {averaging!r} needs each client's share of all examples, but the base weighs by {key!r}. Use "
-            "averaging='fedpdp'"
+            f"averaging {averaging!r} needs shares of examples, but the base weighs by {key!r}. Use averaging='fedpdp'"
         )
 
 
@@ -290,8 +281,7 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
     if len(updates) > 1 and all(update is updates[0] for update in updates):
         raise RunError(
             f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg). "
-            "Use a selector of latencies, such as cs-ucb or bsfl, and have the clients report their latency, since "
-            "the server cannot time them either"
+            "Use a selector of latencies, such as cs-ucb or bsfl, and have the clients report their latency"
         )
 
 
@@ -329,8 +319,7 @@ class NamedClient(ClientProxy):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RunError(
-            f"a base strategy cannot call client {self.cid}, which trains in this process, or whose update is late. "
-            "Use the engine 'ray', or leave late out"
+            f"a base strategy cannot call client {self.cid}, simulated or late. Use engine 'ray', or leave late out"
         )
 
     fit = evaluate = get_properties = get_parameters = reconnect = _refuse

@@ -391,18 +391,15 @@ class SnapshotGrid(_GridWrapper):
         # Flower's strategies ask in a loop until they see enough nodes. The first request is always answered.
         if self._asked and time.monotonic() >= self._deadline:
             raise RunError(
-                f"the base strategy waits for more nodes than the {len(self._nodes)} that it gets, for longer than "
-                f"wait_timeout = {self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
+                f"the base strategy waits for more than its {len(self._nodes)} nodes, longer than wait_timeout = "
+                f"{self._timeout:g} s. Lower the fraction or the number of nodes that it asks for"
             )
         self._asked = True
         return list(self._nodes)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse, because a base strategy has nothing to send while it configures a round."""
-        raise RunError(
-            "the base strategy sends messages while it configures a round, so it cannot be wrapped. Use another "
-            "base strategy"
-        )
+        raise RunError("the base strategy sends messages while it configures a round. Use another base strategy")
 
 
 class LateReplyGrid(TimedGrid):

@@ -44,8 +44,7 @@ def own_start(base: Strategy) -> Callable[..., Any] | None:
     function = getattr(base.start, "__func__", None)
     if function is None:
         raise ParameterError(
-            f"start of {type(base).__name__} is a {type(base.start).__name__}, not a method, so that it cannot call "
-            "the wrapper's rounds. Define start in the class of the base"
+            f"start of {type(base).__name__} is a {type(base.start).__name__}, not a method. Define it in the class"
         )
     return None if function is Strategy.start else function
 
@@ -69,10 +68,7 @@ def with_own_start(loop: Callable[Concatenate[MessageRun, P], Result]) -> Callab
 
         result = self._run_own_start(call, _flowers_arguments(function, args, kwargs), should_stop)
         if self.core.round == before and not self.core.ended:
-            logger.warning(
-                "start of %s never called self.configure_train, so the selector has chosen no clients",
-                type(self.base).__name__,
-            )
+            logger.warning("start of %s never called configure_train, so no client trained", type(self.base).__name__)
         return result
 
     return start
@@ -145,8 +141,7 @@ def _checked(base: str, method: Callable[P, Any]) -> Callable[P, Any]:
         except TypeError as error:
             name = getattr(method, "__name__", "")
             raise RunError(
-                f"start of {base} calls self.{name} with other arguments than Flower's: {error}. A base that needs "
-                "them cannot be wrapped"
+                f"start of {base} calls self.{name} with other arguments than Flower's: {error}. It cannot be wrapped"
             ) from None
         return method(*args, **kwargs)
 
@@ -317,13 +312,11 @@ class MessageRun(Adapter, Strategy):
         base = type(self.base).__name__
         if self.core.settings.resume:
             raise RunError(
-                f"start of {base} has its own loop, which begins at round 1, so that the run cannot be resumed. "
-                "Leave resume out, or let its start call super().start"
+                f"start of {base} has its own loop, so it cannot be resumed. Leave resume out, or call super().start"
             )
         if self._dispatched:
             raise RunError(
-                f"start of {base} did not call self.aggregate_train after self.configure_train, so that the selector "
-                "learned nothing. Call it once in each round"
+                f"start of {base} did not call self.aggregate_train after self.configure_train. Call it in each round"
             )
 
     def _recording(

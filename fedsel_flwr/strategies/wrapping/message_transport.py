@@ -163,9 +163,8 @@ def configured(
         fault = f"{len(messages)} messages to {len(sent)} nodes"
         fault += f", {shown(sorted(others))} among them" if others else ", with different contents" if differ else ""
         raise RunError(
-            f"{type(base).__name__} configured {fault}, but the selector chose {len(chosen)} nodes, {shown(chosen)}. "
-            "A base that chooses clients itself cannot be combined with a selector. Let it send one message to each "
-            "node of the grid that it gets"
+            f"{type(base).__name__} configured {fault}, but the selector chose {len(chosen)} nodes, {shown(chosen)}. A "
+            "base that chooses clients itself cannot have a selector. Let it send one message to each node of its grid"
         )
     return {node: sent.get(node) or addressed(messages[0], node) for node in chosen} if sent else {}
 

@@ -140,9 +140,8 @@ class Resuming:
         # Writing now would overwrite the checkpoints from which the user wanted to resume.
         if not self._begun and self._checkpoints.resume:
             raise RunError(
-                f"round {number} ran with resume={self._checkpoints.resume!r}, but no checkpoint was loaded before "
-                "it. Flower's servers call initialize_parameters or start. Your own engine must read "
-                "strategy.resumed before its first round"
+                f"round {number} ran with resume={self._checkpoints.resume!r}, but no checkpoint was loaded before it. "
+                "Your own engine must read strategy.resumed before its first round"
             )
         self._write(number, model, names, *self._states())
 
@@ -299,9 +298,8 @@ def _check_layer(layer: object) -> None:
     unknown = sorted(name for name, value in vars(layer).items() if name not in known and not callable(value))
     if unknown:
         raise ParameterError(
-            f"checkpoints cannot save {_class(layer)}, which keeps {', '.join(unknown)}. Give it state_dict(), which "
-            "returns what must outlive a round (numbers, texts, lists, NumPy arrays; {} if nothing), and "
-            "load_state_dict(state), or leave checkpoint_dir out"
+            f"checkpoints cannot save {_class(layer)}, which keeps {', '.join(unknown)}. Set no checkpoint_dir, or "
+            "give it state_dict(), with what outlives a round (numbers, texts, lists, arrays), and load_state_dict()"
         )
 
 
@@ -348,8 +346,7 @@ def _save_layer(layer: object) -> State:
 def _load_layer(layer: Any, part: Mapping[str, Any]) -> None:
     if _has_state_dict(layer) != (part["own"] is not None):
         raise StateError(
-            f"the state of {_class(layer)} has {'no ' if part['own'] is None else ''}entries from state_dict, but "
-            f"the class {'has' if part['own'] is None else 'lacks'} that method"
+            f"{_class(layer)} {'has' if part['own'] is None else 'lacks'} state_dict, unlike its saved state"
         )
     for name, value in part["known"].items():
         setattr(layer, name, _from_plain(value))
