@@ -108,9 +108,8 @@ class ModelStack:
 
     def cast_like(self, reference: Arrays) -> ModelStack:
         """Return the same models with the types of ``reference``."""
-        if all(layer.dtype == own.dtype for layer, own in zip(self.layers, reference, strict=True)):
-            return self
-        return ModelStack([x.astype(own.dtype, copy=False) for x, own in zip(self.layers, reference, strict=True)])
+        layers = cast_like(reference, self.layers)
+        return self if layers is None else ModelStack(layers)
 
 
 Models = ModelList | ModelStack

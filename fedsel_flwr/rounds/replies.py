@@ -248,13 +248,6 @@ def _lost(reply: Reply) -> str:
     return "" if reply.error else _LOST.get(finite_number(reply.metrics.get(SIMULATED_FAILURE)) or 0, "")
 
 
-def _latency(reply: Reply, lost: str, settings: Settings) -> Latency:
-    """Return the latency of a client that may have failed."""
-    if reply.error or lost:
-        return Latency(settings.max_latency, "max_latency")
-    return read_latency(reply.metrics.get(settings.keys.latency), reply.observed_s, settings)
-
-
 def _counted(latency: Latency, failed: str, settings: Settings) -> float:
     """Return the seconds that count: at most ``max_latency``, and exactly that for a failure (Xia (4), Ben Ami (2))."""
     return settings.max_latency if failed or latency.late else min(latency.seconds, settings.max_latency)
@@ -333,29 +326,31 @@ class Latency(NamedTuple):
     late: bool = False
 
 
-def read_latency(reported: object, observed_s: float | None, settings: Settings) -> Latency:
-    """Return the latency of a client that answered, on the clock of the settings.
+def _latency(reply: Reply, lost: str, settings: Settings) -> Latency:
+    """Return the latency of a client, on the clock of the settings.
 
     On the server's clock, the report of an untimed client is believed, as on the virtual clock. Under secure
     aggregation no client is timed.
 
     Args:
-        reported: The seconds that the client reports; None if it reports none.
-        observed_s: Seconds that the server waited for the client; None if it was not timed.
+        reply: The client's answer.
+        lost: How a simulated client was lost; empty if it was not.
         settings: The clock, its slack, and the longest wait.
     """
-    if settings.clock == "server" and observed_s is not None:
-        return _on_server_clock(observed_s, reported, settings.clock_slack)
+    if reply.error or lost:
+        return Latency(settings.max_latency, "max_latency")
+    reported = reply.metrics.get(settings.keys.latency)
+    if settings.clock == "server" and reply.observed_s is not None:
+        return _on_server_clock(reply.observed_s, reported, settings.clock_slack)
     return _on_virtual_clock(reported, settings.max_latency)
 
 
 def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
     """Believe the client, if it reports a number of seconds below ``max_latency``."""
     seconds = to_float(reported)
-    if reported is None:
-        return Latency(max_latency, "max_latency", "latency: not reported, counted as max_latency")
     if seconds is None or math.isnan(seconds) or seconds < 0:
-        return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, counted as max_latency")
+        problem = "not reported" if reported is None else f"{shown(reported)} cannot be used"
+        return Latency(max_latency, "max_latency", f"latency: {problem}, counted as max_latency")
     # an infinite report is a late client, not a fault
     if seconds >= max_latency:
         problem = f"late: {seconds:.6g} s is not below max_latency = {max_latency:g} s"

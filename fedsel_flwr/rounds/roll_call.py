@@ -122,9 +122,12 @@ class RollCall(state_dicts.SavedFields):
             Connection -> its properties, empty after two errors or without a question. Without the connections that did
             not answer.
         """
-        due = self._due(strangers, round)
+        due = [name for name in strangers if self._not_before.get(name, 0) <= round]
         if not due:
             return {}
+        if self._in_vain:
+            # Those that missed most calls come last.
+            due.sort(key=lambda name: self._in_vain.get(name, 0))
         said, missed, asked = dict[str, Properties | None](), list[str](), 0
         while asked < len(due) and self._app_answers is not False:
             alone = one_first and self._app_answers is None and asked < MAX_ASKED_ALONE
@@ -158,11 +161,6 @@ class RollCall(state_dicts.SavedFields):
             if one_first:
                 self._app_answers, message = False, f"{message}. The other clients are not asked"
             logger.warning("roll call: %s", message)
-
-    def _due(self, connections: Iterable[str], round: int) -> list[str]:
-        """Return the connections to ask before ``round``, those that missed most calls last."""
-        due = [name for name in connections if self._not_before.get(name, 0) <= round]
-        return sorted(due, key=lambda name: self._in_vain.get(name, 0)) if self._in_vain else due
 
     def _note_missed(self, connections: list[str], round: int) -> None:
         """Record the connections that were asked before ``round`` and did not answer."""

@@ -154,19 +154,10 @@ def without_middle(text: str) -> str:
     return text if len(text) <= 2 * most else f"{text[:most]}\n...\n{text[-most:]}"
 
 
-def first_lines(lines: Sequence[str]) -> list[str]:
-    """Return the first :data:`MAX_LINES` lines for the log, and the number of further lines.
-
-    >>> first_lines(["a"] * 25)[-1], len(first_lines(["a"] * 25))
-    ('and 5 more like these', 21)
-    """
-    more = len(lines) - MAX_LINES
-    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more like these"]
-
-
 def warn_of(beginning: str, lines: Sequence[str]) -> None:
     """Log lines as warnings with a common beginning, at most :data:`MAX_LINES` and the number of further lines."""
-    for line in first_lines(lines):
+    more = len(lines) - MAX_LINES
+    for line in [*lines[:MAX_LINES], *([f"and {more} more like these"] if more > 0 else [])]:
         logger.warning("%s%s", beginning, line)
 
 
@@ -208,25 +199,19 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = 
         simulated: Whether a simulation draws the problems. Those of :data:`SIMULATED_FAULTS` then have the level INFO.
     """
     drawn, faults = SIMULATED_FAULTS if simulated else (), list(faults)
-    _log(logging.INFO, where, [fault for fault in faults if _kind(fault[1]) in drawn])
-    _log(logging.WARNING, where, [fault for fault in faults if _kind(fault[1]) not in drawn])
-
-
-def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:
-    met: Counter[str] = Counter()
-    for client_id, problem in faults:
-        kind = _kind(problem)
-        met[kind] += 1
-        if met[kind] <= MAX_NAMED:
-            logger.log(level, "%s, client %s: %s", where, client_id, problem)
-    more = {kind: count - MAX_NAMED for kind, count in met.most_common() if count > MAX_NAMED}
-    if more:
-        told = ", ".join(f"{kind} ({count})" for kind, count in more.items())
-        logger.log(level, "%s: %d more problems, counted by kind: %s", where, sum(more.values()), told)
-
-
-def _kind(problem: str) -> str:
-    return problem.split(":")[0]
+    for level in (logging.INFO, logging.WARNING):
+        met: Counter[str] = Counter()
+        for client_id, problem in faults:
+            kind = problem.split(":")[0]
+            if (kind in drawn) is not (level == logging.INFO):
+                continue
+            met[kind] += 1
+            if met[kind] <= MAX_NAMED:
+                logger.log(level, "%s, client %s: %s", where, client_id, problem)
+        more = {kind: count - MAX_NAMED for kind, count in met.most_common() if count > MAX_NAMED}
+        if more:
+            told = ", ".join(f"{kind} ({count})" for kind, count in more.items())
+            logger.log(level, "%s: %d more problems, counted by kind: %s", where, sum(more.values()), told)
 
 
 def first_ids(ids: Sequence[str], most: int = MAX_NAMED) -> str:

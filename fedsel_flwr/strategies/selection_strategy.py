@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common import Code, EvaluateIns, FitIns, GetParametersIns, Parameters, Scalar, ndarrays_to_parameters
@@ -233,9 +233,7 @@ class SelectionStrategy(Adapter, Strategy):
         self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
         return replies
 
-    def _base_result(
-        self, arrived: legacy.Arrived, outcome: Outcome, faults: Mapping[str, str]
-    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+    def _base_result(self, arrived: legacy.Arrived, outcome: Outcome, faults: Mapping[str, str]) -> Any:
         keys = self.core.settings.keys
         dropped = outcome.left_out | {keys.of(name) for name in VECTORS.intersection(self.core.asks.split(","))}
         results = arrived.results | {key: bases.late_result(one) for key, one in outcome.late.items()}
@@ -244,9 +242,7 @@ class SelectionStrategy(Adapter, Strategy):
             counts = bases.as_counts(outcome.weights)
             kept = [(c, replace(res, num_examples=n)) for (c, res), n in zip(kept, counts, strict=True)]
         failures = arrived.failures_with(fault for cid, fault in faults.items() if cid in arrived.results)
-        result: tuple[Parameters | None, dict[str, Scalar]]
-        result = self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
-        return result
+        return self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
 
     _decode, _named = staticmethod(legacy.decode), staticmethod(legacy.to_checkpoint)
 
@@ -264,14 +260,12 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _base_evaluation(
         self, arrived: legacy.Arrived, number: int, usable: list[str], faults: Mapping[str, str]
-    ) -> tuple[float | None, dict[str, Scalar]]:
+    ) -> Any:
         most, limited = self.core.parts.registrar.max_examples(), []
         for client, res in map(arrived.results.__getitem__, usable):
             too_many = most and usable_count(res.num_examples) > most
             limited.append((legacy.unwrapped(client), replace(res, num_examples=most) if too_many else res))
-        result: tuple[float | None, dict[str, Scalar]]
-        result = self.base.aggregate_evaluate(number, limited, arrived.failures_with(faults.values()))
-        return result
+        return self.base.aggregate_evaluate(number, limited, arrived.failures_with(faults.values()))
 
 
 def _loss_and_accuracy(result: tuple[float, dict[str, Scalar]]) -> tuple[object, ...]:

@@ -117,12 +117,11 @@ class SelectionStrategy(MessageRun):
         flights = self.core.parts.flights
         self.core.name_arrays(names)
         kept = self._kept_arrivals()
-        recalled = (
-            None if kept is None else kept.recall(self.core.round + 1, reference, bool(self.core.settings.resume))
-        )
+        recalled: Recalled | None = None
         if kept is None:
             chosen = self.core.choose(nodes, reference, transport, server_round)
         else:
+            recalled = kept.recall(self.core.round + 1, reference, bool(self.core.settings.resume))
             chosen = self._choose_and_write(kept, recalled, nodes, reference, transport, server_round)
         sent = {} if flights is None else self._sent_again(flights, config, grid)
         if chosen:
@@ -317,9 +316,7 @@ class SelectionStrategy(MessageRun):
         self._dispatched = {node: sent for node, (sent, _) in landed.items()}
         return {node: reply for node, (_, reply) in landed.items() if reply is not None}
 
-    def _base_result(
-        self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _base_result(self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]) -> Any:
         template = next((arrived[node] for node in outcome.usable if node in arrived), None)
         late = {key: late_message(one, template, self._names, self.base) for key, one in outcome.late.items()}
         usable = {node: late.get(node) or arrived[node] for node in outcome.usable}
@@ -327,9 +324,7 @@ class SelectionStrategy(MessageRun):
         if outcome.averaging is not None:
             set_weights(kept, self._weight_key(), outcome.weights.tolist())
         failures = failures_of(self._dispatched, arrived, faults)
-        result: tuple[ArrayRecord | None, MetricRecord | None]
-        result = self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
-        return result
+        return self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
 
     def _decode(self, model: ArrayRecord) -> Arrays:
         return [model[name].numpy() for name in self._names]
@@ -345,10 +340,8 @@ class SelectionStrategy(MessageRun):
 
     def _base_evaluation(
         self, arrived: Mapping[str, Message], number: int, usable: list[str], faults: Mapping[str, str]
-    ) -> MetricRecord | None:
-        cleaned = self._cleaner.evaluations(
-            {node: arrived[node] for node in usable}, self.core.parts.registrar.max_examples()
-        )
+    ) -> Any:
+        limit = self.core.parts.registrar.max_examples()
+        cleaned = self._cleaner.evaluations({node: arrived[node] for node in usable}, limit)
         failures = failures_of(self._evaluating, arrived, faults)
-        result: MetricRecord | None = self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])
-        return result
+        return self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])

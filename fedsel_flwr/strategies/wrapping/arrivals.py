@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Message, RecordDict
 
-from fedsel_flwr.errors import RunError, StateError, write_cure
+from fedsel_flwr.errors import StateError, disk_errors
 from fedsel_flwr.flower import bytes_of, content_of
 from fedsel_flwr.rounds.checkpoints import Checkpoint, checkpoint_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.eligibility import Busy
@@ -68,14 +68,14 @@ class Arrivals:
             resume: Whether this run goes on with an earlier one. A new run uses nothing.
         """
         self._round, self._model, self._most = number, _digest(model), MODELS * _size(model) + MORE_BYTES
-        choice, replies = self._read(self._folder / CHOICE) if resume else None, {}
-        for folder in sorted(self._folder.glob("client-*")) if choice is not None else ():
+        if not resume or (choice := self._read(self._folder / CHOICE)) is None:
+            self.clear()
+            return None
+        replies = {}
+        for folder in sorted(self._folder.glob("client-*")):
             if (reply := self._read(folder)) is not None:
                 content = content_of(reply.model[0].tobytes())
                 replies[str(reply.state["client"])] = (content, float(reply.state["seconds"]))
-        if choice is None:
-            self.clear()
-            return None
         # On the console too, where Flower counts its rounds from 1 again.
         logging.getLogger("flwr").info(
             "round %d was begun by a server before this one: %d of its replies were written, and are used",
@@ -110,18 +110,13 @@ class Arrivals:
 
     def _write(self, name: str, model: Arrays, state: dict[str, Any]) -> None:
         folder = self._folder / name
-        try:
+        with disk_errors(folder, ", or leave keep_arrivals out"):
             folder.mkdir(parents=True, exist_ok=True)
             names = [str(i) for i in range(len(model))]
             fingerprint = dict(self._fingerprint)
             write_checkpoint(folder, Checkpoint(
                 round=self._round, model=list(model), names=names, state=state, fingerprint=fingerprint,
             ))  # fmt: skip
-        except OSError as error:
-            raise RunError(
-                f"round {self._round}: {str(folder)!r} cannot be written: {error.strerror}. {write_cure(error)}, or "
-                "leave keep_arrivals out"
-            ) from error
 
     def _read(self, folder: Path) -> Checkpoint | None:
         """Return a file of this round; None, with a warning, if it is damaged, or of another run or model."""

@@ -145,14 +145,22 @@ class RoundEnd:
             self.end_metrics()
 
     def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
-        """Record the central evaluation of a round in the history, if there was one, and call ``on_round``.
+        """Record the central evaluation of a round, if there was one; call ``on_round`` and ``should_stop``.
 
-        For engines that drive :attr:`core` themselves.
+        Nothing is called if the round is not in the history. For engines that drive :attr:`core` themselves.
         """
+        number = self.core.numbering.absolute(server_round)
         if loss is not None or accuracy is not None:
-            number = self.core.numbering.absolute(server_round)
             self.history.record_evaluation(number, loss=_or_nan(loss), accuracy=_or_nan(accuracy))
-        self._end_round(server_round)
+        last = self.history.last
+        if last is None or last.round != number:
+            return
+        self.history.close_round()
+        if self._exporter is not None:
+            self._exporter.update(self.history)
+        if self._on_round is not None:
+            self._on_round(last)
+        self.core.ending.check()
 
     def begin_metrics(self) -> None:
         """Start the server of the run's metrics, if ``metrics_address`` is set and the server does not run yet.
@@ -251,18 +259,6 @@ class RoundEnd:
         self.core.begin_run(0 if checkpoint is None else checkpoint.round, should_stop)
         self.begin_metrics()
         return checkpoint
-
-    def _end_round(self, server_round: int) -> None:
-        """Close the round in the history, call ``on_round`` and ``should_stop``, if the round was recorded."""
-        last = self.history.last
-        if last is None or last.round != self.core.numbering.absolute(server_round):
-            return
-        self.history.close_round()
-        if self._exporter is not None:
-            self._exporter.update(self.history)
-        if self._on_round is not None:
-            self._on_round(last)
-        self.core.ending.check()
 
 
 Params = ParamSpec("Params")
