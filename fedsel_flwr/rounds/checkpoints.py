@@ -16,7 +16,7 @@ All decisions about a resumed run are made here. The rules for the folder of a s
 3. The run was cut off, or there is none: the checkpoints decide. If none can be used: refuse. With ``replay``, play the
    run again.
 
-The rules for a folder of checkpoints, of a simulation or a server (:func:`check_start`, :func:`newest_usable`):
+The rules for a folder of checkpoints, of a simulation or a server (:func:`check_start`, :meth:`Checkpoints.newest`):
 
 4. No ``resume``, but checkpoints or finished rounds: refuse, because they belong to another run.
 5. ``resume="must"``, but no checkpoint: refuse.
@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -60,7 +60,6 @@ from fedsel_flwr.rounds.storage import (
 
 logger = logging.getLogger("fedsel_flwr")
 Resume = Literal[False, True, "must"]
-Loaded = TypeVar("Loaded")
 MAX_SHAPES = 200
 """Largest number of characters of a list of shapes in an error."""
 JOURNAL: Final = "journal.jsonl"
@@ -176,19 +175,26 @@ class Checkpoints:
                 process writes to the folder.
         """
         self._lock = self._lock or lock_folder(self.folder)
-
-        def read_and_load(path: Path) -> Checkpoint:
-            load(checkpoint := read_checkpoint(path))
-            return checkpoint
-
-        newest_first = reversed(self._rounds() if self.resume else [])
-        found, refused = newest_usable(self.folder, [self.path(round) for round in newest_first], read_and_load)
-        for path in refused:
-            operating_system.replace(path, path.with_name(path.name + REFUSED))
-        if found is not None:
-            age_s = time.time() - self.path(found.round).stat().st_mtime
-            self.written_at = time.monotonic() - max(0.0, age_s)
-        return found
+        refused: dict[Path, str] = {}
+        for round in reversed(self._rounds() if self.resume else []):
+            path = self.path(round)
+            try:
+                load(found := read_checkpoint(path))
+            except StateError as error:
+                refused[path] = str(error)
+                logger.warning("checkpoint %s is not used: %s", path, error)
+                continue
+            for newer in refused:
+                operating_system.replace(newer, newer.with_name(newer.name + REFUSED))
+            self.written_at = time.monotonic() - max(0.0, time.time() - path.stat().st_mtime)
+            return found
+        if refused:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
+            raise RunError(
+                f"none of the checkpoints in {str(self.folder)!r} can be used: {reasons}. Resume with the program "
+                "that wrote them, or give the new run another checkpoint_dir"
+            )
+        return None
 
     def path(self, round: int) -> Path:
         """Return the path of a round's checkpoint."""
@@ -326,38 +332,6 @@ def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Pa
         raise RunError(
             f"{str(folder)!r} holds {found} of another run. Set resume=True to resume it, or another checkpoint_dir"
         )
-
-
-def newest_usable(
-    folder: Path, paths: Sequence[Path], load: Callable[[Path], Loaded]
-) -> tuple[Loaded | None, list[Path]]:
-    """Load the newest checkpoint that can be used.
-
-    Args:
-        folder: The folder of the checkpoints.
-        paths: The checkpoints, the newest first.
-        load: Loads a checkpoint, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why it cannot.
-
-    Returns:
-        The loaded checkpoint, None if there are none. And the refused checkpoints, which are newer.
-
-    Raises:
-        RunError: There are checkpoints, but none can be used; the message has the reason for each.
-    """
-    refused: dict[Path, str] = {}
-    for path in paths:
-        try:
-            return load(path), list(refused)
-        except StateError as error:
-            refused[path] = str(error)
-            logger.warning("checkpoint %s is not used: %s", path, error)
-    if not refused:
-        return None, []
-    reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
-    raise RunError(
-        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Resume with the program that wrote "
-        "them, or give the new run another checkpoint_dir"
-    )
 
 
 def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from fedsel_flwr.rounds.eligibility import ClientArrays
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
 from fedsel_flwr.rounds.registration import IdentityResolver
 from fedsel_flwr.rounds.replies import (
+    NO_ANSWER,
     ClientResult,
     Reply,
     read_reply,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.core import Parts
     from fedsel_flwr.rounds.late import SentModel
 
-NO_ANSWER = Reply(error="no answer", timed_out=True)
 LEAST_SHARE = 0.01
 """Smallest usable training time that a client reports, as a share of the round's shortest first time."""
 

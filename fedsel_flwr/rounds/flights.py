@@ -39,8 +39,8 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack, fault_in_arrays
-from fedsel_flwr.rounds.replies import Reply, latency_until_known
+from fedsel_flwr.rounds.models import Arrays, ModelStack, fault_in_arrays
+from fedsel_flwr.rounds.replies import NO_ANSWER, Reply, latency_until_known
 from fedsel_flwr.rounds.roster import ConnectedClients
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
@@ -143,10 +143,7 @@ class Flights:
 
     def free(self, rows: IntArray, chosen: IntArray) -> BoolArray:
         """Return whether each of ``rows`` is neither at work nor among ``chosen``, shape (n,)."""
-        busy = np.concatenate([chosen, *(batch.rows[batch.at_work] for batch in self._batches)])
-        free = np.ones(1 + max(rows.max(initial=-1), busy.max(initial=-1)), dtype=np.bool_)
-        free[busy] = False
-        return np.asarray(free[rows])
+        return ~np.isin(rows, np.concatenate([chosen, *(batch.rows[batch.at_work] for batch in self._batches)]))
 
     def send(self, round: Round, sent_s: Mapping[int, float]) -> None:
         """Note that the clients of a round got its model.
@@ -206,8 +203,7 @@ class Flights:
             stack: The clients' models, by ascending row; None if the replies have them.
         """
         faults: Sequence[str | None] = [None] * len(batch.nodes) if stack is None else stack.faults(batch.model)
-        silent = Reply(error="no answer", timed_out=True)
-        answers = [replies.get(node, silent) for node in batch.nodes]
+        answers = [replies.get(node, NO_ANSWER) for node in batch.nodes]
         seconds = [
             latency_until_known(reply, self._settings, reference=batch.model, fault=fault)
             for reply, fault in zip(answers, faults, strict=True)
@@ -278,11 +274,8 @@ class Flights:
             for layer, less in zip(layers, change(stack.take(stale).layers, share=damping(tau[stale])), strict=True):
                 layer[stale] = less
             return replace(outcome, models=ModelStack(layers))
-        models, results = list(stack.as_list()), dict(outcome.results)
-        for i in stale:
-            models[i], node = change(models[i], share=damping(tau[i])), outcome.usable[i]
-            results[node] = replace(results[node], converted=models[i])
-        return replace(outcome, models=ModelList(models), results=results)
+        models = stack.as_list()
+        return outcome.with_models({i: change(models[i], share=damping(tau[i])) for i in stale.tolist()})
 
     def _moved(self, model: Arrays, batch: Batch, round: Round) -> Arrays:
         """Return the update of a model, or of a stack of models, on the model of a round."""

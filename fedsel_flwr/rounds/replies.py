@@ -82,6 +82,9 @@ class Reply:
     misfit: str = ""
 
 
+NO_ANSWER = Reply(error="no answer", timed_out=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientResult:
     """The result of reading a reply.

@@ -149,14 +149,18 @@ class Outcome:
         """Return the connections of the kept models, by ascending row."""
         return [self.usable[i] for i in self.positions]
 
+    def with_models(self, changed: Mapping[int, Arrays]) -> Outcome:
+        """Return the outcome with other models at some of the positions."""
+        models, results = list(self.models.as_list()), dict(self.results)
+        for i, arrays in changed.items():
+            models[i], node = arrays, self.usable[i]
+            results[node] = replace(results[node], converted=arrays)
+        return replace(self, models=ModelList(models), results=results)
+
     def with_norms(self, reference: Arrays) -> Outcome:
         """Return the outcome with updates that can be clipped (:func:`~fedsel_flwr.rounds.models.with_norm`)."""
-        models, results = list(self.models.as_list()), dict(self.results)
-        for i, arrays in enumerate(models):
-            if (changed := with_norm(arrays, reference)) is not None:
-                models[i], node = changed, self.usable[i]
-                results[node] = replace(results[node], converted=changed)
-        return replace(self, models=ModelList(models), results=results)
+        models = {i: with_norm(arrays, reference) for i, arrays in enumerate(self.models.as_list())}
+        return self.with_models({i: arrays for i, arrays in models.items() if arrays is not None})
 
     @property
     def weights(self) -> FloatArray:

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fedsel_flwr.aggregation import SCHEMES, Filter
 from fedsel_flwr.checks import one_of, parse_address, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds import option_checks
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.eligibility import Availability
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.models import Validation
-from fedsel_flwr.rounds.option_checks import (
-    check_buffered,
-    check_fairness,
-    check_keep_arrivals,
-    check_late,
-    check_wait_for,
-    check_warmup,
-)
 from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
@@ -391,10 +384,10 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
             f"over_selection = {given.over_selection:g} needs clients_per_round, but {selector.name} decides itself "
             "how many clients it asks. Give the selector clients_per_round, or leave over_selection out"
         )
-    check_buffered(selector, given)
-    check_wait_for(given, m)
-    check_late(selector, given, payload)
-    check_keep_arrivals(given)
+    option_checks.check_buffered(selector, given)
+    option_checks.check_wait_for(given, m)
+    option_checks.check_late(selector, given, payload)
+    option_checks.check_keep_arrivals(given)
     averaging = given.averaging or ("mean" if given.weighting == "uniform" else None)
     resolved = {
         "max_latency": _common_max_latency(selector, given.max_latency),
@@ -409,8 +402,8 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
         "compare_models": _compares_models(given, payload, reader),
     }
     settings = Settings(**vars(given) | resolved)
-    check_warmup(selector, settings.warmup_rounds)
-    check_fairness(selector, settings.max_participation)
+    option_checks.check_warmup(selector, settings.warmup_rounds)
+    option_checks.check_fairness(selector, settings.max_participation)
     # A warning, not an error: the run is valid, but every client gets the best latency reward.
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:

@@ -67,7 +67,8 @@ class Arrivals:
             model: The model that its clients get.
             resume: Whether this run goes on with an earlier one. A new run uses nothing.
         """
-        self._round, self._model, self._most = number, _digest(model), MODELS * _size(model) + MORE_BYTES
+        self._round, self._model = number, _digest(model)
+        self._most = MODELS * sum(array.nbytes for array in model) + MORE_BYTES
         if not resume or (choice := self._read(self._folder / CHOICE)) is None:
             self.clear()
             return None
@@ -173,7 +174,3 @@ def _digest(model: Arrays) -> str:
         found.update(f"{array.dtype.str} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
-
-
-def _size(model: Arrays) -> int:
-    return sum(array.nbytes for array in model)

@@ -320,8 +320,7 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
     Raises:
         RunError: Fewer clients were connected at the end of the wait.
     """
-    wait_for(manager.all, number, timeout, what="clients", reason=reason)
-    clients = dict(manager.all())
+    clients = wait_for(lambda: dict(manager.all()), number, timeout, what="clients", reason=reason)
     return {cid: clients[cid] for cid in sorted(clients, key=id_order)}
 
 
@@ -429,7 +428,6 @@ class TimedProxy(ClientProxy):
 
     Args:
         proxy: Flower's own proxy.
-        clock: Returns monotonic seconds.
         round: The absolute round, which replaces Flower's number in the client's config; None keeps Flower's number.
         late: Fetches the replies that are late; None drops them.
 
@@ -440,12 +438,9 @@ class TimedProxy(ClientProxy):
         sent: The parameters that the client received; None without a call.
     """
 
-    def __init__(
-        self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic, *,
-        round: int | None = None, late: LateReplies | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, proxy: ClientProxy, *, round: int | None = None, late: LateReplies | None = None) -> None:
         super().__init__(proxy.cid)
-        self.proxy, self._clock, self._round, self._late = proxy, clock, round, late
+        self.proxy, self._round, self._late = proxy, round, late
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
@@ -457,7 +452,7 @@ class TimedProxy(ClientProxy):
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         """Train on the client."""
-        start, self.timeout_s, self.sent = self._clock(), timeout, ins.parameters
+        start, self.timeout_s, self.sent = time.monotonic(), timeout, ins.parameters
         try:
             proxy = with_late_replies(self.proxy, timeout, self._late)
             return proxy.fit(ins, timeout, group_id if self._round is None else self._round)
@@ -466,7 +461,7 @@ class TimedProxy(ClientProxy):
             self.error = error
             raise
         finally:
-            self.elapsed_s = self._clock() - start
+            self.elapsed_s = time.monotonic() - start
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Evaluate on the client."""

@@ -66,7 +66,8 @@ class Resuming:
         self, core: SelectionCore, base: object, checkpoints: Checkpoints | None, total_rounds: int | None
     ) -> None:
         if checkpoints is not None:
-            check_base(base)
+            for layer in layers(base):
+                _check_layer(layer)
             # A checkpoint holds the length of the journal, not the rounds themselves.
             core.parts.history.write_to(Journal(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
@@ -245,16 +246,6 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     return own if given is None and checkpointing else given
 
 
-def check_base(base: object) -> None:
-    """Refuse a base whose state could not be saved.
-
-    Raises:
-        ParameterError: A layer has state that cannot be saved; the message has the cure.
-    """
-    for layer in layers(base):
-        _check_layer(layer)
-
-
 def save_base(base: object) -> State:
     """Return a base's own state.
 
@@ -262,7 +253,7 @@ def save_base(base: object) -> State:
         A state for a checkpoint, with the list of the layers' states under "layers".
 
     Raises:
-        ParameterError: As for :func:`check_base`, because a layer may have got another attribute in the meantime.
+        ParameterError: A layer has state that cannot be saved, perhaps in an attribute that it got after the start.
     """
     return {"layers": [_save_layer(layer) for layer in layers(base)]}
 
