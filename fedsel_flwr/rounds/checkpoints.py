@@ -47,16 +47,9 @@ import fedsel_flwr
 from fedsel_flwr import operating_system
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, StateError, write_cure
+from fedsel_flwr.rounds import storage
 from fedsel_flwr.rounds.fingerprints import differences
 from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
-from fedsel_flwr.rounds.storage import (
-    TEMPORARY,
-    FolderLock,
-    lock_folder,
-    make_folder,
-    open_file,
-    write_atomically,
-)
 
 logger = logging.getLogger("fedsel_flwr")
 Resume = Literal[False, True, "must"]
@@ -128,8 +121,8 @@ class Checkpoints:
         check_resume(resume)
         self.resume: Resume = resume
         self.written_at: float | None = None
-        self._lock: FolderLock | None = None
-        make_folder(self.folder)
+        self._lock: storage.FolderLock | None = None
+        storage.make_folder(self.folder)
         check_start(self.folder, resume, self._rounds(), self.folder / JOURNAL)
 
     def due(self, round: int) -> bool:
@@ -144,7 +137,7 @@ class Checkpoints:
                 to the folder.
         """
         # The lock ends with its last reference, so this object keeps one.
-        self._lock = self._lock or lock_folder(self.folder)
+        self._lock = self._lock or storage.lock_folder(self.folder)
         failed = f"round {checkpoint.round}: the checkpoint {str(self.path(checkpoint.round))!r} cannot be written: "
         try:
             write_checkpoint(self.folder, checkpoint)
@@ -174,7 +167,7 @@ class Checkpoints:
             RunError: There are checkpoints, but none can be used; the message has the reason for each. Or another
                 process writes to the folder.
         """
-        self._lock = self._lock or lock_folder(self.folder)
+        self._lock = self._lock or storage.lock_folder(self.folder)
         refused: dict[Path, str] = {}
         for round in reversed(self._rounds() if self.resume else []):
             path = self.path(round)
@@ -208,7 +201,7 @@ class Checkpoints:
         """Remove the oldest checkpoints beyond ``keep``, and temporary files of a process that died."""
         # Checkpoints of later rounds do not belong to this run's past, so they stay.
         old = [self.path(round) for round in self._rounds() if round <= newest][: -self.keep]
-        for path in [*old, *self.folder.glob(f"round-*{TEMPORARY}")]:
+        for path in [*old, *self.folder.glob(f"round-*{storage.TEMPORARY}")]:
             os.unlink(path)
 
 
@@ -245,7 +238,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     start = content.index(NO_DIGEST)
     end = start + len(NO_DIGEST)
     digest = hashlib.sha256(content).hexdigest().encode()
-    write_atomically(checkpoint_path(folder, checkpoint.round), content[:start], digest, memoryview(content)[end:])
+    storage.write_atomically(
+        checkpoint_path(folder, checkpoint.round), content[:start], digest, memoryview(content)[end:]
+    )
     operating_system.sync_folder(folder)
 
 
@@ -259,7 +254,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     from safetensors.numpy import load
 
     try:
-        with open_file(path) as file:
+        with storage.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             # Read first, so that the rest of a large file that is no checkpoint is not read.
             content = file.read(BEGINNING_BYTES)

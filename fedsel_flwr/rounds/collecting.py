@@ -130,17 +130,14 @@ class Collector:
         # One line has named the columns that all replies lack.
         quiet = tuple(f"{name}: not reported" for name in lacking)
         results, left_out = with_finite_metrics(results, replies)
-        log_faults(
-            f"round {round.number}",
-            [
-                (ids[row], problem)
-                for row, node in round.chosen.items()
-                # The last problem of a spare is that other clients were earlier, which is no fault.
-                for problem in results[node].problems[: -1 if results[node].spare else None]
-                if not problem.startswith(quiet)
-            ],
-            simulated=self.simulated,
-        )
+        told = [
+            (ids[row], problem)
+            for row, node in round.chosen.items()
+            # The last problem of a spare is that other clients were earlier, which is no fault.
+            for problem in results[node].problems[: -1 if results[node].spare else None]
+            if not problem.startswith(quiet)
+        ]
+        log_faults(f"round {round.number}", told, simulated=self.simulated)
         if s.payload != "trees":
             parts.reply_structure.check_any_usable(results, round.number)
         # The claims themselves, without the cut: the limit follows the median of the claims.

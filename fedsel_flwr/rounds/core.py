@@ -15,17 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.rounds import eligibility, state_dicts
 from fedsel_flwr.rounds.collecting import ColdStarts, Collector
 from fedsel_flwr.rounds.deadlines import Deadline, Deadlines
-from fedsel_flwr.rounds.eligibility import (
-    Busy,
-    Cooldown,
-    NewcomerQuota,
-    Participation,
-    as_availability,
-    available,
-)
 from fedsel_flwr.rounds.flights import Flights
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.late import LateUpdates
@@ -39,7 +31,6 @@ from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import Outcome, Reporter, Round, Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.state_dicts import Stateful
 from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
@@ -52,6 +43,8 @@ ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 class Parts:
     """The owners of a run's state; each attribute's name is the key in the checkpoint, in this order.
+
+    Each is a :class:`~fedsel_flwr.rounds.state_dicts.Stateful`.
 
     Args:
         selector: The selector.
@@ -74,10 +67,10 @@ class Parts:
         self.registrar = Registrar(selector, settings, roster, measurer, client_values)
         self.probing = Probing(selector, roster, settings, watch)
         self.missing_columns = watch
-        self.busy = Busy(settings.busy_timeout)
-        self.cooldown = Cooldown(settings.cooldown)
-        self.newcomer_quota = NewcomerQuota(roster)
-        self.participation = Participation(settings.max_participation)
+        self.busy = eligibility.Busy(settings.busy_timeout)
+        self.cooldown = eligibility.Cooldown(settings.cooldown)
+        self.newcomer_quota = eligibility.NewcomerQuota(roster)
+        self.participation = eligibility.Participation(settings.max_participation)
         self.cold_starts = ColdStarts()
         self.measurer, self.direction = measurer, measurer.direction
         self.reply_structure = ReplyStructure(settings)
@@ -89,11 +82,6 @@ class Parts:
             self.deadlines = Deadlines()
         if settings.late != "drop":
             self.late = LateUpdates(settings)
-
-    @property
-    def by_name(self) -> dict[str, Stateful]:
-        """Return the parts by name."""
-        return vars(self)
 
 
 class SelectionCore:
@@ -122,7 +110,7 @@ class SelectionCore:
         client_values: tuple[ClientValues, ...] = (),
     ) -> None:
         selector.plan_rounds(over_selection=settings.over_selection, warmup_rounds=settings.warmup_rounds)
-        self.settings, self._availability = settings, as_availability(settings.availability)
+        self.settings, self._availability = settings, eligibility.as_availability(settings.availability)
         # Whether the clients that the availability names were compared with the clients of the run.
         self._compared = False
         roster = Roster() if roster is None else roster
@@ -303,7 +291,7 @@ class SelectionCore:
         new, evicted = self.parts.registrar.register(properties, self.round + 1, known or {})
         # Must come before informing the selector, because the new clients get the rows of the evicted clients.
         if evicted.size:
-            for part in self.parts.by_name.values():
+            for part in vars(self.parts).values():
                 part.forget(evicted)
         if new:
             rows = np.sort(np.fromiter(new, dtype=np.int64, count=len(new)))
@@ -442,7 +430,7 @@ class SelectionCore:
 
     def state_dict(self) -> state_dicts.State:
         """Return the state of all parts; call this method between rounds."""
-        return state_dicts.save_parts(self.parts.by_name)
+        return state_dicts.save_parts(vars(self.parts))
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
@@ -450,7 +438,7 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
-        state_dicts.load_parts(self.parts.by_name, state)
+        state_dicts.load_parts(vars(self.parts), state)
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()
         self.begin_run()
@@ -480,6 +468,8 @@ class SelectionCore:
         if self._availability is not None:
             ids = [roster.ids[row] for row in here.rows]
             known, self._compared = () if self._compared else roster.ids, True
-            here = here.only(available(self._availability, ids, upcoming, self.parts.history.simulated_s, known))
+            here = here.only(
+                eligibility.available(self._availability, ids, upcoming, self.parts.history.simulated_s, known)
+            )
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))

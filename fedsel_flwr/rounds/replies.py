@@ -415,7 +415,7 @@ def length_faults(values: Sequence[object]) -> dict[int, str]:
     }
 
 
-def with_equal_lengths(results: dict[str, ClientResult], wanted: frozenset[str]) -> dict[str, ClientResult]:
+def with_equal_lengths(results: Mapping[str, ClientResult], wanted: frozenset[str]) -> dict[str, ClientResult]:
     """Return the results of a round without vectors of an unusual length, each recorded as a problem.
 
     Args:
@@ -423,14 +423,13 @@ def with_equal_lengths(results: dict[str, ClientResult], wanted: frozenset[str])
         wanted: Columns that clients report and the selector needs.
     """
     # Sorted, because the history has the problems in this order, and the order of a set differs between processes.
+    equal, nodes = dict(results), list(results)
     for name in sorted(wanted & VECTORS):
-        nodes = list(results)
-        for i, fault in length_faults([results[node].columns.get(name) for node in nodes]).items():
-            old = results[nodes[i]]
+        for i, fault in length_faults([result.columns.get(name) for result in results.values()]).items():
+            old = equal[nodes[i]]
             columns = {key: value for key, value in old.columns.items() if key != name}
-            new = replace(old, columns=columns, problems=(*old.problems, f"{name}: {fault}"))
-            results = {**results, nodes[i]: new}
-    return results
+            equal[nodes[i]] = replace(old, columns=columns, problems=(*old.problems, f"{name}: {fault}"))
+    return equal
 
 
 def _usual_length(values: Iterable[object]) -> int:

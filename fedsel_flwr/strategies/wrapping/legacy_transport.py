@@ -41,12 +41,7 @@ from fedsel_flwr.rounds.roll_call import Answers
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.rounds.untrusted import shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
-from fedsel_flwr.strategies.wrapping.failure_reasons import (
-    NotReached,
-    check_answered,
-    no_answer,
-    reason_in,
-)
+from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, no_answer, reason_in
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport, grid_of, with_late_replies
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
