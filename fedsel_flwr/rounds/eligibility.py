@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import BoolArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.roster import ConnectedClients, Roster, canonical_id
@@ -368,7 +368,9 @@ class Participation(ClientArrays):
         if self._cap is None:
             return np.ones(rows.size, dtype=np.bool_)
         self._grow(rows)
-        share = self._share(rows)
+        asked: IntArray = (self._asked[rows, None] >> np.arange(SHARE_WINDOW) & 1).sum(axis=1)
+        # A client without counted rounds has the share 0, not 0 / 0.
+        share = asked / np.maximum(self._rounds[rows], 1)
         eligible = (self._rounds[rows] < SHARE_MIN_ROUNDS) | (share <= self._cap)
         if (lacking := at_least - np.count_nonzero(eligible)) > 0:
             capped = np.flatnonzero(~eligible)
@@ -383,9 +385,3 @@ class Participation(ClientArrays):
         # The mask drops the round that leaves the window.
         self._asked[rows] = (self._asked[rows] << 1 | np.isin(rows, chosen)) & (1 << SHARE_WINDOW) - 1
         self._rounds[rows] = np.minimum(self._rounds[rows] + 1, SHARE_WINDOW)
-
-    def _share(self, rows: IntArray) -> FloatArray:
-        """Return the share of its counted rounds in which each client was asked, shape (n,)."""
-        asked = (self._asked[rows, None] >> np.arange(SHARE_WINDOW) & 1).sum(axis=1)
-        # A client without counted rounds has the share 0, not 0 / 0.
-        return np.asarray(asked / np.maximum(self._rounds[rows], 1))

@@ -173,13 +173,18 @@ class History(state_dicts.NotByClient):
     def close_round(self) -> None:
         """Close the last round: log it and write it to the journal, once.
 
+        The log record's attribute ``fedsel`` holds the fields.
+
         Raises:
             RunError: The round cannot be written.
         """
+        last, logged = self.last, self._logged
         # Set before logging, so that a log handler that raises does not repeat the line.
-        if not self._logged:
-            self._logged = True
-            self._log_last()
+        self._logged = True
+        if not logged and last is not None and logger.isEnabledFor(logging.INFO):
+            rows = self.clients[-last.num_selected :] if last.num_selected else []
+            fields = round_fields(last, [row for row in rows if row.round == last.round])
+            logger.info(format_line(fields), extra={"fedsel": fields})
         if self.journal is not None:
             self.journal.close_round()
 
@@ -238,15 +243,6 @@ class History(state_dicts.NotByClient):
             raise StateError("this state keeps its earlier rounds in a file. Give the strategy its checkpoint_dir")
         self._rounds[:], self._clients[:] = from_state(state)
         self._logged = True
-
-    def _log_last(self) -> None:
-        """Log the last round; the log record's attribute ``fedsel`` holds the fields."""
-        last = self.last
-        if last is None or not logger.isEnabledFor(logging.INFO):
-            return
-        rows = self.clients[-last.num_selected :] if last.num_selected else []
-        fields = round_fields(last, [row for row in rows if row.round == last.round])
-        logger.info(format_line(fields), extra={"fedsel": fields})
 
     def __eq__(self, other: object) -> bool:
         """Return whether two histories have the same records; NaN counts as equal to NaN."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.untrusted import to_float
@@ -11,6 +11,8 @@ from fedsel_flwr.selectors import Selector
 
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.settings import Options
+
+Number = TypeVar("Number", int, float)
 
 
 def check_buffered(selector: Selector, given: Options) -> None:
@@ -90,6 +92,13 @@ def check_keep_arrivals(given: Options) -> None:
         raise ParameterError(
             "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and no concurrency. Or drop it"
         )
+
+
+def set_once(name: str, given: Number | None, own: Number | None) -> Number | None:
+    """Return a number that the strategy or its selector may set; refuse two different ones."""
+    if given is not None and own is not None and own != given:
+        raise ParameterError(f"{name} is {given} for the strategy but {own} for the selector. Set it only once")
+    return own if given is None else given
 
 
 def check_warmup(selector: Selector, rounds: int) -> None:

@@ -442,10 +442,5 @@ def _compares_models(given: Options, payload: Payload, reader: str) -> bool:
 def _common_max_latency(selector: Selector, given: float | None) -> float:
     """Return the common ``max_latency`` of strategy and selector; a selector's "auto" counts as missing."""
     own: float | str | None = getattr(selector, "max_latency", None)
-    if own is None or isinstance(own, str):
-        return 60.0 if given is None else given
-    if given is None:
-        return own
-    if own != given:
-        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Set it only once")
-    return given
+    common = option_checks.set_once("max_latency", given, None if isinstance(own, str) else own)
+    return 60.0 if common is None else common

@@ -88,7 +88,7 @@ class SelectionStrategy(Adapter, Strategy):
         clients = wait_for_clients(client_manager, 1, self.wait_timeout, "for the initial model")
         for client in clients.values():
             try:
-                answer = client.get_parameters(GetParametersIns(config={}), self._question_timeout, None)
+                answer = client.get_parameters(GetParametersIns(config={}), self.core.settings.roll_call_timeout, None)
             except Exception:
                 # A client may raise any error, and the model of any other client works as well.
                 continue

@@ -215,7 +215,6 @@ class Adapter(RoundEnd, Translation):
             bases.check_is_average(self.base, str(settings.averaging))
         self.wait_timeout = settings.wait_timeout
         self.min_available = settings.min_available or max(bases.min_available(self.base), cohort or 1)
-        self._question_timeout = settings.roll_call_timeout
         self.core = SelectionCore(selector, settings, roster=arguments.roster, client_values=arguments.client_values)
         self.roster = self.core.parts.roster
         if reader := self.core.parts.measurer.reader:
@@ -294,10 +293,10 @@ class Adapter(RoundEnd, Translation):
     @property
     def _asking(self) -> dict[str, Any]:
         """The arguments that the transports of both APIs have in common."""
-        actors, hint = self._dead_actors, self._resuming.resume_hint
+        actors, hint, settings = self._dead_actors, self._resuming.resume_hint, self.core.settings
         return {
-            "timeout": self._question_timeout, "late": self._late, "base": self.base, "startup": self._startup,
-            "keys": self.core.settings.keys,
+            "timeout": settings.roll_call_timeout, "late": self._late, "base": self.base, "startup": self._startup,
+            "keys": settings.keys,
             # The errors of a probe may show that Flower's simulation cannot continue.
             "check_errors": partial(actors.check, round=self.core.round + 1, resume_hint=hint, probe=True),
         }  # fmt: skip
@@ -320,7 +319,7 @@ class Adapter(RoundEnd, Translation):
         """
         # A client that trains may need as long as the last round allowed. Before the first round, a client can only owe
         # an answer to the roll call.
-        timeout = min(self.wait_timeout, self._timeout or self._question_timeout)
+        timeout = min(self.wait_timeout, self._timeout or self.core.settings.roll_call_timeout)
         connected = partial(wait_for, source, self.min_available, self.wait_timeout, "min_available")
         return self._late.wait_for_free(connected, self.core.settings.min_completed, timeout)
 

@@ -95,14 +95,14 @@ def late_message(update: LateUpdate, template: Message | None, names: Sequence[s
         names: The names of the model's arrays.
         base: The strategy that will aggregate the replies.
     """
-    content = RecordDict()
-    records, metrics = {} if template is None else dict(template.content.array_records), ["metrics"]
-    if template is not None:
-        metrics = list(template.content.metric_records) or metrics
-    name = next(iter(records), bases.record_names(base)[0])
+    content, like = RecordDict(), RecordDict() if template is None else template.content
+    name, metrics = (
+        next(iter(like.array_records), bases.record_names(base)[0]),
+        next(iter(like.metric_records), "metrics"),
+    )
     # The cleaner replaces the arrays by the moved model.
     content[name] = ArrayRecord({key: Array(one) for key, one in zip(names, update.change, strict=True)})
-    content[metrics[0]] = MetricRecord({key: one for key, one in update.metrics.items() if not isinstance(one, str)})
+    content[metrics] = MetricRecord({key: one for key, one in update.metrics.items() if not isinstance(one, str)})
     return Message(content, reply_to=Message(RecordDict(), dst_node_id=int(update.node), message_type="train"))
 
 

@@ -218,14 +218,8 @@ def addressed(template: Message, node: str, asks: str = "") -> Message:
         if not content.config_records:
             content["config"] = ConfigRecord()
         next(iter(content.config_records.values()))["needs"] = asks
-    metadata = template.metadata
-    return Message(
-        content=content,
-        dst_node_id=int(node),
-        message_type=metadata.message_type,
-        ttl=metadata.ttl,
-        group_id=metadata.group_id,
-    )
+    kind, ttl, group_id = template.metadata.message_type, template.metadata.ttl, template.metadata.group_id
+    return Message(content, dst_node_id=int(node), message_type=kind, ttl=ttl, group_id=group_id)
 
 
 def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str, Message]:

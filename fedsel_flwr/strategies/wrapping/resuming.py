@@ -34,6 +34,7 @@ from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.fingerprints import text_of
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.option_checks import set_once
 from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping.bases import layers
@@ -240,10 +241,8 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     Raises:
         ParameterError: Both numbers are set, and differ.
     """
-    own: int | None = getattr(selector, "total_rounds", None)
-    if given is not None and own is not None and own != given:
-        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector. Set it only once")
-    return own if given is None and checkpointing else given
+    common = set_once("total_rounds", given, getattr(selector, "total_rounds", None))
+    return common if checkpointing else given
 
 
 def save_base(base: object) -> State:

@@ -116,7 +116,7 @@ def test_strategy_takes_the_numbers_of_the_scenario() -> None:
         settings = strategy.core.settings
         assert (settings.max_latency, settings.min_completed, settings.channels) == (4.0, 2, 3)
         assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
-        assert strategy._question_timeout == 77.0  # actors of a busy machine start slowly, which must not matter
+        assert settings.roll_call_timeout == 77.0  # actors of a busy machine start slowly, which must not matter
         assert strategy.selector.clients_per_round == 3
     assert settings_of(smoke(wireless__channels=2)).channels == 2
 
