@@ -93,19 +93,17 @@ class History(state_dicts.NotByClient):
         self,
         *,
         round: int,
-        num_available: int,
         round_s: float,
         clients: list[ClientRecord],
         probe_s: float = 0.0,
         probe_j: float = 0.0,
-        num_probed: int = 0,
         remark: str = "",
         note: str = "",
-        **end: float,
+        **fields: Any,
     ) -> RoundRecord:
         """Add a round and its clients, and accumulate times and joules, including those of probes.
 
-        Further arguments are the ``deadline_s``, ``num_late`` and ``late_j`` of the record.
+        Further arguments are other fields of the record, such as ``num_available`` and ``deadline_s``.
 
         Raises:
             RunError: The previous round cannot be written.
@@ -123,7 +121,6 @@ class History(state_dicts.NotByClient):
             total = energy + (0.0 if math.isnan(total) else total)
         record = RoundRecord(
             round=round,
-            num_available=num_available,
             num_selected=len(clients),
             num_completed=sum(row.completed for row in clients),
             num_kept=sum(row.kept for row in clients),
@@ -135,11 +132,10 @@ class History(state_dicts.NotByClient):
             total_energy_j=total,
             probe_s=probe_s,
             probe_j=probe_j,
-            num_probed=num_probed,
             # So short that the journal finds the record at the start of its line.
             remark=one_line(remark),
             note=one_line(note),
-            **dict[str, Any](end),
+            **fields,
         )
         if self.journal is None:
             self._rounds.append(record)

@@ -128,8 +128,7 @@ class Registrar(state_dicts.SavedFields):
         claims = {node: one or node for node, one in ids.items() if node not in self._roster.refused}
         holders = {node: one.holder for node, one in who.items() if one.holder}
         new, evicted = self._roster.register(claims, round, holders)
-        refused = [reason for node, reason in self._roster.refused.items() if node not in refused_before]
-        warn_of("", refused)
+        warn_of("", [reason for node, reason in self._roster.refused.items() if node not in refused_before])
         return new, evicted
 
     def inform_selector(self, rows: IntArray, properties: Sequence[Properties]) -> None:
@@ -170,8 +169,7 @@ class Registrar(state_dicts.SavedFields):
         # Measured once, on the first global model: a client that joins later starts from the same accuracy.
         if self._initial_accuracy is None:
             self._initial_accuracy = self._measurer.initial_accuracy(model)
-        accuracy = np.full(self._uninformed.size, self._initial_accuracy)
-        self._selector.inform(self._uninformed, accuracy=accuracy)
+        self._selector.inform(self._uninformed, accuracy=np.full(self._uninformed.size, self._initial_accuracy))
         self._uninformed = self._uninformed[:0]
 
     def max_examples(self, rows: IntArray = NO_ROWS, sizes: IntArray = NO_ROWS) -> int | None:

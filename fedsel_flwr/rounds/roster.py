@@ -260,9 +260,8 @@ class Roster:
         last_seen = state_dicts.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
         bound, waits = (state_dicts.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
         # They stand in the log.
-        if wrong := [one for one in ids if canonical_id(one) != one] + [
-            one for one in holders if not one.isprintable()
-        ]:
+        wrong = [one for one in ids if canonical_id(one) != one] + [one for one in holders if not one.isprintable()]
+        if wrong:
             raise StateError(f"ids must be printable texts of 1 to {MAX_ID_LENGTH} characters, got {shown(wrong[0])}")
         if not len(set(ids)) == len(ids) == len(holders) or not all(0 <= row < len(ids) for row in bound.values()):
             raise StateError(f"ids must differ, and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")

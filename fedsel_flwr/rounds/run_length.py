@@ -159,9 +159,8 @@ class StopCriteria:
         if last is None or last.round == self._checked or self._stopped:
             return
         self._checked = last.round
-        # A list, not any(), because every signal is called: each may count rounds or log.
-        answers = [bool(signal(last.round, self._history)) for signal in self._signals if signal is not None]
-        self._stopped = any(answers)
+        # A list, because every signal is called: each may count rounds or log.
+        self._stopped = any([signal(last.round, self._history) for signal in self._signals if signal is not None])
 
 
 def check_should_stop(should_stop: object) -> None:

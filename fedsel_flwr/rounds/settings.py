@@ -37,10 +37,8 @@ MaxExamples = int | Literal["auto"]
 """Largest number of examples that a client may claim; "auto" uses a multiple of the median claim."""
 MissingColumns = Literal["error", "random"]
 """Whether a run ends or continues if no client reports a column that the selector reads."""
-CooldownSetting = bool | Literal["auto"]
-"""Whether clients are excluded after failures; "auto" follows the selector's class."""
-CompareModels = bool | Literal["auto"]
-"""Whether replies are held against the global model; "auto" follows the base strategy."""
+Switch = bool | Literal["auto"]
+"""On, off, or "auto": as the selector or the base strategy needs it."""
 Weighting = Literal["examples", "uniform"]
 """Weights of the updates in a buffered round."""
 RoundDeadline = float | Literal["auto"]
@@ -124,9 +122,7 @@ def _one_of(words: Any) -> Check:
 
 
 ABOVE_0 = partial(real, above=0.0)
-BELOW_1 = partial(real, at_least=0.0, below=1.0)
 AT_LEAST_0 = partial(real, at_least=0.0)
-SCHEME = partial(one_of, allowed=tuple(SCHEMES))
 SHARE = partial(real, above=0.0, at_most=1.0)
 
 
@@ -270,7 +266,7 @@ class Options:
     clock_slack: float | None = _option(None, AT_LEAST_0)
     identity: Identity | None = _option(None, _one_of(Identity))
     busy_timeout: float | None = _option(3600.0, AT_LEAST_0)
-    cooldown: CooldownSetting = _option("auto", _switch, key="cooldown")
+    cooldown: Switch = _option("auto", _switch, key="cooldown")
     over_selection: float = _option(0.0, AT_LEAST_0, key="over_selection")
     wait_for: int | None = _option(None, _count, key="wait_for", unset=0)
     round_deadline_s: RoundDeadline | None = _option(
@@ -278,7 +274,7 @@ class Options:
     )
     late: Late = _option("drop", _one_of(Late), key="late")
     late_scale_coff: float = _option(1.0, partial(real, at_least=1.0), key="late_scale_coff")
-    compare_models: CompareModels = _option("auto", _switch)
+    compare_models: Switch = _option("auto", _switch)
     max_update_norm: float | None = _option(None, ABOVE_0, key="max_update_norm", unset=0.0)
     max_examples: MaxExamples | None = _option(None, partial(_or_auto, check=_count), key="max_examples", unset=0)
     max_participation: float | None = _option(None, SHARE, key="max_participation", unset=0.0)
@@ -289,11 +285,11 @@ class Options:
     metric_keys: MetricKeys | None = None
     missing_columns: MissingColumns = _option("error", _one_of(MissingColumns), key="missing_columns")
     roll_call_timeout: float = _option(60.0, ABOVE_0)
-    averaging: str | None = _option(None, SCHEME, key="averaging", unset="")
+    averaging: str | None = _option(None, partial(one_of, allowed=tuple(SCHEMES)), key="averaging", unset="")
     filter: Filter | None = None
     validation: Validation | None = None
     learning_rate: float | None = _option(None, ABOVE_0)
-    momentum: float = _option(0.1, BELOW_1, key="direction_momentum")
+    momentum: float = _option(0.1, partial(real, at_least=0.0, below=1.0), key="direction_momentum")
     availability: Availability | Collection[str | int] | None = None
     budget: Budget | None = None
     evaluate_in: Callable[[int], bool] | None = None

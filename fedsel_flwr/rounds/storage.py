@@ -218,9 +218,8 @@ def check_links(folder: Path) -> None:
 
 def check_entries(folder: Path) -> None:
     """Refuse links, pipes and devices directly in a folder, as :func:`check_links` does."""
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            check_plain(path)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        check_plain(path)
 
 
 def check_plain(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -116,6 +116,17 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
         return finite_vector(value, max_length, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None
+
+
+def decoded(read: Callable[[], Iterable[object]]) -> list[npt.NDArray[Any]] | None:
+    """Return the arrays that ``read`` returns; None if it raises, or returns something else."""
+    try:
+        found = list(read())
+    # A client may send any content, so any error may be raised.
+    except Exception:
+        return None
+    arrays = [one for one in found if isinstance(one, np.ndarray)]
+    return arrays if len(arrays) == len(found) else None
 
 
 def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:

@@ -133,8 +133,7 @@ class SelectionStrategy(MessageRun):
             sent |= messages
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in sent.items()}
         known = {} if recalled is None else recalled.replies
-        ids = {node: self.roster.name(node) for node in self._dispatched if known}
-        self._recalled = {node: known[one] for node, one in ids.items() if one in known}
+        self._recalled = {node: known[one] for node in self._dispatched if (one := self.roster.name(node)) in known}
         self._unsent = frozenset(self._recalled)
         if self._timed is not None and flights is not None:
             self._timed.buffer, self._timed.patience_s = self.core.settings.buffer, self.core.settings.max_latency

@@ -113,8 +113,7 @@ class Arrivals:
         folder = self._folder / name
         with disk_errors(folder, ", or leave keep_arrivals out"):
             folder.mkdir(parents=True, exist_ok=True)
-            names = [str(i) for i in range(len(model))]
-            fingerprint = dict(self._fingerprint)
+            names, fingerprint = [str(i) for i in range(len(model))], dict(self._fingerprint)
             write_checkpoint(folder, Checkpoint(
                 round=self._round, model=list(model), names=names, state=state, fingerprint=fingerprint,
             ))  # fmt: skip

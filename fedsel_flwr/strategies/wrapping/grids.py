@@ -296,13 +296,12 @@ class TimedGrid(_GridWrapper):
         self.rejected = frozenset(str(message.metadata.dst_node_id) for message in rejected(sent, pushed))
         self.elapsed_s, self.straggler_reply = {}, None
         # For one round only, because the evaluation that follows waits for all nodes.
-        early_end, self.early_end = self.early_end, None
+        early_end, self.early_end = self.early_end or EarlyEnd(), None
         on_reply, self.on_reply = self.on_reply, None
-        if early_end is not None and early_end.answers == 0:
+        if early_end.answers == 0:
             self.straggler_reply = early_end.straggler_reply([], 0.0)
-        deadline = Deadline() if early_end is None else early_end.deadline
         requests = ReplyRequests(self._grid.pull_messages)
-        times, elapsed, limit = list[float](), 0.0, deadline.after([])
+        times, elapsed, limit = list[float](), 0.0, early_end.deadline.after([])
         replies: list[Message] = []
         while pending and self.straggler_reply is None:
             requested = time.monotonic()
@@ -320,8 +319,8 @@ class TimedGrid(_GridWrapper):
                 # The SuperLink answers in place of a disconnected node. The id of the answered message identifies the
                 # node.
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed
-            if pending and early_end is not None:
-                limit = deadline.after(times)
+            if pending:
+                limit = early_end.deadline.after(times)
                 self.straggler_reply = early_end.straggler_reply(times, elapsed)
             if self.straggler_reply is not None or not pending or (timeout is not None and elapsed >= timeout):
                 break

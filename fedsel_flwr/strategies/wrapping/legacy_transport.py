@@ -39,7 +39,7 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.roll_call import Answers
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.rounds.untrusted import shown, usable_count
+from fedsel_flwr.rounds.untrusted import decoded, shown, usable_count
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered, no_answer, reason_in
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, Transport, grid_of, with_late_replies
@@ -225,12 +225,7 @@ def reply_of(
 
 def decode(parameters: Parameters) -> Arrays | None:
     """Return the arrays of ``parameters``; None if they are not NumPy arrays (trees, garbage) or there are none."""
-    try:
-        arrays = parameters_to_ndarrays(parameters)
-    # A client may send any content, so any error may be raised.
-    except Exception:
-        return None
-    return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
+    return decoded(lambda: parameters_to_ndarrays(parameters)) or None
 
 
 def unwrapped(client: ClientProxy) -> ClientProxy:

@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.reply_checks import structure_of
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import finite_number, shown
+from fedsel_flwr.rounds.untrusted import decoded, finite_number, shown
 from fedsel_flwr.selectors.columns import ASKED, VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Evaluation
@@ -358,11 +358,7 @@ def _vectors_in(content: RecordDict, records: Collection[str], keys: MetricKeys)
         arrays = list(content.array_records[name].values())
         vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
         if len(arrays) == 1:
-            try:
-                vectors[name] = arrays[0].numpy()
-            # A client may send any content, so any error may be raised.
-            except Exception:
-                vectors[name] = "an array that cannot be decoded"
+            (vectors[name],) = _decoded(arrays) or ("an array that cannot be decoded",)
     return vectors
 
 
@@ -382,9 +378,4 @@ def _misfit(models: Mapping[str, ArrayRecord], received: Mapping[str, ArrayRecor
 
 def _decoded(encoded: Sequence[Array]) -> Arrays | None:
     """Return the arrays of a reply; None if they cannot be decoded."""
-    try:
-        arrays: list[Any] = [array.numpy() for array in encoded]
-    # A client may send any content, so any error may be raised.
-    except Exception:
-        return None
-    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+    return decoded(lambda: [array.numpy() for array in encoded])

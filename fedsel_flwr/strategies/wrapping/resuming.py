@@ -283,8 +283,7 @@ def _check_layer(layer: object) -> None:
     if _has_state_dict(layer) or _is_flowers(type(layer)):
         return
     flowers = [cls for cls in type(layer).__mro__ if _is_flowers(cls)]
-    known = {name for cls in flowers for name in inspect.signature(cls).parameters} | {*_lasting(layer)}
-    known |= {name for cls in flowers for name in _assigned_by(cls)}
+    known = {*_lasting(layer)}.union(*([*inspect.signature(cls).parameters, *_assigned_by(cls)] for cls in flowers))
     unknown = sorted(name for name, value in vars(layer).items() if name not in known and not callable(value))
     if unknown:
         raise ParameterError(
@@ -319,13 +318,12 @@ def _lasting(layer: object) -> list[str]:
     return [name for name in (*ATTRIBUTES, *(OF_FEDAVGM if is_fedavgm else ())) if name in vars(layer)]
 
 
-def _save_layer(layer: object) -> State:
+def _save_layer(layer: Any) -> State:
     _check_layer(layer)
-    part: State = {"class": _class(layer), "known": {}, "own": None}
-    if any(map(_is_flowers, type(layer).__mro__)):
-        part["known"] = {name: _to_plain(getattr(layer, name)) for name in _lasting(layer)}
-    if _has_state_dict(layer):
-        part["own"] = layer.state_dict()  # type: ignore[attr-defined]
+    lasting = _lasting(layer) if any(map(_is_flowers, type(layer).__mro__)) else []
+    known = {name: _to_plain(getattr(layer, name)) for name in lasting}
+    own = layer.state_dict() if _has_state_dict(layer) else None
+    part: State = {"class": _class(layer), "known": known, "own": own}
     # Differential privacy with an accountant: the spent budget must not be spent again after a restart.
     accountant = getattr(layer, "accountant", None)
     if accountant is not None:
