@@ -170,7 +170,8 @@ class Journal:
                 found = os.fstat(descriptor).st_size
                 if found < start:
                     raise self._failed(
-                        f"{refused}: another program has truncated it from {start} to {found} bytes. Rounds are lost"
+                        f"{refused}: another program has truncated it from {start} to {found} bytes. Earlier rounds "
+                        "are lost"
                     )
                 if found > start:
                     os.ftruncate(descriptor, start)

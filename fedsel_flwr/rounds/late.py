@@ -217,8 +217,8 @@ class LateUpdates:
         late_weights = factors * [one.weight for one in here]
         results = {
             one.key(): ClientResult(
-                completed=True, problems=(), faulty_keys=frozenset(), latency_s=math.nan, latency_source="reported",
-                values={}, columns={}, num_examples=max(1, int(one.weight)), weight=one.weight, converted=arrays,
+                completed=True, latency_s=math.nan, latency_source="reported",
+                num_examples=max(1, int(one.weight)), weight=one.weight, converted=arrays,
             )
             for one, arrays in zip(here, models, strict=True)
         }  # fmt: skip

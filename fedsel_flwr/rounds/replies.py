@@ -118,12 +118,12 @@ class ClientResult:
     """
 
     completed: bool
-    problems: tuple[str, ...]
-    faulty_keys: frozenset[str]
+    problems: tuple[str, ...] = ()
+    faulty_keys: frozenset[str] = frozenset()
     latency_s: float
     latency_source: str
-    values: Mapping[str, float]
-    columns: Mapping[str, float | FloatArray]
+    values: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, float | FloatArray] = field(default_factory=dict)
     num_examples: int
     weight: float
     converted: Arrays | None = None

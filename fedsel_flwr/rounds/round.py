@@ -140,9 +140,7 @@ class Outcome:
     @property
     def positions(self) -> IntArray:
         """Return the positions of the usable models that FedCA's filter keeps; all of them without a filter."""
-        if "kept" not in self.columns:
-            return np.arange(len(self.usable))
-        return np.flatnonzero(self.columns["kept"])
+        return np.flatnonzero(self.columns.get("kept", np.ones(len(self.usable))))
 
     @property
     def kept(self) -> list[str]:

@@ -184,9 +184,8 @@ class SelectionStrategy(Adapter, Strategy):
         failures: list[legacy.EvaluateResult | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate the results that can be averaged, in id order."""
-        aggregated: tuple[float | None, dict[str, Scalar]]
-        aggregated = self._aggregate_evaluation(server_round, legacy.Arrived.of(results, failures))
-        return aggregated
+        loss, metrics = self._aggregate_evaluation(server_round, legacy.Arrived.of(results, failures))
+        return loss, metrics
 
     @saves_on_error
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
