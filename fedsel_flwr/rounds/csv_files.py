@@ -124,9 +124,8 @@ def parse_csv(text: str, name: str) -> CsvFile:
             f"{name}, line 1: the cells are separated by {other[0]!r}, not by commas, in {shown(header[0])}. Save the "
             f"file with commas between cells. {PLAIN_NUMBERS}"
         )
-    for place, column in enumerate(header):
-        if column in header[:place]:
-            raise ParameterError(f"{name}, line 1: two columns are called {shown(column)}. Remove or rename one.")
+    if doubled := [column for place, column in enumerate(header) if column in header[:place]]:
+        raise ParameterError(f"{name}, line 1: two columns are called {shown(doubled[0])}. Remove or rename one.")
     return CsvFile(tuple(header), _lines(rows, header, name))
 
 

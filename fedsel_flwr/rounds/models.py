@@ -25,7 +25,7 @@ Arrays = Sequence[npt.NDArray[Any]]
 LARGEST = 1e18
 """Largest magnitude of a number in a client's model. Its square, and sums of squares, are still finite in float32."""
 Predict = Callable[[Arrays, Any], FloatArray]
-PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
+"""Function of a model, or of the layers of a stack, and examples."""
 MAX_LOSS = 1e6
 """Largest loss of :class:`Validation`. A model that overflows has this loss."""
 
@@ -267,7 +267,7 @@ class Validation:
     predict: Predict
     inputs: Any
     labels: IntArray
-    predict_stack: PredictStack | None = None
+    predict_stack: Predict | None = None
 
     def __post_init__(self) -> None:
         """Check the function, the labels and their lengths."""

@@ -27,9 +27,7 @@ Item = TypeVar("Item")
 WARN_AFTER_S, WARN_EVERY_S = 10.0, 60.0
 """Seconds without enough clients before the first warning, and between further warnings."""
 CONNECTED_POLL_S = 0.25
-"""Seconds between two checks of the connected clients."""
-FREE_POLL_S = 0.25
-"""Seconds between two checks for free clients before a round."""
+"""Seconds between two checks of the connected clients, or of the free ones among them."""
 REPEATS, REPEAT_PAUSE_S = 3, 1.0
 """Repetitions of a request that the SuperLink answered with an internal error, and the pause before each, seconds."""
 HANG_S = 3.0
@@ -363,7 +361,7 @@ class LateReplies:
                 return here
             if (left := deadline - time.monotonic()) <= 0:
                 break
-            time.sleep(min(FREE_POLL_S, left))
+            time.sleep(min(CONNECTED_POLL_S, left))
         logger.warning(
             "%d of %d clients have not answered an earlier message after another %g s. A round needs %d clients "
             "(min_completed), so these clients are asked again",
