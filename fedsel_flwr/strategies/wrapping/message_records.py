@@ -96,10 +96,8 @@ def late_message(update: LateUpdate, template: Message | None, names: Sequence[s
         base: The strategy that will aggregate the replies.
     """
     content, like = RecordDict(), RecordDict() if template is None else template.content
-    name, metrics = (
-        next(iter(like.array_records), bases.record_names(base)[0]),
-        next(iter(like.metric_records), "metrics"),
-    )
+    name = next(iter(like.array_records), bases.record_names(base)[0])
+    metrics = next(iter(like.metric_records), "metrics")
     # The cleaner replaces the arrays by the moved model.
     content[name] = ArrayRecord({key: Array(one) for key, one in zip(names, update.change, strict=True)})
     content[metrics] = MetricRecord({key: one for key, one in update.metrics.items() if not isinstance(one, str)})
@@ -358,7 +356,8 @@ def _vectors_in(content: RecordDict, records: Collection[str], keys: MetricKeys)
         arrays = list(content.array_records[name].values())
         vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
         if len(arrays) == 1:
-            (vectors[name],) = _decoded(arrays) or ("an array that cannot be decoded",)
+            found = _decoded(arrays)
+            vectors[name] = found[0] if found else "an array that cannot be decoded"
     return vectors
 
 
