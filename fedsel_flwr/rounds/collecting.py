@@ -198,7 +198,9 @@ class Collector:
 
     def _averaged(self, outcome: Outcome, draws: IntArray) -> Outcome:
         """Return the outcome with the averaging of the kept models."""
-        if self.settings.averaging is None or not outcome.enough:
+        # Without weights of all clients, a base with its own aggregation has no use for those of the selector's paper.
+        unweighted = self.settings.averaging_is_papers and not (outcome.weights > 0).all()
+        if self.settings.averaging is None or not outcome.enough or unweighted:
             return outcome
         # The filter may keep only some copies of a model that was drawn several times.
         draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]

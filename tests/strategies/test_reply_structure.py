@@ -336,6 +336,16 @@ def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> 
     assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
 
 
+def test_a_papers_averaging_is_left_to_the_base_if_clients_send_no_weights(api: str) -> None:
+    without = client(as_sent, examples=0)
+    for clients in ([without] * 3, [without, without, client(as_sent)]):
+        base = own(api)
+        strategy = selection(api, Plain(clients_per_round=3, seed=0), base)
+        play_round(strategy, clients, MODEL)
+        assert [row.completed for row in strategy.history.clients] == [True] * 3
+        assert [one["num-examples"] for one in base.metrics[0]] == [0, 0, 0 if clients[2] is without else 10]
+
+
 def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:
     without = client(as_sent, examples=0)
     for base, clients, failed in (
