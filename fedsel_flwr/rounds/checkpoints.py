@@ -238,9 +238,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     start = content.index(NO_DIGEST)
     end = start + len(NO_DIGEST)
     digest = hashlib.sha256(content).hexdigest().encode()
-    storage.write_atomically(
-        checkpoint_path(folder, checkpoint.round), content[:start], digest, memoryview(content)[end:]
-    )
+    path = checkpoint_path(folder, checkpoint.round)
+    storage.write_atomically(path, content[:start], digest, memoryview(content)[end:])
     operating_system.sync_folder(folder)
 
 

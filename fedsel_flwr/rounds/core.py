@@ -468,8 +468,7 @@ class SelectionCore:
         if self._availability is not None:
             ids = [roster.ids[row] for row in here.rows]
             known, self._compared = () if self._compared else roster.ids, True
-            here = here.only(
-                eligibility.available(self._availability, ids, upcoming, self.parts.history.simulated_s, known)
-            )
+            now_s = self.parts.history.simulated_s
+            here = here.only(eligibility.available(self._availability, ids, upcoming, now_s, known))
         # Must come last, so that the places for new clients go to clients that pass all other checks.
         return here.only(self.parts.newcomer_quota.eligible(here.rows))

@@ -191,7 +191,7 @@ class Adapter(RoundEnd, Translation):
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
             raise ParameterError(
-                f"base must be a {kind}, got {type(base).__name__}. Check the import: both APIs have such names"
+                f"base must be a {kind}, got {type(base).__name__}. Check the import: both APIs have this name"
             )
         self.base: Any = base if base is not None else type(self).default_base()
         # All checks that are possible now run here, before a server starts.
