@@ -108,7 +108,7 @@ class SelectionStrategy(Adapter, Strategy):
         """
         if self.core.parts.flights is not None:
             raise RunError(
-                "concurrency needs the Message API. Use fedsel_flwr.strategies.message, or api = 'message' in scenarios"
+                "the legacy API has no concurrency. Use fedsel_flwr.strategies.message, or api = 'message' in scenarios"
             )
         if not self._begin_round(parameters):
             return []
