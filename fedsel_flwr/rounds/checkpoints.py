@@ -122,6 +122,9 @@ class Checkpoints:
         self.resume: Resume = resume
         self.written_at: float | None = None
         self._lock: storage.FolderLock | None = None
+        # Checked before the folder is created, because a refused run leaves nothing behind.
+        if not os.path.isdir(self.folder):
+            check_start(self.folder, resume, [], self.folder / JOURNAL)
         storage.make_folder(self.folder)
         check_start(self.folder, resume, self._rounds(), self.folder / JOURNAL)
 

@@ -81,7 +81,8 @@ class Measurer(state_dicts.SavedFields):
         found = [i for i in range(len(reference)) if i not in self._integers]
         if not found and self.selector.needs & {"projection", "update"}:
             raise RunError(
-                f"{self.selector.name} reads updates, but the global model has no floating-point array. Change either."
+                f"{self.selector.name} reads updates, but the global model has no floating-point array. Choose another "
+                "selector, or train floating-point parameters"
             )
         return found
 

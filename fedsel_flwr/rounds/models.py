@@ -278,7 +278,9 @@ class Validation:
                 "predict(arrays, inputs) -> logits and integer labels, one per example."
             )
         if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
-            raise ParameterError(f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass as many")
+            raise ParameterError(
+                f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass one label each"
+            )
 
     def logits(self, arrays: Arrays) -> FloatArray:
         """Return the outputs of the model with these arrays.

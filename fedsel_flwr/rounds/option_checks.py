@@ -90,7 +90,7 @@ def check_keep_arrivals(given: Options) -> None:
     wanted = given.checkpoint_dir is not None and given.clock == "server" and given.concurrency is None
     if given.keep_arrivals and not (wanted and given.checkpoint_every == 1):
         raise ParameterError(
-            "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and no concurrency. Or drop it"
+            "keep_arrivals needs checkpoint_dir, checkpoint_every = 1, clock = 'server' and no concurrency. Set these"
         )
 
 
@@ -106,7 +106,7 @@ def check_warmup(selector: Selector, rounds: int) -> None:
     total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
-            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}. Lower it"
+            f"warmup_rounds = {rounds} leaves {selector.name} none of its {total:g} rounds. Lower warmup_rounds"
         )
 
 

@@ -404,7 +404,9 @@ def resolve_settings(selector: Selector, *, payload: Payload = "model", **option
     low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning(
-            "min_latency is %g s, but max_latency is only %g s: all clients count as the fastest. Lower it", low, high
+            "min_latency is %g s, but max_latency is only %g s: all clients count as the fastest. Lower min_latency",
+            low,
+            high,
         )
     return settings
 

@@ -186,7 +186,7 @@ class Adapter(RoundEnd, Translation):
         selector, base = arguments.selector, arguments.base
         if not isinstance(selector, Selector):
             raise ParameterError(
-                f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}. Use create(name)"
+                f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}. Pass create(name)"
             )
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
