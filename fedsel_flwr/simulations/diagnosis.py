@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -59,6 +60,25 @@ def diagnose(world: World, history: History) -> str:
     if found:
         logger.warning("%s", found)
     return found
+
+
+def finished_run(world: World, strategy: Any, arrays: Arrays) -> RunResult:
+    """End the metrics of a strategy whose rounds are over, log what was simulated, and return the run's result.
+
+    Args:
+        world: The scenario's world.
+        strategy: The selection strategy.
+        arrays: The final model.
+
+    Returns:
+        History, final model and diagnosis.
+    """
+    # Flower does not tell a strategy of the legacy API that the run has ended.
+    strategy.end_metrics()
+    history = strategy.history
+    log_simulated_faults(history, strategy.core.settings.has_spares)
+    timing = strategy.core.stopwatch.columns(len(history.rounds))
+    return RunResult(history, arrays, diagnose(world, history), timing=timing)
 
 
 def late_share(scenario: Scenario, history: History) -> float:

@@ -39,7 +39,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.simulations.diagnosis import diagnose, log_simulated_faults
+from fedsel_flwr.simulations.diagnosis import finished_run
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.run_options import CheckpointPace
 from fedsel_flwr.simulations.scenario import Scenario
@@ -117,14 +117,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
-    strategy.end_metrics()
-    log_simulated_faults(strategy.history, core.settings.has_spares)
-    return RunResult(
-        history=strategy.history,
-        arrays=model,
-        diagnosis=diagnose(world, strategy.history),
-        timing=core.stopwatch.columns(len(strategy.history.rounds)),
-    )
+    return finished_run(world, strategy, model)
 
 
 def check_vectorized(scenario: Scenario) -> None:

@@ -32,7 +32,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.simulations.diagnosis import diagnose, log_simulated_faults
+from fedsel_flwr.simulations.diagnosis import finished_run
 from fedsel_flwr.simulations.on_flower.building import APIS, make_strategy
 from fedsel_flwr.simulations.on_flower.ray_session import SharedWorld, receive_world, share_world
 from fedsel_flwr.simulations.results import RunResult, write_interrupted_run, write_run
@@ -237,16 +237,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     strategy.core.collector.simulated = True
     # The arrays of a simulated model are numbered, so that they would not say which of them are running statistics.
     strategy.core.name_arrays(list(world.model.state_dict()))
-    arrays = APIS[world.scenario.api].run(grid, world, strategy)
-    # Flower does not tell a strategy of the legacy API that the run has ended.
-    strategy.end_metrics()
-    log_simulated_faults(strategy.history, strategy.core.settings.has_spares)
-    return RunResult(
-        history=strategy.history,
-        arrays=arrays,
-        diagnosis=diagnose(world, strategy.history),
-        timing=strategy.core.stopwatch.columns(len(strategy.history.rounds)),
-    )
+    return finished_run(world, strategy, APIS[world.scenario.api].run(grid, world, strategy))
 
 
 def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:
