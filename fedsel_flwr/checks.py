@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, Final, Literal
@@ -143,6 +144,15 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is closest to a given one, beginning with a space; "" if none is close.
+
+    >>> did_you_mean("randm", ("bsfl", "random"))
+    " (did you mean 'random'?)"
+    """
+    return "".join(f" (did you mean {close!r}?)" for close in difflib.get_close_matches(given, list(known), n=1))
 
 
 def parse_address(name: str, value: object) -> tuple[str, int]:

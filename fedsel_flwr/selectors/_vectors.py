@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.base import Probe, Selector
 
 ATTEMPTS = 3
 """Number of requests to a client without a vector."""
@@ -56,11 +56,11 @@ class VectorSelector(Selector):
         self._known[kept] = True
         return kept
 
-    def _ask_unknown(self, available: IntArray) -> IntArray:
-        """Return the clients to ask for their vectors, at most :data:`ATTEMPTS` times each, and count the request."""
+    def _probe(self, available: IntArray) -> Probe | None:
+        # Clients with unknown vectors are asked, at most ATTEMPTS times each.
         asked: IntArray = available[~self._known[available] & (self._asked[available] < ATTEMPTS)]
         self._asked[asked] += 1
-        return asked
+        return Probe(clients=asked, columns=tuple(self.asks)) if asked.size else None
 
     def _add_rows(self, clients: IntArray) -> None:
         super()._add_rows(clients)

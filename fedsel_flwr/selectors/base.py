@@ -221,13 +221,11 @@ class Selector(SavedState, ABC):
         self._round += 1
         with noting_declarations(type(self)):
             self._advance()
-        if available.size == 0:
-            return available
-        if self.warming_up:
-            with noting_declarations(type(self)):
+            if available.size == 0:
+                return available
+            if self.warming_up:
                 self._join(available)
-            return available
-        with noting_declarations(type(self)):
+                return available
             chosen = self._select(available)
         most = None if self.may_exceed_clients_per_round else self.asked_per_round
         return checked_choice(type(self).__name__, chosen, available, most)

@@ -81,8 +81,7 @@ class Everyone(Selector):
         super().__init__(clients_per_round=clients_per_round, seed=seed)
 
     def _select(self, available: IntArray) -> IntArray:
-        most = available.size if self.clients_per_round is None else self.asked_per_round
-        return self._generator.permutation(available)[:most]
+        return self._generator.permutation(available)[: self.asked_per_round]
 
 
 class RandomBySize(Selector):

@@ -8,7 +8,6 @@ from the table (:func:`with_fields`).
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, column
+from fedsel_flwr.checks import FloatArray, column, did_you_mean
 from fedsel_flwr.errors import ParameterError
 
 Source = Literal["clock", "reply", "server", "filter"]
@@ -244,10 +243,9 @@ def check_columns(owner: str, what: str, names: object, allowed: frozenset[str])
         )
     for name in names:
         if name not in allowed:
-            close = difflib.get_close_matches(str(name), allowed, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ParameterError(
-                f"{owner}.{what} names {name!r}, which is not a column{hint}. Choose from {', '.join(sorted(allowed))}"
+                f"{owner}.{what} names {name!r}, which is not a column{did_you_mean(str(name), allowed)}. Choose from "
+                f"{', '.join(sorted(allowed))}"
             )
     return frozenset(names)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
-from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -140,10 +139,6 @@ class DivFL(VectorSelector, UtilityOption):
         # Clients whose gradient is newer than the cache.
         self._changed: set[int] = set()
 
-    def _probe(self, available: IntArray) -> Probe | None:
-        asked = self._ask_unknown(available)
-        return Probe(clients=asked, columns=("gradient",)) if asked.size else None
-
     def _select(self, available: IntArray) -> IntArray:
         # Permuted, so that the first of equal sums is a random one.
         order = self._generator.permutation(available)
@@ -174,12 +169,8 @@ class DivFL(VectorSelector, UtilityOption):
 
     def _distances(self) -> FloatArray:
         """Return ||g_i - g_j|| of all pairs, shape (K, K), not squared. Only those of new gradients are computed."""
-        count, old = len(self._known), len(self._between)
-        if old != count:
-            kept = min(old, count)
-            room = np.zeros((count, count))
-            room[:kept, :kept] = self._between[:kept, :kept]
-            self._between = room
+        if missing := len(self._known) - len(self._between):
+            self._between = np.pad(self._between, (0, missing))
         known, changed = np.flatnonzero(self._known), np.array(sorted(self._changed), dtype=np.int64)
         for start in range(0, changed.size, BLOCK):
             some = changed[start : start + BLOCK]
@@ -227,7 +218,7 @@ class DivFL(VectorSelector, UtilityOption):
         """Load a state. Nothing changes if the state does not fit."""
         super().load_state_dict(state)
         # The cache may hold distances of other vectors.
-        self._changed = set(np.flatnonzero(self._known).tolist())
+        self._between, self._changed = np.zeros((0, 0)), set(np.flatnonzero(self._known).tolist())
 
 
 class _Coverage:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector
-from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.round_report import RoundReport
 
 MOST_STEPS = 100
@@ -54,10 +53,6 @@ class GroupBandit(VectorSelector):
     @abstractmethod
     def _groups(self) -> IntArray:
         """Return the group of each client with a known hash, counted from 0, shape (number of known hashes,)."""
-
-    def _probe(self, available: IntArray) -> Probe | None:
-        asked = self._ask_unknown(available)
-        return Probe(clients=asked, columns=("sketch",)) if asked.size else None
 
     def _select(self, available: IntArray) -> IntArray:
         return self._largest(self._bounds(), available)

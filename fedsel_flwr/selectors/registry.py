@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import inspect
@@ -10,6 +9,7 @@ import re
 from importlib import resources
 from typing import Any
 
+from fedsel_flwr.checks import did_you_mean
 from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors import catalogue
@@ -52,11 +52,9 @@ def selector_class(name: str) -> type[Selector]:
         return _checked_class(load_reference(installed[name], f"installed selector {name!r},"), name)
     if str(name).endswith(".py"):
         raise ParameterError(f"selector {name!r} lacks the name of a class. Add it, as in {f'{name}:MyClass'!r}")
-    close = difflib.get_close_matches(str(name), names(), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ParameterError(
-        f"unknown selector {name!r}{hint}. Choose one of {', '.join(names())}, or give package.module:Class or "
-        "./file.py:Class"
+        f"unknown selector {name!r}{did_you_mean(str(name), names())}. Choose one of {', '.join(names())}, or give "
+        "package.module:Class or ./file.py:Class"
     )
 
 

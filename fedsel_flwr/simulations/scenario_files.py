@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedsel_flwr.checks import AUTO
+from fedsel_flwr.checks import AUTO, did_you_mean
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.rounds.untrusted import one_line, shown
@@ -140,8 +140,7 @@ def _read(source: str) -> tuple[str, str]:
     if path.is_dir():
         raise ParameterError(f"scenario {source!r} is a folder. Give the path of a TOML file in it")
     if not path.exists():
-        close = difflib.get_close_matches(source.removesuffix(".toml"), scenario_names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(source.removesuffix(".toml"), scenario_names())
         what = "there is no scenario file" if path.suffix == ".toml" else "unknown scenario"
         raise ParameterError(
             f"{what} {source!r}{hint}. Choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
