@@ -239,12 +239,11 @@ def _new_plan(args: argparse.Namespace) -> Plan:
 
     given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
     named = [name.strip() for name in given.split(",") if name.strip()]
-    all_selectors = named == ["all"]
-    named = [] if all_selectors else [absolute_reference(name, Path.cwd()) for name in named]
+    named = [absolute_reference(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, arguments.overrides_of(args), named)
     if args.command == "run":
         named = [scenario.selector]
-    elif not all_selectors and (not named or len(set(named)) != len(named)):
+    elif not named or len(set(named)) != len(named):
         raise ParameterError(f"--selectors must name selectors, each only once, got {given!r}")
     seeds = arguments.read_numbers(args.seeds or "10", "--seeds") if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
@@ -253,18 +252,14 @@ def _new_plan(args: argparse.Namespace) -> Plan:
             raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other. Leave out one of them")
         checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
 
-    from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
-    left_out: dict[str, str] = {}
-    if all_selectors:
-        named, left_out = runnable_selectors(scenario)
     return Plan.of(
-        scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        sweep=arguments.read_sweep(getattr(args, "sweep", [])),
+        scenario, named[0] if named == ["all"] else named, seeds=seeds, engine=scenario.engine,
+        reference=getattr(args, "reference", None), sweep=arguments.read_sweep(getattr(args, "sweep", [])),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**arguments.ray_options_of(args)),
-        device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
+        device=args.device or "cpu", checkpoints=checkpoints,
         jobs=getattr(args, "jobs", None),
     )  # fmt: skip
 

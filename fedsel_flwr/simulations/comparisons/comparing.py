@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.storage import check_links
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.comparisons.cluster import Cluster, Watch
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, compare_choices
-from fedsel_flwr.simulations.comparisons.contenders import ALL, SelectorLike, runnable_selectors
+from fedsel_flwr.simulations.comparisons.contenders import SelectorLike
 from fedsel_flwr.simulations.comparisons.parallel_runs import (
     Executor,
     Job,
@@ -83,22 +83,19 @@ class ComparisonOptions(RunOptions):
 
     def plan(self) -> Plan:
         """Return the plan of the comparison."""
-        selectors, left_out = self.selectors, dict[str, str]()
-        if isinstance(selectors, str) and selectors == ALL:
-            selectors, left_out = runnable_selectors(self.scenario, self.own)
         return Plan.of(
             self.scenario,
-            selectors,
+            self.selectors,
             seeds=self.seeds,
             engine=self.engine,
             sweep=self.sweep,
+            own=self.own,
             reference=self.reference,
             rounds_on_flower=self.rounds_on_flower,
             jobs=self.jobs,
             where=self.where,
             device=self.device,
-            left_out=left_out,
-            checkpoints={} if self.checkpoint_every is None else {"checkpoint_every": self.checkpoint_every},
+            checkpoints={"checkpoint_every": self.checkpoint_every},
         )
 
 

@@ -22,11 +22,13 @@ from fedsel_flwr.rounds.storage import check_links, read_file
 from fedsel_flwr.rounds.untrusted import one_line
 from fedsel_flwr.simulations.comparisons.comparison import choose_reference
 from fedsel_flwr.simulations.comparisons.contenders import (
+    ALL,
     Contender,
     Label,
     SelectorLike,
     check_parameters,
     read_contenders,
+    runnable_selectors,
     sweep_contenders,
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs
@@ -44,6 +46,7 @@ from fedsel_flwr.simulations.scenario_files import (
     replace_keys,
 )
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
@@ -114,6 +117,7 @@ class Plan(Table):
         seeds: int | Sequence[int],
         engine: str,
         sweep: Mapping[str, Sequence[Any]] | None = None,
+        own: OwnParts = OwnParts(),  # noqa: B008 (frozen)
         **options: Any,
     ) -> Plan:
         """Make a plan. Arguments and errors are those of ``compare``; options are other keys of the plan."""
@@ -125,6 +129,8 @@ class Plan(Table):
         on_cluster = _check_places(scenario, where, device, rounds)
         jobs = check_jobs(scenario, options.get("jobs"), device, on_cluster=on_cluster)
         make_availability(scenario)
+        if isinstance(selectors, str) and selectors == ALL:
+            selectors, options["left_out"] = runnable_selectors(scenario, own)
         contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
         check_parameters(scenario, contenders)
         if rounds and engine == "ray":
