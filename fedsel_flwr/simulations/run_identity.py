@@ -306,7 +306,7 @@ def run_parameters(scenario: Scenario, label: str, selector: Selector | None = N
     own |= {name: one for name in own if isinstance(one := getattr(selector, name, None), bool | int | float | str)}
     name = scenario.name
     usual = load_scenario(name) if name in scenario_names() else Scenario(name=name)
-    here, there = flat_settings(scenario.model_copy(update={"selectors": {}})), flat_settings(usual)
+    here, there = (flat_settings(one.model_dump(exclude={"selectors"})) for one in (scenario, usual))
     return {
         "selector": label,
         "seed": scenario.seed,

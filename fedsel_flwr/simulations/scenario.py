@@ -117,16 +117,12 @@ class Scenario(Table):
         return tables
 
     @model_validator(mode="after")
-    def _cohort_fits(self) -> Scenario:
+    def _numbers_fit(self) -> Scenario:
         if self.clients_per_round > self.num_clients:
             raise ValueError(
                 f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}. "
                 "Lower it, or raise num_clients"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_ends(self) -> Scenario:
         warmup_rounds = self.aggregation.options()["warmup_rounds"]
         if warmup_rounds >= self.rounds:
             raise ValueError(
@@ -200,11 +196,15 @@ class Scenario(Table):
         )
 
 
-def flat_settings(scenario: Scenario) -> dict[str, Any]:
-    """Return every setting: dotted key -> value."""
+def flat_settings(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every setting in tables within tables, in their order: dotted key -> value.
+
+    >>> flat_settings({"rounds": 5, "selectors": {"bsfl": {"alpha": 0.3}}})
+    {'rounds': 5, 'selectors.bsfl.alpha': 0.3}
+    """
     flat: dict[str, Any] = {}
-    for key, value in scenario.model_dump().items():
-        flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
+    for key, value in tables.items():
+        flat |= flat_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
 
 
@@ -212,7 +212,7 @@ def course_settings(scenario: Scenario) -> dict[str, str]:
     """Return the settings that determine the course of a run: dotted key -> value as text."""
     kept = {
         key: value
-        for key, value in flat_settings(scenario).items()
+        for key, value in flat_settings(scenario.model_dump()).items()
         if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")
     }
     # Only the table of the selector that runs counts.

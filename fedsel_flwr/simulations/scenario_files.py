@@ -83,11 +83,9 @@ def load_scenario(
         _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
         if value is not None and value != "":
-            _set_key(
-                tables,
-                key,
-                absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
-            )
+            _set_key(tables, key, value)
+    for key in REFERENCE_KEYS:
+        _locate(tables, key, Path.cwd())
     scenario = _validated(source, {"name": name} | tables)
     check_selector_tables(source, scenario, selectors)
     return scenario

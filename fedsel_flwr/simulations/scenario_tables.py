@@ -339,11 +339,10 @@ class Aggregation(Table):
 
     def options(self) -> dict[str, Any]:
         """Return the strategy's options that this table sets, by their Python names."""
-        named = {option.name: option for option in fields(Options) if option.metadata.get("key")}
-        values = {name: getattr(self, option.metadata["key"]) for name, option in named.items()}
-        unset = {
-            name
-            for name, option in named.items()
-            if option.default is None and values[name] == option.metadata["unset"]
-        }
-        return {"filter": Filter(score=self.filter) if self.filter else None, **values, **dict.fromkeys(unset)}
+        options: dict[str, Any] = {"filter": Filter(score=self.filter) if self.filter else None}
+        for option in fields(Options):
+            if key := option.metadata.get("key"):
+                value = getattr(self, key)
+                unset = option.default is None and value == option.metadata["unset"]
+                options[option.name] = None if unset else value
+        return options

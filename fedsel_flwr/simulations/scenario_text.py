@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import tomli_w
 
 from fedsel_flwr.selectors.registry import label_of, parameter_texts, selector_class
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Scenario, flat_settings
 from fedsel_flwr.simulations.scenario_files import inner_table, own_parameters
 
 UNITS = {
@@ -130,24 +130,15 @@ def scenario_facts(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all values."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
 def _units(scenario: Scenario) -> dict[str, str]:
-    return {key: unit for key in _flat(scenario.model_dump()) if (unit := unit_of(key))}
+    return {key: unit for key in flat_settings(scenario.model_dump()) if (unit := unit_of(key))}
 
 
 def _meanings(scenario: Scenario) -> dict[str, str]:
     """Return the meanings of the scenario's keys, and of the parameters of its selector that nothing sets."""
     label, cls = label_of(scenario.selector), selector_class(scenario.selector)
-    found = {}
-    for key in [*_flat(scenario.model_dump()), *(f"selectors.{label}.{name}" for name in _unset_parameters(scenario))]:
+    found, unset = {}, (f"selectors.{label}.{name}" for name in _unset_parameters(scenario))
+    for key in [*flat_settings(scenario.model_dump()), *unset]:
         # The scenario's selector may be a class that has no registered name.
         own = cls if key.startswith(f"selectors.{label}.") else None
         if meaning := meaning_of(key, own):
@@ -157,8 +148,8 @@ def _meanings(scenario: Scenario) -> dict[str, str]:
 
 def _defaults(scenario: Scenario) -> list[str]:
     """Return the dotted keys of values that were not set."""
-    given = set(_flat(scenario.model_dump(exclude_unset=True)))
-    return [key for key in _flat(scenario.model_dump()) if key not in given]
+    given = flat_settings(scenario.model_dump(exclude_unset=True))
+    return [key for key in flat_settings(scenario.model_dump()) if key not in given]
 
 
 def _unset_parameters(scenario: Scenario) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedsel_flwr.callbacks.tracking import Tracking
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described, disk_errors
+from fedsel_flwr.errors import FedSelError, RunError, described, disk_errors
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.progress import RunsProgress, log_file, logging_to
 from fedsel_flwr.report.run_folder import MOST_MODEL_BYTES, run_name
 from fedsel_flwr.rounds.storage import read_file, write_atomically
 from fedsel_flwr.rounds.untrusted import shown
-from fedsel_flwr.simulations.comparisons.parallel_runs import Given, Got, Job, Report
+from fedsel_flwr.simulations.comparisons.parallel_runs import Given, Got, Job, Report, unsendable
 from fedsel_flwr.simulations.comparisons.runtime_environment import (
     check_versions,
     read_inputs,
@@ -107,7 +107,7 @@ class Cluster:
                     try:
                         reference = task.options(name=name, **options).remote(index, call, given[index], *sent)
                     except (TypeError, AttributeError) as error:
-                        raise _unsendable(name, error) from error
+                        raise unsendable(name, "the cluster", "ray_address", error) from error
                     playing[reference] = index
 
             begin()
@@ -177,7 +177,7 @@ class Cluster:
             common = ray.put(shared)
         # Pickling raises errors of many kinds, including errors of the user's code.
         except Exception as error:
-            raise _unsendable("what the runs share", error) from error
+            raise unsendable("what the runs share", "the cluster", "ray_address", error) from error
         inputs = {name: ray.put(value) for name, value in read_inputs(self.scenarios, self.own).items()}
         # On this machine, so that the queue does not die with another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -290,15 +290,6 @@ def _living_nodes() -> list[Mapping[str, Any]]:
 
     nodes: Callable[[], list[Mapping[str, Any]]] = ray.nodes
     return [node for node in nodes() if node["Alive"]]
-
-
-def _unsendable(what: str, error: Exception) -> ParameterError:
-    # Ray's message has several lines. Its cause is the error of pickling.
-    cause = error.__cause__ or error
-    return ParameterError(
-        f"{what} cannot be sent to the cluster ({type(cause).__name__}: {' '.join(str(cause).split()):.300}). Leave "
-        "ray_address out, or use a selector, model, data and objective that pickle supports"
-    )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 REGRET = "regret.parquet"
 """Table of a run: the time lost, compared with a genie that knows the clients' mean latencies."""
-VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
+VARIED = {"name", "description", "selector", "seed", "selectors", "engine"}
 """Keys of a scenario in which the runs of one comparison may differ."""
 
 
@@ -463,7 +463,7 @@ def _check_one_scenario(runs: Sequence[Run]) -> None:
 
 def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
     """Return the settings that must be equal in all runs of a comparison: dotted key -> value."""
-    return {key: value for key, value in flat_settings(scenario).items() if key.partition(".")[0] not in VARIED}
+    return flat_settings(scenario.model_dump(exclude=VARIED))
 
 
 def _write_text(text: str, path: str | Path | None) -> str:

@@ -247,13 +247,20 @@ def _packed(what: Any, name: str) -> bytes:
         return bytes(cloudpickle.dumps(what))
     except Exception as error:
         # Pickling raises errors of many kinds, including errors of the user's code.
-        raise ParameterError(
-            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or use a "
-            "selector, model, data and objective that pickle supports"
-        ) from error
+        raise unsendable(name, "another process", "jobs", error) from error
     finally:
         for module in files:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def unsendable(what: str, where: str, option: str, error: Exception) -> ParameterError:
+    """Return the error that says what cannot be sent, where to, and which option sends it there."""
+    # Ray's message has several lines. Its cause is the error of pickling.
+    cause = error.__cause__ or error
+    return ParameterError(
+        f"{what} cannot be sent to {where} ({type(cause).__name__}: {' '.join(str(cause).split()):.300}). Leave "
+        f"{option} out, or use a selector, model, data and objective that pickle supports"
+    )
 
 
 def _call(own: bytes, common: bytes, parent: int) -> Any:
