@@ -103,15 +103,9 @@ def stack_predict(
 
     def predict(stack: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         examples = read_only_tensor(inputs, device)
-        parts = range(0, len(stack[0]), MODELS)
-        return np.concatenate(
-            [
-                logits_batched(
-                    model, [layer[i : i + MODELS] for layer in stack], examples, device=device, batch_size=batch_size
-                )
-                for i in parts
-            ]
-        )
+        parts = ([layer[i : i + MODELS] for layer in stack] for i in range(0, len(stack[0]), MODELS))
+        logits = [logits_batched(model, part, examples, device=device, batch_size=batch_size) for part in parts]
+        return np.concatenate(logits)
 
     return predict
 
@@ -151,10 +145,5 @@ def _by_vmap(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
 
 def _one_by_one(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
     """Evaluate one model after the other."""
-    names = list(model.state_dict())
-    return torch.stack(
-        [
-            functional_call(model, {name: layer[i] for name, layer in zip(names, stack, strict=True)}, (x,))
-            for i in range(len(stack[0]))
-        ]
-    )
+    models = (dict(zip(model.state_dict(), own, strict=True)) for own in zip(*stack, strict=True))
+    return torch.stack([functional_call(model, own, (x,)) for own in models])

@@ -79,13 +79,9 @@ class Examples:
 
     def of_client(self, client: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return one client's inputs and labels as new arrays."""
-        rows = np.asarray(self.rows[client])
-        return tuple(  # type: ignore[return-value]  # of length two, which mypy does not see
-            held[torch.as_tensor(rows, device=held.device)].cpu().numpy()
-            if isinstance(held, torch.Tensor)
-            else held[rows]
-            for held in (self.inputs, self.labels)
-        )
+        rows = read_only_tensor(np.asarray(self.rows[client]))
+        inputs, labels = (read_only_tensor(held)[rows].cpu().numpy() for held in (self.inputs, self.labels))
+        return inputs, labels
 
 
 def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
