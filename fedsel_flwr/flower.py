@@ -14,21 +14,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from flwr.common.constant import ErrorCode
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.criterion import Criterion
-
-__all__ = [
-    "ClientProxy",
-    "Criterion",
-    "ErrorCode",
-    "bytes_of",
-    "content_of",
-    "disable_actor_retries",
-    "run_simulation",
-    "start_grid",
-    "task_identity",
-]
+from flwr.common.constant import ErrorCode as ErrorCode
+from flwr.server.client_proxy import ClientProxy as ClientProxy
+from flwr.server.criterion import Criterion as Criterion
 
 
 def run_simulation(**options: Any) -> None:

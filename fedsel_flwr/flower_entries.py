@@ -66,7 +66,7 @@ ENTRIES = (
         "flwr.supercore.task_identity.TaskIdentity",
         "fedsel_flwr.testing.check_strategy makes no messages",
         "Run the fleet of the conformance suite in a simulation.",
-        {name: () for name in ("task_id", "run_id", "node_id", "_task_id", "_run_id", "_node_id")},
+        dict.fromkeys(("task_id", "run_id", "node_id", "_task_id", "_run_id", "_node_id"), ()),
         since=(1, 38),
     ),
     Entry(
@@ -103,12 +103,9 @@ ENTRIES = (
         "flwr.common.constant.ErrorCode",
         "fedsel_flwr.strategies cannot be imported",
         "Write its numbers out.",
-        {
-            name: ()
-            for name in (
-                "CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE",
-            )
-        },
+        dict.fromkeys(
+            ("CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE"), ()
+        ),
     ),
 )  # fmt: skip
 

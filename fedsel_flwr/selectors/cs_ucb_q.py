@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, fraction, lookup, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
@@ -119,9 +119,7 @@ class CSUCBQ(LatencyRewards):
             clients_per_round=clients_per_round, max_latency=max_latency, exploration=exploration, seed=seed
         )
         self.fairness_scale = real("fairness_scale", fairness_scale, at_least=0.0)
-        self.queue_weight = real("queue_weight", queue_weight, at_least=0.0)
-        if self.queue_weight > 1.0:
-            raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}. Lower it")
+        self.queue_weight = fraction("queue_weight", queue_weight)
         self.fairness = None if fairness is None else by_client("fairness", fairness)
         if self.fairness is None and self.fairness_scale > 1.0:
             raise ParameterError(
