@@ -119,12 +119,16 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
+def version_of(distribution: str) -> str:
+    """Return the version of an installed distribution; empty if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return ""
+
+
 def installed_version() -> str:
     """Return the version of the installed Flower, its nightly included; empty if there is none."""
-    for name in ("flwr", "flwr-nightly"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return ""
+    return version_of("flwr") or version_of("flwr-nightly")
 
 
 def newer(version: str) -> str:

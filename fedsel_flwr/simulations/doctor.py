@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import fedsel_flwr
 from fedsel_flwr.errors import FedSelError, described
-from fedsel_flwr.flower_entries import NEWEST_TESTED, installed_version, missing, newer
+from fedsel_flwr.flower_entries import NEWEST_TESTED, installed_version, missing, newer, version_of
 from fedsel_flwr.operating_system import adopt_orphans
 from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
 from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
@@ -132,14 +132,6 @@ def _check_group(topic: str, requirements: list[Requirement], cure: str, *, want
         return Finding(topic, "problem" if wanted else "note", f"lacks {', '.join(faults)}", cure)
     versions = sorted(f"{one.name} {version_of(one.name)}" for one in requirements)
     return Finding(topic, "ok", ", ".join(versions) or "needs nothing on this platform")
-
-
-def version_of(name: str) -> str:
-    """Return the version of an installed package; empty if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -274,9 +266,8 @@ def check_disk(runs_dir: Path) -> Finding:
     Args:
         runs_dir: Folder of all runs, which need not exist.
     """
-    folder = runs_dir.expanduser().absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    wanted = runs_dir.expanduser().absolute()
+    folder = next(place for place in (wanted, *wanted.parents) if place.exists())
     if not os.access(folder, os.W_OK):
         return Finding("disk", "problem", f"{folder} cannot be written to", "fedsel doctor --runs-dir ANOTHER_FOLDER")
     free = shutil.disk_usage(folder).free

@@ -133,9 +133,8 @@ class Comparison:
         lines += self._remark_on_target()
         for selector in self.selectors:
             own = [run for run in self.runs if run.selector == selector]
-            share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
-            if share >= MANY_LATE:
-                worst = own[-number]
+            worst = max(own, key=lambda run: late_share(run.scenario, run.history))
+            if (share := late_share(worst.scenario, worst.history)) >= MANY_LATE:
                 of_seeds = f" This is the largest share of the {len(own)} seeds." if len(own) > 1 else ""
                 longest = worst.scenario.wireless.max_latency_s
                 lines.append(

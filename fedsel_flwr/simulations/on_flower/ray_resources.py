@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError, RunError
@@ -79,7 +79,7 @@ class RayResources:
     @property
     def non_default(self) -> list[str]:
         """Names of the arguments that differ from their defaults. Only Ray uses these arguments."""
-        return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+        return [one.name for one in fields(self) if getattr(self, one.name) != one.default]
 
     def gpus(self) -> int:
         """Return the number of GPUs for Ray on this machine."""
@@ -206,9 +206,6 @@ def cluster_for_runs(address: str | None) -> RayResources | None:
     where = where.of_runs("cpu")
     where.check()
     return where
-
-
-_DEFAULTS = {name: field.default for name, field in RayResources.__dataclass_fields__.items()}
 
 
 def visible_gpus() -> int:
