@@ -41,9 +41,8 @@ from fedsel_flwr.rounds.storage import open_file, read_file
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
-from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.scenario import Scenario, course_settings, flat_settings
-from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.scenario_files import shipped_scenario
 from fedsel_flwr.simulations.worlds.data import Dataset
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
@@ -304,13 +303,12 @@ def run_parameters(scenario: Scenario, label: str, selector: Selector | None = N
     own = {name: one for name, one in own.items() if one is not inspect.Parameter.empty and name != "seed"}
     own |= scenario.selectors.get(label, scenario.selectors.get(label_of(scenario.selector), {}))
     own |= {name: one for name in own if isinstance(one := getattr(selector, name, None), bool | int | float | str)}
-    name = scenario.name
-    usual = load_scenario(name) if name in scenario_names() else Scenario(name=name)
-    here, there = (flat_settings(one.model_dump(exclude={"selectors"})) for one in (scenario, usual))
+    both = (scenario, shipped_scenario(scenario.name))
+    here, there = (flat_settings(one.model_dump(exclude={"selectors"})) for one in both)
     return {
         "selector": label,
         "seed": scenario.seed,
-        "scenario": name,
+        "scenario": scenario.name,
         **{f"selector.{key}": one for key, one in own.items() if one is not None},
         **{key: one for key, one in here.items() if one != there.get(key) and key not in NO_PARAMETERS},
         **{f"version.{package}": one for package, one in versions().items()},

@@ -91,6 +91,11 @@ def load_scenario(
     return scenario
 
 
+def shipped_scenario(name: str) -> Scenario:
+    """Return the shipped scenario of a name; without one, the scenario of the defaults."""
+    return load_scenario(name) if name in scenario_names() else Scenario(name=name)
+
+
 def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scenario:
     """Return a scenario made from its tables, with single keys replaced.
 

@@ -32,7 +32,6 @@ from fedsel_flwr.simulations.comparisons.contenders import (
     sweep_contenders,
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, check_jobs
-from fedsel_flwr.simulations.listing import scenario_names
 from fedsel_flwr.simulations.on_flower.building import make_availability
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import has_begun, read_label
@@ -42,8 +41,8 @@ from fedsel_flwr.simulations.scenario_files import (
     REFERENCE_KEYS,
     check_tree,
     describe_faults,
-    load_scenario,
     replace_keys,
+    shipped_scenario,
 )
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -208,10 +207,9 @@ class Plan(Table):
         named |= {f"scenario.{key}": attrgetter(key)(self.scenario) for key in REFERENCE_KEYS}
         named["where.ray_address"] = self.where.ray_address
         found = {key: value for key, value in named.items() if value is not None and is_reference(value)}
-        name = self.scenario.name
-        shipped = load_scenario(name) if name in scenario_names() else Scenario(name=name)
+        both = (self.scenario, shipped_scenario(self.scenario.name))
         for key in FILE_KEYS:
-            mine, theirs = (attrgetter(key)(one) for one in (self.scenario, shipped))
+            mine, theirs = (attrgetter(key)(one) for one in both)
             if mine and mine != theirs and not Path(mine).expanduser().resolve().is_relative_to(folder.resolve()):
                 found[f"scenario.{key}"] = mine
         return found
