@@ -45,7 +45,7 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System, probe_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
+from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate, in_mode
 from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
@@ -281,9 +281,8 @@ def losses_and_gradient(
     total = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
     moving = [(one, sums) for one, sums in zip(parameters, total, strict=True) if one.requires_grad]
     losses = []
-    was_training, device = model.training, device_of(model)
-    model.eval()
-    with torch.set_grad_enabled(with_gradient):
+    device = device_of(model)
+    with torch.set_grad_enabled(with_gradient), in_mode(model, training=False):
         for start in range(0, len(labels), batch_size):
             rows = slice(start, start + batch_size)
             seen, wanted = (torch.tensor(part[rows], device=device) for part in (inputs, labels))
@@ -294,7 +293,6 @@ def losses_and_gradient(
                 parts = torch.autograd.grad(each.sum(), [one for one, _ in moving], allow_unused=True)
                 for (_, sums), part in zip(moving, parts, strict=True):
                     sums += 0 if part is None else part
-    model.train(was_training)
     flat = [(part / len(labels)).cpu().numpy().astype(np.float32).ravel() for part in total]
     return np.concatenate(losses), np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)
 

@@ -95,11 +95,9 @@ def train(
     model.zero_grad()
     steps = settings.steps(len(labels))
     losses: list[float] = []
-    was_training = model.training
-    model.train()
     device = device_of(model)
     # torch's dropout draws from the global generator, which belongs to the user.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with in_mode(model, training=True), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _seed_dropout(int(generator.integers(2**63)), device)
         for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
             seen = torch.tensor(inputs[rows], device=device)
@@ -114,7 +112,6 @@ def train(
             _step(parameters, momenta, settings)  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
             model.zero_grad()
-    model.train(was_training)
     return mean_loss(losses)
 
 
@@ -149,17 +146,14 @@ def evaluate(
     check_examples(inputs, labels)
     batch_size = whole("batch_size", batch_size, 1)
     loss, parts = 0.0, []
-    was_training = model.training
-    model.eval()
     examples, targets = (read_only_tensor(part, device_of(model)) for part in (inputs, labels))
-    with torch.no_grad():
+    with torch.no_grad(), in_mode(model, training=False):
         for start in range(0, len(labels), batch_size):
             outputs = model(examples[start : start + batch_size])
             loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
             parts.append(outputs)
         # Of all examples at once, because R² is not a mean over batches.
         quality = objective.quality(torch.cat(parts), targets)
-    model.train(was_training)
     return loss / len(labels), quality
 
 
@@ -185,7 +179,7 @@ def torch_predict(
 
 def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
     """Return a model's outputs on examples, shape (n, ...), on the CPU, with dropout off; the model is not changed."""
-    was_training, examples = model.training, read_only_tensor(inputs, device_of(model))
+    examples = read_only_tensor(inputs, device_of(model))
 
     def ask(own: nn.Module, first: int) -> torch.Tensor:
         # Inside this function, because gradients are switched off per thread.
@@ -193,10 +187,20 @@ def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int =
             answer: torch.Tensor = own(examples[first : first + batch_size])
         return answer
 
-    model.eval()
-    parts = map_on_threads(model, range(0, len(inputs), batch_size), ask)
-    model.train(was_training)
+    with in_mode(model, training=False):
+        parts = map_on_threads(model, range(0, len(inputs), batch_size), ask)
     return torch.cat(parts).cpu()
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Switch a model's dropout on or off within the block."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
 
 
 def draw_views(generator: np.random.Generator, count: int) -> IntArray:
