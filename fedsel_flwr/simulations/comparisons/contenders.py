@@ -14,15 +14,14 @@ from pydantic import AfterValidator, Field
 
 from fedsel_flwr.errors import FedSelError, ParameterError, refusing_faults
 from fedsel_flwr.report.summary import setting_label, value_texts
-from fedsel_flwr.rounds.settings import resolve_settings
-from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, names, selector_class
-from fedsel_flwr.simulations.on_flower.building import check_selector, common_params, selector_params
+from fedsel_flwr.simulations.on_flower.building import check_selector, common_params, make_strategy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import check_label, check_selector_tables
 from fedsel_flwr.simulations.scenario_tables import Table
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
-from fedsel_flwr.simulations.worlds.world import World, world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 
 ALL = "all"
 """Keyword for every selector that can run, on the command line and in ``compare``."""
@@ -240,28 +239,19 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
     Returns:
         Names of the selectors that can run, and a table of the others: name -> reason.
     """
-    world = world_of(own.named_in(scenario), own)
+    scenario = own.named_in(scenario)
+    world = world_of(scenario, own)
     able, left_out = [], {}
     for name in names():
         named = scenario.model_copy(update={"selector": name})
         try:
             check_selector(named)
-            _check_limits(world, named)
+            # Made, because a parameter may change the selector's limits and its columns.
+            most = make_strategy(world.with_scenario(named)).selector.max_clients
+            if most is not None and scenario.num_clients > most:
+                raise FedSelError(f"takes at most {most} clients, and there are {scenario.num_clients}")
         except FedSelError as error:
             left_out[name] = str(error)
         else:
             able.append(name)
     return able, left_out
-
-
-def _check_limits(world: World, scenario: Scenario) -> None:
-    """Refuse a missing validation set, too many clients, and over-selection if the selector decides its cohort's size.
-
-    The selector is created, because a parameter may change its limits and its columns.
-    """
-    sizes = dict.fromkeys(range(scenario.num_clients), 1)
-    selector = create(scenario.selector, **selector_params(scenario, sizes))
-    world.check_validation_set(selector.needs, scenario.selector)
-    resolve_settings(selector, **scenario.aggregation.options())
-    if selector.max_clients is not None and scenario.num_clients > selector.max_clients:
-        raise FedSelError(f"takes at most {selector.max_clients} clients, and there are {scenario.num_clients}")
