@@ -145,7 +145,7 @@ class ActiveFL(UtilityOption):
 
     def _observe(self, report: RoundReport) -> None:
         if self.accuracy_weight is not None:
-            self._store_utility(report)
+            super()._observe(report)
             repeated_failures(self._failures, report)
             return
         k, loss = report.clients, np.asarray(report.loss)

@@ -43,6 +43,7 @@ class LatencyRewards(Selector):
         ParameterError: ``clients_per_round`` < 1, ``exploration`` < 0, or ``max_latency`` neither above 0 nor "auto".
     """
 
+    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_plays": 0, "_mean": 0.0, "_failed": 0, "_slowest": 0.0}
 
@@ -151,7 +152,6 @@ class CSUCB(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb"
-    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     scalar_state: ClassVar[tuple[str, ...]] = ("_ideal_fleet",)
 
     # K while all K clients were available in every round, 0 after the first absence, -1 before the first round.

@@ -91,7 +91,6 @@ class CSUCBQ(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
-    citations: ClassVar[tuple[str, ...]] = ("xia2020multi",)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {

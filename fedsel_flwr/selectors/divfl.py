@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
@@ -114,7 +113,6 @@ class DivFL(VectorSelector, UtilityOption):
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = VectorSelector.client_state
     scalar_state: ClassVar[tuple[str, ...]] = (*VectorSelector.scalar_state, "_signs")
 
     def __init__(
@@ -192,7 +190,7 @@ class DivFL(VectorSelector, UtilityOption):
     def _observe(self, report: RoundReport) -> None:
         rows = report.completed
         self._store_gradients(report.clients[rows], np.asarray(report.gradient)[rows])
-        self._store_utility(report)
+        super()._observe(report)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         super()._inform(clients, columns)

@@ -11,7 +11,15 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
-class FedCMUCB(Selector):
+class FedCM(Selector):
+    """Base of the two selectors: the reward of a client is whether FedCA's filter keeps its model."""
+
+    citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
+    needs: ClassVar[frozenset[str]] = frozenset({"kept"})
+    paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
+
+
+class FedCMUCB(FedCM):
     """Selects the clients whose models FedCA most probably keeps, by upper confidence bounds.
 
     FedCA keeps the subset of a round's models whose average is best on the server's validation set.
@@ -63,9 +71,6 @@ class FedCMUCB(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ucb"
-    citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
-    needs: ClassVar[frozenset[str]] = frozenset({"kept"})
-    paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}  # Appendix C
 
     _plays: IntArray
@@ -87,7 +92,7 @@ class FedCMUCB(Selector):
         self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2), Appendix C
 
 
-class FedCMTS(Selector):
+class FedCMTS(FedCM):
     """Selects the clients whose models FedCA most probably keeps, by draws from Beta posteriors.
 
     FedCA keeps the subset of a round's models whose average is best on the server's validation set.
@@ -123,9 +128,6 @@ class FedCMTS(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ts"
-    citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
-    needs: ClassVar[frozenset[str]] = frozenset({"kept"})
-    paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}  # Beta(1, 1), Appendix C
 
     _successes: IntArray

@@ -23,6 +23,7 @@ class GroupBandit(VectorSelector):
     The plays and utilities of a group are the sums over its clients.
     """
 
+    citations: ClassVar[tuple[str, ...]] = ("pan2024contextual",)
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     asks: ClassVar[frozenset[str]] = frozenset({"sketch"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
@@ -148,7 +149,6 @@ class NCCB(GroupBandit):
     """
 
     name: ClassVar[str] = "nccb"
-    citations: ClassVar[tuple[str, ...]] = ("pan2024contextual",)
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {**GroupBandit.client_state, "_cluster": -1}
     scalar_state: ClassVar[tuple[str, ...]] = (*GroupBandit.scalar_state, "_regroup")
 
@@ -247,7 +247,6 @@ class LSH(GroupBandit):
     """
 
     name: ClassVar[str] = "lsh"
-    citations: ClassVar[tuple[str, ...]] = ("pan2024contextual",)
 
     def __init__(
         self,

@@ -232,8 +232,8 @@ class UtilityOption(Selector):
     model. Accuracy and energy score change only when the client completes another round. An unknown number counts as 0,
     as in :class:`PCZFL`.
 
-    A subclass calls :meth:`_set_utility` in ``__init__``, and :meth:`_store_utility` in ``_observe``. With
-    ``accuracy_weight=None``, it must do what its own paper says.
+    A subclass calls :meth:`_set_utility` in ``__init__``. With ``accuracy_weight=None``, it must do what its own paper
+    says.
     """
 
     accuracy_weight: float | None
@@ -264,7 +264,7 @@ class UtilityOption(Selector):
         )
         self._accuracy, self._energy_score = np.zeros(0), np.zeros(0)
 
-    def _store_utility(self, report: RoundReport) -> None:
+    def _observe(self, report: RoundReport) -> None:
         """Store accuracy and energy score of the clients that completed; without the option, do nothing."""
         if self.accuracy_weight is None:
             return

@@ -28,6 +28,7 @@ class Candidates(Selector):
         ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
     """
 
+    citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # step 3: the mean over the set
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}
@@ -124,7 +125,6 @@ class PowerOfChoice(Candidates, UtilityOption):
     """
 
     name: ClassVar[str] = "power-of-choice"
-    citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
@@ -163,9 +163,6 @@ class PowerOfChoice(Candidates, UtilityOption):
             candidates = np.sort(np.concatenate([candidates, more]))
         score = self._loss if self.accuracy_weight is None else self._utilities()
         return self._largest(score, candidates)  # step 3
-
-    def _observe(self, report: RoundReport) -> None:
-        self._store_utility(report)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         super()._inform(clients, columns)
@@ -287,7 +284,6 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
-    citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
