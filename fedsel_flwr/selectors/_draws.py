@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray, IntArray
 
 
 def top(score: FloatArray, count: int | None) -> IntArray:
@@ -72,10 +72,3 @@ def tolerant_floor(number: float) -> int:
     (1, 5)
     """
     return math.floor(number + 1e-9)
-
-
-def imputed_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
-    """Replace unknown sizes (-1) by the mean of the known sizes of registered clients, or by 1 if none is known."""
-    known = registered & (size >= 0)
-    mean = float(size[known].mean()) if known.any() else 1.0
-    return np.where(size >= 0, size, mean)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
-from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
-from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors._draws import draw, tolerant_floor, top
+from fedsel_flwr.selectors.base import Probe, SizedSelector
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import FAILURES_THAT_COUNT, RoundReport, repeated_failures
 
 
-class ActiveFL(UtilityOption):
+class ActiveFL(UtilityOption, SizedSelector):
     """Draws most clients of a round by a softmax of their valuations, and the others uniformly.
 
     A valuation is large if the client has many examples, and if the model has a large loss on them.
@@ -93,13 +93,12 @@ class ActiveFL(UtilityOption):
     citations: ClassVar[tuple[str, ...]] = ("goetz2019active",)
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size", "loss": "_loss"}
+    remembers: ClassVar[dict[str, str]] = {**SizedSelector.remembers, "loss": "_loss"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
-    client_state: ClassVar[dict[str, float | bool]] = {
-        "_size": -1.0, "_loss": -np.inf, "_asked": False, "_failures": 0,
+    client_state: ClassVar[dict[str, Any]] = {
+        **SizedSelector.client_state, "_loss": -np.inf, "_asked": False, "_failures": 0,
     }  # fmt: skip
 
-    _size: FloatArray
     _loss: FloatArray
     _asked: BoolArray
     # Failures in a row.
@@ -159,5 +158,5 @@ class ActiveFL(UtilityOption):
         if self.accuracy_weight is not None:
             return np.where(self._failures < FAILURES_THAT_COUNT, self._utilities(), -np.inf)  # v_k
         known = np.isfinite(self._loss)
-        size = imputed_sizes(self._size, self._registered)
+        size = self._sizes()
         return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
@@ -24,7 +25,7 @@ from fedsel_flwr.selectors.columns import INFORMED, column_values
 from fedsel_flwr.selectors.round_report import Probe, RoundReport
 from fedsel_flwr.selectors.selector_state import SavedState
 
-__all__ = ["Probe", "Selector"]
+__all__ = ["Probe", "Selector", "SizedSelector"]
 
 
 class Selector(SavedState, ABC):
@@ -347,6 +348,22 @@ class Selector(SavedState, ABC):
         # top keeps the order of equal scores, so the permutation breaks the ties.
         shuffled = self._generator.permutation(available)
         return np.asarray(shuffled[top(score[shuffled], self.asked_per_round)])  # Xia (8), (10)
+
+
+class SizedSelector(Selector):
+    """A selector that knows how many examples each client has. A subclass extends :attr:`client_state`."""
+
+    remembers: ClassVar[Mapping[str, str]] = {"num_examples": "_size"}
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}
+
+    # -1 if unknown.
+    _size: FloatArray
+
+    def _sizes(self) -> FloatArray:
+        """Return the clients' sizes. An unknown one is the mean of the registered clients' known ones, or 1."""
+        known = self._registered & (self._size >= 0)
+        mean = float(self._size[known].mean()) if known.any() else 1.0
+        return np.where(self._size >= 0, self._size, mean)
 
 
 def over_selected(clients_per_round: int, over_selection: float) -> int:

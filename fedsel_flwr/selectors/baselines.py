@@ -7,14 +7,13 @@ with round robin, and with the clients on which the model has the lowest accurac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import imputed_sizes
-from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.base import Probe, Selector, SizedSelector
 
 
 class Random(Selector):
@@ -84,7 +83,7 @@ class Everyone(Selector):
         return self._generator.permutation(available)[: self.asked_per_round]
 
 
-class RandomBySize(Selector):
+class RandomBySize(SizedSelector):
     """Draws clients one after the other, each in proportion to its number of examples, p_k.
 
     A client with more examples is therefore selected more often.
@@ -125,11 +124,9 @@ class RandomBySize(Selector):
 
     name: ClassVar[str] = "random-by-size"
     citations: ClassVar[tuple[str, ...]] = ("benami2025client", "li2020federated")
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     # A size of -1 is unknown.
-    client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
+    client_state: ClassVar[dict[str, Any]] = {**SizedSelector.client_state, "_draws": 0}
 
-    _size: FloatArray
     _draws: IntArray
 
     def __init__(self, *, clients_per_round: int, replacement: bool = False, seed: int | None = None) -> None:
@@ -154,7 +151,7 @@ class RandomBySize(Selector):
         self._draws[available] = 1
 
     def _select(self, available: IntArray) -> IntArray:
-        size = imputed_sizes(self._size, self._registered)
+        size = self._sizes()
         if self.replacement:
             weight = size[available] if size[available].any() else np.ones(available.size)
             drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, fraction, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import imputed_sizes
+from fedsel_flwr.selectors.base import SizedSelector
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -18,7 +18,7 @@ BELOW_ONE = float(np.nextafter(1.0, 0.0))
 """Upper limit of the fairness from data sizes, whose range is [0, 1)."""
 
 
-class CSUCBQ(LatencyRewards):
+class CSUCBQ(LatencyRewards, SizedSelector):
     """Selects fast clients under a fairness constraint: by optimistic reward plus deficit against the fair share.
 
     The deficit of a client grows in each round in which it was not selected.
@@ -91,17 +91,16 @@ class CSUCBQ(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        **LatencyRewards.client_state, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0, "_size": -1.0,
+        **LatencyRewards.client_state, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0,
+        **SizedSelector.client_state,
     }  # fmt: skip
 
     _queue: FloatArray
     _served: BoolArray
     _new: BoolArray
     _share: FloatArray
-    _size: FloatArray
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class CSUCBQ(LatencyRewards):
         """Return c by index."""
         if self.fairness is not None:
             return self._share
-        size = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
+        size = np.where(self._registered, self._sizes(), 0.0)
         total = max(float(size.sum()), 1e-300)
         share = self.fairness_scale * self.clients_per_round * size / total  # c_k of (6), sections II-C, V-C
         return np.asarray(np.minimum(share, BELOW_ONE))

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
-from fedsel_flwr.selectors._draws import imputed_sizes
-from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.base import Probe, SizedSelector
 
 DIMENSION = 15
 """Numbers in a client's embedding."""
@@ -50,7 +49,7 @@ TINIEST = 1e-300
 LOG_2_PI = math.log(2.0 * math.pi)
 
 
-class FedCor(Selector):
+class FedCor(SizedSelector):
     """Learns how the clients' losses change together, and selects clients that lower the others' losses most.
 
     Clients whose losses fall in the same rounds are correlated, so one of them can represent the others.
@@ -141,19 +140,17 @@ class FedCor(Selector):
     name: ClassVar[str] = "fedcor"
     citations: ClassVar[tuple[str, ...]] = ("tang2022fedcor",)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     buffers: ClassVar[bool] = False
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0, "_size": -1.0,
-        "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,
+        "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0,
+        **SizedSelector.client_state, "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,
     }  # fmt: skip
     free_state: ClassVar[Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]] = {"_sampled": (int, ())}
 
     _embedding: FloatArray
     _changes: FloatArray
     _discount: FloatArray
-    _size: FloatArray
     # The latest loss, asked for before round _asked_for, and the one before it, before round _asked_before.
     _loss: FloatArray
     _asked_for: IntArray
@@ -208,7 +205,7 @@ class FedCor(Selector):
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """Return the m candidates with the largest expected reduction of the total loss, selected one by one."""
-        share = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
+        share = np.where(self._registered, self._sizes(), 0.0)
         share /= max(1e-300, float(share.sum()))  # p_i
         posterior = Posterior(self._embedding.T, NOISE, share, candidates)
         discount = self._discount[candidates]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
-from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor
-from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors._draws import draw, tolerant_floor
+from fedsel_flwr.selectors.base import SizedSelector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
@@ -19,7 +19,7 @@ CLIPS_FROM = 3
 utilities, either one could be the outlier."""
 
 
-class Oort(Selector):
+class Oort(SizedSelector):
     """Exploits tried clients with high utility, discounts slow ones, and explores clients never tried.
 
     The utility of a client is its number of examples times the root mean square of its losses.
@@ -156,15 +156,14 @@ class Oort(Selector):
 
     name: ClassVar[str] = "oort"
     citations: ClassVar[tuple[str, ...]] = ("lai2021oort",)
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
-    client_state: ClassVar[dict[str, float | int | bool]] = {
-        "_size": -1.0, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False, "_failures": 0,
+    client_state: ClassVar[dict[str, Any]] = {
+        **SizedSelector.client_state, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False,
+        "_failures": 0,
     }  # fmt: skip
     scalar_state: ClassVar[tuple[str, ...]] = ("_percentile", "_gain")
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_gains": (float, ())}
 
-    _size: FloatArray
     _rms_loss: FloatArray
     _duration: FloatArray
     _last_round: IntArray
@@ -290,7 +289,7 @@ class Oort(Selector):
 
     def _examples(self) -> FloatArray:
         """Return |B_i| of all clients, the number of examples that a client trains on in a round."""
-        size = imputed_sizes(self._size, self._registered)
+        size = self._sizes()
         return size if self.trained_examples is None else np.minimum(size, self.trained_examples)
 
     def _preferred_duration(self) -> float:

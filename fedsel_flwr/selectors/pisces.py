@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, fraction, real
-from fedsel_flwr.selectors._draws import imputed_sizes, top
-from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors._draws import top
+from fedsel_flwr.selectors.base import SizedSelector
 from fedsel_flwr.selectors.round_report import RoundReport, put_last
 
 WINDOW = 5
 """Number of a client's latest updates whose mean staleness is its expected staleness."""
 
 
-class Pisces(Selector):
+class Pisces(SizedSelector):
     """Exploits the explored clients with the highest utilities, and explores clients that never reported.
 
     The utility is large if the client has many examples with large losses, and if its updates were not stale. The
@@ -91,14 +91,13 @@ class Pisces(Selector):
 
     name: ClassVar[str] = "pisces"
     citations: ClassVar[tuple[str, ...]] = ("jiang2022pisces",)
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     needs: ClassVar[frozenset[str]] = frozenset({"rms_loss", "staleness", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"rms_loss"})
     client_state: ClassVar[dict[str, npt.ArrayLike]] = {
-        "_size": -1.0, "_rms_loss": -1.0, "_staleness": np.full(WINDOW, -1.0), "_failures": 0, "_last_until": 0,
+        **SizedSelector.client_state, "_rms_loss": -1.0, "_staleness": np.full(WINDOW, -1.0), "_failures": 0,
+        "_last_until": 0,
     }  # fmt: skip
 
-    _size: FloatArray
     # Latest loss; -1 for clients that are not explored.
     _rms_loss: FloatArray
     # Staleness of the latest updates, the latest first; -1 if there were fewer.
@@ -151,5 +150,5 @@ class Pisces(Selector):
         """Return the utility of explored ``clients``, shape (n,)."""
         past = self._staleness[clients]
         expected = np.maximum(past, 0.0).sum(axis=1) / np.maximum((past >= 0).sum(axis=1), 1)  # tau_i
-        utility = imputed_sizes(self._size, self._registered)[clients] * self._rms_loss[clients]
+        utility = self._sizes()[clients] * self._rms_loss[clients]
         return np.asarray(utility * (1.0 + expected) ** -self.staleness_penalty)  # U_i

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import draw, imputed_sizes
-from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors._draws import draw
+from fedsel_flwr.selectors.base import Probe, SizedSelector
 from fedsel_flwr.selectors.pczfl import UtilityOption
 from fedsel_flwr.selectors.round_report import RoundReport, put_last
 
 
-class Candidates(Selector):
+class Candidates(SizedSelector):
     """Draws d candidates by data size, for all three variants.
 
     Args:
@@ -29,11 +29,7 @@ class Candidates(Selector):
     """
 
     citations: ClassVar[tuple[str, ...]] = ("cho2022towards",)
-    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # step 3: the mean over the set
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}
-
-    _size: FloatArray
 
     def __init__(self, *, clients_per_round: int, candidates: int = 30, seed: int | None = None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
@@ -51,7 +47,7 @@ class Candidates(Selector):
     def _draw_candidates(self, clients: IntArray, count: int) -> IntArray:
         """Draw ``count`` of ``clients`` without replacement, in proportion to p_k."""
         with np.errstate(divide="ignore"):
-            weight = np.log(imputed_sizes(self._size, self._registered)[clients])  # p_k, step 1
+            weight = np.log(self._sizes()[clients])  # p_k, step 1
         return draw(self._generator, clients, weight, count)
 
 
