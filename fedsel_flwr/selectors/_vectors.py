@@ -21,8 +21,8 @@ CHUNK = 1 << 22
 class VectorSelector(Selector):
     """A selector that stores the latest vector of each client.
 
-    A subclass extends :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. The selector ignores vectors
-    whose length differs from the stored ones, and vectors with NaN or infinities.
+    A subclass extends :attr:`free_state` and :attr:`scalar_state`. The selector ignores vectors whose length differs
+    from the stored ones, and vectors with NaN or infinities.
     """
 
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_known": False, "_asked": 0}

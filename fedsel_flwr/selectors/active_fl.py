@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -95,9 +95,7 @@ class ActiveFL(UtilityOption, SizedSelector):
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {**SizedSelector.remembers, "loss": "_loss"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
-    client_state: ClassVar[dict[str, Any]] = {
-        **SizedSelector.client_state, "_loss": -np.inf, "_asked": False, "_failures": 0,
-    }  # fmt: skip
+    client_state: ClassVar[dict[str, float | bool]] = {"_loss": -np.inf, "_asked": False, "_failures": 0}
 
     _loss: FloatArray
     _asked: BoolArray

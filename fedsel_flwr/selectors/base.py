@@ -94,6 +94,8 @@ class Selector(SavedState, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        inherited = (vars(one).get("client_state", {}) for one in reversed(cls.__mro__))
+        cls.client_state = {name: value for own in inherited for name, value in own.items()}
         check_declarations(cls, Selector)
         # A subclass of BSFL is another selector: under BSFL's name a table would show the two as one.
         if "name" not in vars(cls):
@@ -351,7 +353,7 @@ class Selector(SavedState, ABC):
 
 
 class SizedSelector(Selector):
-    """A selector that knows how many examples each client has. A subclass extends :attr:`client_state`."""
+    """A selector that knows how many examples each client has."""
 
     remembers: ClassVar[Mapping[str, str]] = {"num_examples": "_size"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}

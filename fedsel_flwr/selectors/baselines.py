@@ -7,7 +7,7 @@ with round robin, and with the clients on which the model has the lowest accurac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -125,7 +125,7 @@ class RandomBySize(SizedSelector):
     name: ClassVar[str] = "random-by-size"
     citations: ClassVar[tuple[str, ...]] = ("benami2025client", "li2020federated")
     # A size of -1 is unknown.
-    client_state: ClassVar[dict[str, Any]] = {**SizedSelector.client_state, "_draws": 0}
+    client_state: ClassVar[dict[str, float | int]] = {"_draws": 0}
 
     _draws: IntArray
 

@@ -92,10 +92,7 @@ class CSUCBQ(LatencyRewards, SizedSelector):
 
     name: ClassVar[str] = "cs-ucb-q"
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        **LatencyRewards.client_state, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0,
-        **SizedSelector.client_state,
-    }  # fmt: skip
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_queue": 0.0, "_served": False, "_new": True, "_share": 0.0}
 
     _queue: FloatArray
     _served: BoolArray

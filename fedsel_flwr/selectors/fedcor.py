@@ -144,7 +144,7 @@ class FedCor(SizedSelector):
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0,
-        **SizedSelector.client_state, "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,
+        "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,
     }  # fmt: skip
     free_state: ClassVar[Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]] = {"_sampled": (int, ())}
 

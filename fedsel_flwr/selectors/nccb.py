@@ -27,9 +27,7 @@ class GroupBandit(VectorSelector):
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     asks: ClassVar[frozenset[str]] = frozenset({"sketch"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        **VectorSelector.client_state, "_plays": 0, "_reward_sum": 0.0,
-    }  # fmt: skip
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_plays": 0, "_reward_sum": 0.0}
 
     _plays: IntArray
     _reward_sum: FloatArray
@@ -149,7 +147,7 @@ class NCCB(GroupBandit):
     """
 
     name: ClassVar[str] = "nccb"
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {**GroupBandit.client_state, "_cluster": -1}
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_cluster": -1}
     scalar_state: ClassVar[tuple[str, ...]] = (*GroupBandit.scalar_state, "_regroup")
 
     _cluster: IntArray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -157,9 +157,8 @@ class Oort(SizedSelector):
     name: ClassVar[str] = "oort"
     citations: ClassVar[tuple[str, ...]] = ("lai2021oort",)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
-    client_state: ClassVar[dict[str, Any]] = {
-        **SizedSelector.client_state, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False,
-        "_failures": 0,
+    client_state: ClassVar[dict[str, float | int | bool]] = {
+        "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False, "_failures": 0,
     }  # fmt: skip
     scalar_state: ClassVar[tuple[str, ...]] = ("_percentile", "_gain")
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_gains": (float, ())}

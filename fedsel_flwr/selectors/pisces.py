@@ -94,8 +94,7 @@ class Pisces(SizedSelector):
     needs: ClassVar[frozenset[str]] = frozenset({"rms_loss", "staleness", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"rms_loss"})
     client_state: ClassVar[dict[str, npt.ArrayLike]] = {
-        **SizedSelector.client_state, "_rms_loss": -1.0, "_staleness": np.full(WINDOW, -1.0), "_failures": 0,
-        "_last_until": 0,
+        "_rms_loss": -1.0, "_staleness": np.full(WINDOW, -1.0), "_failures": 0, "_last_until": 0,
     }  # fmt: skip
 
     # Latest loss; -1 for clients that are not explored.

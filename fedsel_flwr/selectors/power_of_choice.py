@@ -122,9 +122,7 @@ class PowerOfChoice(Candidates, UtilityOption):
 
     name: ClassVar[str] = "power-of-choice"
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
-    }  # fmt: skip
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_loss": -np.inf, "_asked_in": 0}
 
     _loss: FloatArray
     _asked_in: IntArray
@@ -282,9 +280,7 @@ class RPowD(Candidates):
     name: ClassVar[str] = "rpow-d"
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
-    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
-        **Candidates.client_state, "_loss": np.inf, "_failures": 0, "_last_until": 0,
-    }  # fmt: skip
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_loss": np.inf, "_failures": 0, "_last_until": 0}
 
     _loss: FloatArray
     _failures: IntArray

@@ -39,7 +39,7 @@ class SavedState:
     Attributes:
         client_state: Maps an attribute to the value of a new client: a number, a boolean or an array. The attribute
             holds a row for each client. ``{"_plays": 0, "_context": np.zeros(2)}`` makes ``_plays`` of shape (K,) and
-            ``_context`` of shape (K, 2), each with the type of its value.
+            ``_context`` of shape (K, 2), each with the type of its value. A subclass also has the state of its bases.
         scalar_state: Attributes that hold one number each. ``__init__`` sets them, and their types never change.
         free_state: Maps an attribute to (type, shape of one row), for arrays whose length the selector decides.
             ``{"_centre": (float, (2,))}`` makes ``_centre``, of shape (0, 2) at first. All numbers are finite.
