@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
-from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray, IntArray, one_of
 from fedsel_flwr.errors import ParameterError
 
 PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
@@ -152,12 +152,7 @@ def _partition_ids(partition_ids: Sequence[int] | IntArray) -> IntArray:
 
 def _number(purpose: str) -> int:
     """Return the number of a purpose."""
-    if purpose not in PURPOSES:
-        known = ", ".join(PURPOSES)
-        raise ParameterError(
-            f"purpose must be one of {known}, got {purpose!r}. Use one of them, or add it to PURPOSES."
-        )
-    return PURPOSES[purpose]
+    return PURPOSES[one_of("purpose", purpose, tuple(PURPOSES))]
 
 
 def _whole(name: str, value: int, *, bits: int) -> int:

@@ -11,7 +11,7 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
-class FedCM(Selector):
+class KeptRewards(Selector):
     """Base of the two selectors: the reward of a client is whether FedCA's filter keeps its model."""
 
     citations: ClassVar[tuple[str, ...]] = ("kim2020accurate",)
@@ -19,7 +19,7 @@ class FedCM(Selector):
     paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
 
 
-class FedCMUCB(FedCM):
+class FedCMUCB(KeptRewards):
     """Selects the clients whose models FedCA most probably keeps, by upper confidence bounds.
 
     FedCA keeps the subset of a round's models whose average is best on the server's validation set.
@@ -92,7 +92,7 @@ class FedCMUCB(FedCM):
         self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2), Appendix C
 
 
-class FedCMTS(FedCM):
+class FedCMTS(KeptRewards):
     """Selects the clients whose models FedCA most probably keeps, by draws from Beta posteriors.
 
     FedCA keeps the subset of a round's models whose average is best on the server's validation set.

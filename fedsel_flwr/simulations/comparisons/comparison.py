@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import from_json, to_json
 
+from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import SCENARIO, atomic_write, read_table, run_name
@@ -395,9 +396,7 @@ def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
         return "random" if "random" in labels and len(labels) > 1 else None
     if len(labels) < 2:
         raise ParameterError(f"reference {given!r} needs another selector to compare with it")
-    if given not in labels:
-        raise ParameterError(f"reference must be one of {', '.join(labels)}, got {given!r}")
-    return given
+    return one_of("reference", given, tuple(labels))
 
 
 def _run_folders(folder: Path) -> list[Path]:
