@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from fedsel_flwr.checks import did_you_mean
-from fedsel_flwr.errors import FedSelError, ParameterError, described
+from fedsel_flwr.errors import ParameterError, refusing_faults
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors import catalogue
 from fedsel_flwr.selectors.base import Selector
@@ -88,14 +88,10 @@ def create(name: str, **params: Any) -> Selector:
         problem = f"does not know {', '.join(unknown)}" if unknown else f"needs the parameter {', '.join(missing)}"
         raise ParameterError(f"selector {name!r} {problem}. All its parameters are {', '.join(accepted)}")
     try:
-        return cls(**params)
+        with refusing_faults("it cannot be created"):
+            return cls(**params)
     except ParameterError as error:
         raise ParameterError(f"selector {name!r}: {error}") from error
-    except FedSelError:
-        raise
-    except Exception as error:
-        # A user's class may raise any exception.
-        raise ParameterError(f"selector {name!r} cannot be created: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:

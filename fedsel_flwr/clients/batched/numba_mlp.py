@@ -181,12 +181,9 @@ class NumbaKernel:
 
         operations = 6.0 * self._size * sum(settings.steps(len(own)) for own in rows) * settings.batch_size
         # This thread trains too.
-        others = min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1
-        if others < 1:
-            work()
-            return losses
-        # The loops release the interpreter's lock.
-        with ThreadPoolExecutor(others, thread_name_prefix="fedsel-training") as pool:
+        others = max(0, min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1)
+        # The loops release the interpreter's lock. The pool starts no thread before a call.
+        with ThreadPoolExecutor(others or 1, thread_name_prefix="fedsel-training") as pool:
             futures = [pool.submit(work) for _ in range(others)]
             work()
         # Raises the error of a thread.

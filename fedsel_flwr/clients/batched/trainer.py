@@ -208,10 +208,8 @@ class BatchedTrainer:
             return
         with single_threaded_pool(threads) as pool:
             # A kernel gathers its inputs in its own buffer, which two threads would overwrite.
-            chunks = [pool.submit(train_chunk, first, kernel.clone()) for first in firsts]
-            for chunk in chunks:
-                # Raises the error of the thread.
-                chunk.result()
+            # The list waits for the threads, and raises an error of one.
+            list(pool.map(train_chunk, firsts, [kernel.clone() for _ in firsts]))
 
 
 def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, device: torch.device) -> int:
