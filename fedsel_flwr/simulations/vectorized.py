@@ -215,18 +215,16 @@ class InProcessClients:
         world, own = self._world, [ids[i] for i in answering]
         self._trainer.settings = self._settings.at(round)
         losses = np.full(len(ids), np.nan)
-        layers: Arrays = []
-        if own:
-            layers, losses[answering] = self._trainer.train(
-                list(self.model),
-                Examples(self._inputs, self._labels, world.train_rows_of(own)),
-                streams(world.system.seed, "data-order", own, round),
-            )
+        layers, losses[answering] = self._trainer.train(
+            list(self.model),
+            Examples(self._inputs, self._labels, world.train_rows_of(own)),
+            streams(world.system.seed, "data-order", own, round),
+        )
         if len(own) == len(ids):
             return layers, losses
         # The core expects a row for each client asked. It never reads the rows of failed clients as updates.
         spread = [np.repeat(array[np.newaxis], len(ids), axis=0) for array in self.model]
-        for whole, layer in zip(spread, layers, strict=False):
+        for whole, layer in zip(spread, layers, strict=True):
             whole[answering] = layer
         return spread, losses
 
