@@ -289,10 +289,9 @@ def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:
 
     The jobs share the world of the first seed. Only their scenarios differ.
     """
-    scenarios = [brought.named_in(job.scenario) for job in jobs]
-    world = world_of(scenarios[0], brought)
-    for job, scenario in zip(jobs, scenarios, strict=True):
-        make_strategy(world.with_scenario(scenario), selector=job.selector())
+    world = world_of(brought.named_in(jobs[0].scenario), brought)
+    for job in jobs:
+        make_strategy(world.with_scenario(brought.named_in(job.scenario)), selector=job.selector())
 
 
 def _run_on_flower(job: Job, rounds: int, on_round: Callable[[RoundRecord], None], options: RunOptions) -> RunResult:

@@ -316,9 +316,7 @@ class Comparison:
                 selector and seed. Also raised if runs differ in their scenario, a selector's code, the model, or the
                 data or partition of a seed. The error names the difference.
         """
-        loaded = _load_runs(folders)
-        _check_one_scenario(loaded)
-        return cls._pool(loaded, reference)
+        return cls._pool(_load_runs(folders), reference)
 
     @classmethod
     def load_each(cls, *folders: str | Path, reference: str | None = None) -> dict[str, Comparison]:
@@ -338,14 +336,13 @@ class Comparison:
         groups: dict[str, list[Run]] = {}
         for run in _load_runs(folders):
             groups.setdefault(repr(_fixed_settings(run.scenario)), []).append(run)
-        for runs in groups.values():
-            _check_one_scenario(runs)
         labels = _scenario_labels([runs[0].scenario for runs in groups.values()])
         return dict(zip(labels, [cls._pool(runs, reference) for runs in groups.values()], strict=True))
 
     @classmethod
     def _pool(cls, loaded: Sequence[Run], reference: str | None) -> Comparison:
         """Pool runs of one scenario."""
+        _check_one_scenario(loaded)
         check_poolable([(run.selector, run.scenario.seed, run.result.fingerprints, str(run.place)) for run in loaded])
         runs = [run for run in loaded if run.result.arrays]
         cut_off = [run for run in loaded if not run.result.arrays]
