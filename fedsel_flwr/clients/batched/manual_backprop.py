@@ -140,13 +140,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Conv2d(Layer):
-    """A convolution with one group for each model; ``weight`` and ``bias`` are positions in the list of parameters."""
+    """A convolution with one group for each model; ``weight`` and ``bias`` are positions in the list of parameters.
+
+    Its geometry is the stride, the padding and the dilation.
+    """
 
     weight: int
     bias: int | None
-    stride: Pair
-    padding: Pair
-    dilation: Pair
+    geometry: tuple[Pair, Pair, Pair]
     trains = True
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
@@ -154,7 +155,7 @@ class Conv2d(Layer):
         weight = context.parameters[self.weight].flatten(0, 1)
         bias = None if self.bias is None else context.parameters[self.bias].flatten()
         x = _channels_last(x)
-        y = torch.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, context.active)
+        y = torch.conv2d(x, weight, bias, *self.geometry, context.active)
         return _channels_last(y), x
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
@@ -167,9 +168,7 @@ class Conv2d(Layer):
             kept,
             sgd.first(active)[self.weight].flatten(0, 1),
             None,
-            self.stride,
-            self.padding,
-            self.dilation,
+            *self.geometry,
             False,
             (0, 0),
             active,
@@ -184,28 +183,21 @@ class Conv2d(Layer):
 
 @dataclass(frozen=True)
 class MaxPool2d(Layer):
-    """The maximum of each window."""
+    """The maximum of each window; the windows have a size, stride, padding and dilation, and torch's ``ceil_mode``."""
 
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    ceil_mode: bool
+    windows: tuple[Pair, Pair, Pair, Pair, bool]
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Shapes (n, channels, height, width) to (n, channels, fewer, fewer)."""
         x = _channels_last(x)
-        y, places = aten.max_pool2d_with_indices(
-            x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
-        )
+        y, places = aten.max_pool2d_with_indices(x, *self.windows)
         return y, (x, places)
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """Return the gradient at the place of each maximum, and 0 elsewhere."""
         # Only the shape and layout of x are read, because a rectifier may have changed x in place.
         x, places = kept
-        windows = (self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return aten.max_pool2d_with_indices_backward(g, x, *windows, places)  # type: ignore[no-any-return]
+        return aten.max_pool2d_with_indices_backward(g, x, *self.windows, places)  # type: ignore[no-any-return]
 
 
 class FlattenGroups(Layer):
@@ -331,12 +323,11 @@ def _spatial(name: str, module: nn.Module, places: dict[str, int]) -> Layer:
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
             raise Unsupported(f"{_named(name, module)} has groups, or padding other than a fixed number of zeros")
         geometry = (_pair(module.stride), _pair(module.padding), _pair(module.dilation))
-        return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), *geometry)
+        return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), geometry)
     if not isinstance(module, nn.MaxPool2d) or module.return_indices:
         raise Unsupported(f"{_named(name, module)} is not a layer that manual backprop supports")
-    windows = (module.kernel_size, module.stride, module.padding, module.dilation)
-    kernel, stride, padding, dilation = (_pair(value) for value in windows)
-    return MaxPool2d(kernel, stride, padding, dilation, module.ceil_mode)
+    size, stride = _pair(module.kernel_size), _pair(module.stride)
+    return MaxPool2d((size, stride, _pair(module.padding), _pair(module.dilation), module.ceil_mode))
 
 
 def _pair(value: int | tuple[int, ...]) -> Pair:
