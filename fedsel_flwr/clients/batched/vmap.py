@@ -26,6 +26,11 @@ BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 COMPARED, DRAWS = 4, 2
 """Number of examples whose outputs are compared, and number of random changes of the parameters."""
 
+Named = dict[str, torch.Tensor]
+"""Name of a parameter or buffer -> its value."""
+PaddedBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
+"""A client's inputs, labels, weights and dropout masks."""
+
 
 class VmapKernel:
     """Kernel of the backend "vmap": torch.func over a model of any kind.
@@ -62,7 +67,7 @@ class VmapKernel:
             self._check_forward_passes(inputs)
             self._trained = self._used_parameters(inputs, labels)
         self.dropout_calls = tuple(self._tape.calls)
-        self._gradient = vmap(grad_and_value(self._objective), in_dims=(0, 0, 0, 0, 0), randomness="error")
+        self._gradient = vmap(grad_and_value(self._objective), randomness="error")
         self._check_vmap(inputs, labels)
 
     def step(self, sgd: StackedSGD, batch: Batch) -> torch.Tensor:
@@ -72,23 +77,15 @@ class VmapKernel:
         moved = {name: stack[name] for name in self._trained}
         rest = {name: stack[name] for name in stack if name not in moved}
         with torch.no_grad():
-            gradients, losses = self._gradient(
-                moved, rest, batch.seen(), (batch.labels, batch.weights), list(batch.masks)
-            )
+            examples = batch.seen(), batch.labels, batch.weights, list(batch.masks)
+            gradients, losses = self._gradient(moved, rest, examples)
             for name in self._trained:
                 sgd.step(self._places[name], gradients[name])
         return losses  # type: ignore[no-any-return]
 
-    def _objective(
-        self,
-        moved: dict[str, torch.Tensor],
-        rest: dict[str, torch.Tensor],
-        inputs: torch.Tensor,
-        targets: tuple[torch.Tensor, torch.Tensor],
-        masks: list[torch.Tensor],
-    ) -> torch.Tensor:
+    def _objective(self, moved: Named, rest: Named, examples: PaddedBatch) -> torch.Tensor:
         """Return one client's loss on its batch."""
-        labels, weights = targets
+        inputs, labels, weights, masks = examples
         self._tape.load(masks)
         outputs = functional_call(self._model, {**moved, **rest}, (inputs,))
         losses = self._loss(outputs, labels, reduction="none")
