@@ -187,12 +187,12 @@ def simulate(given: Arguments) -> RunResult:
             discard_progress(Path(str(given.folder)))
             made = begin(replace(checkpoints, resume=False))
         if written is None:
-            result = _run(world, made, given, checkpoints, tracked, prints)
+            result = replace(_run(world, made, given, checkpoints.share, tracked), fingerprints=prints)
             _check_answered(scenario, given.strategy, result)
             return result
         try:
             written.begin()
-            result = _run(world, made, given, checkpoints, tracked, prints)
+            result = replace(_run(world, made, given, checkpoints.share, tracked), fingerprints=prints)
             written.finish(result, derived_tables(world, result))
             # Done last, because an unfinished run needs its checkpoints until the result is on the disk.
             checkpoints.discard()
@@ -216,23 +216,15 @@ def _check_answered(scenario: Scenario, strategy: Any, result: RunResult) -> Non
         )
 
 
-def _run(
-    world: World,
-    strategy: Any,
-    given: Arguments,
-    checkpoints: CheckpointPlan,
-    tracked: TrackedRun | None,
-    prints: Identity,
-) -> RunResult:
-    """Run the rounds of a world with a strategy; return the result with its identity and the clients' accuracies."""
+def _run(world: World, strategy: Any, given: Arguments, share: float, tracked: TrackedRun | None) -> RunResult:
+    """Run the rounds of a world with a strategy; return the result with the clients' accuracies."""
     tracking = contextlib.nullcontext() if tracked is None else tracked.follow(strategy.history)
     with silent(given.quiet), tracking:
         if world.scenario.engine == "vectorized":
-            pace = CheckpointPace(checkpoints.share)
-            result = run_vectorized(world, strategy, given.device, given.backend, pace)
+            result = run_vectorized(world, strategy, given.device, given.backend, CheckpointPace(share))
         else:
             result = _run_on_ray(world, strategy, given)
-    return replace(result, fingerprints=prints, client_accuracies=client_accuracies(world, result.arrays))
+    return replace(result, client_accuracies=client_accuracies(world, result.arrays))
 
 
 def _run_on_ray(world: World, strategy: Any, given: Arguments) -> RunResult:
