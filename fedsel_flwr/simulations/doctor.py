@@ -24,7 +24,7 @@ from fedsel_flwr.errors import FedSelError, described
 from fedsel_flwr.flower_entries import NEWEST_TESTED, installed_version, missing, newer, version_of
 from fedsel_flwr.operating_system import adopt_orphans
 from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
-from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
+from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, RayResources, cluster_address
 from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder, has_image_set
 
 if TYPE_CHECKING:
@@ -194,13 +194,10 @@ def check_ray(start: bool) -> Iterator[Finding]:
     """
     try:
         if (address := cluster_address()) is not None:
-            try_connect(address)
+            RayResources().check()
             yield Finding("Ray", "ok", f"a server answers at {VARIABLE} = {address}")
     except FedSelError as error:
         yield Finding("Ray", "problem", str(error).rstrip("."), f"unset {VARIABLE}")
-    except OSError as error:
-        text = f"no server answers at {VARIABLE} = {os.environ[VARIABLE]} ({error}). {start_hint(VARIABLE)}"
-        yield Finding("Ray", "problem", text, f"unset {VARIABLE}")
     if not (version := version_of("ray")):
         if start:
             cure = f"pip install '{PROJECT}[sim]'"
@@ -221,7 +218,6 @@ def check_ray(start: bool) -> Iterator[Finding]:
 
 def _start_ray() -> None:
     """Start Ray with one core, and end it."""
-    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
     from fedsel_flwr.simulations.on_flower.ray_session import RaySession
     from fedsel_flwr.simulations.shutdown import end_descendants
 
