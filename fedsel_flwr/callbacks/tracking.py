@@ -99,19 +99,18 @@ class Tracking:
             address = str(Path(address).expanduser().absolute())
         if name in TRACKERS:
             made = cls(name, address or None, **options)
-        elif is_reference(track):
-            track = absolute_reference(track, Path.cwd())
-            found = load_reference(track, "tracker")
-            if not (isinstance(found, type) and issubclass(found, Recorder)):
-                raise ParameterError(f"tracker {track!r} must be a class derived from fedsel_flwr.callbacks.Recorder")
-            made = cls(track, None, recorder=found, **options)
-        else:
+            made._check()
+            return made
+        if not is_reference(track):
             raise ParameterError(
                 f"track must be one of {', '.join(TRACKERS)}, with or without :ADDRESS, or a class such as "
                 f"./file.py:Class, got {track!r}"
             )
-        made._check()
-        return made
+        track = absolute_reference(track, Path.cwd())
+        found = load_reference(track, "tracker")
+        if not (isinstance(found, type) and issubclass(found, Recorder)):
+            raise ParameterError(f"tracker {track!r} must be a class derived from fedsel_flwr.callbacks.Recorder")
+        return cls(track, None, recorder=found, **options)
 
     def begin(self, folder: Path | None = None, warn: Callable[[str], None] = logger.warning) -> Tracking:
         """Return the same tracker for the runs in a folder, with MLflow's database and experiment.
@@ -133,12 +132,10 @@ class Tracking:
         return tracking
 
     def _check(self) -> None:
-        """Refuse a tracker that cannot be used at all: its library, its address or its key is missing.
+        """Refuse one of :data:`TRACKERS` that cannot be used at all: its library, its address or its key is missing.
 
         From here on, MLflow gives up soon in this process and its children, unless its environment variables are set.
         """
-        if self.tracker not in TRACKERS:
-            return
         library = trackers.import_library(TRACKERS[self.tracker], self.tracker)
         if self.tracker == "mlflow":
             for name, limit in REQUEST_LIMITS.items():
