@@ -158,7 +158,9 @@ class BSFL(Selector):
         self.solver = one_of("solver", solver, ("exact", "alsa", "annealing"))
         self.solver_steps = whole("solver_steps", solver_steps, 1)
         self.exploration = real("exploration", exploration, at_least=0.0)
-        self.data_weights = _checked_weights(data_weights)
+        self.data_weights = None if data_weights is None else by_client("data_weights", data_weights)
+        if self.data_weights and not sum(self.data_weights.values()) > 0.0:
+            raise ParameterError("data_weights must have a positive sum. Leave it out for i.i.d. data")
 
     @property
     def min_latency_now(self) -> float:
@@ -231,12 +233,3 @@ class BSFL(Selector):
     def _admit(self, clients: IntArray) -> None:
         if self.data_weights is not None:
             self._weight[clients] = lookup("data_weights", self.data_weights, clients)
-
-
-def _checked_weights(weights: FloatArray | Mapping[int, float] | None) -> Mapping[int, float] | None:
-    if weights is None:
-        return None
-    items = by_client("data_weights", weights)
-    if len(items) and not sum(items.values()) > 0.0:
-        raise ParameterError("data_weights must have a positive sum. Leave it out for i.i.d. data")
-    return items
