@@ -142,9 +142,7 @@ class System(ABC):
         """
         busy = delays.compute_s if compute_s is None else compute_s
         if not 0 <= busy < float("inf"):
-            raise ParameterError(
-                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
-            )
+            raise ParameterError(f"compute_s must be finite and at least 0, got {busy!r}. Give seconds of training")
         return self._energy_j(delays, busy)
 
     @abstractmethod

@@ -162,9 +162,7 @@ def _whole(name: str, value: int, *, bits: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 2**bits:
-        raise ParameterError(
-            f"{name} must be an integer in [0, 2**{bits}), got {value!r}. Give a number in this range."
-        )
+        raise ParameterError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}. Give such a number")
     return number
 
 

@@ -92,9 +92,7 @@ class SystemModel(System):
         super().__post_init__()
         for name in ("downlink", "uplink"):
             if not isinstance(getattr(self, name), OFDMAChannel):
-                raise ParameterError(
-                    f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}. Pass OFDMAChannel()."
-                )
+                raise ParameterError(f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}. Pass one")
         if self.radius_km < self._min_distance_km:
             raise ParameterError(
                 f"radius_km must be at least the channels' min_distance_km = {self._min_distance_km!r}, "

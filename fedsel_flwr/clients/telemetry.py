@@ -85,9 +85,7 @@ class EnergyMeter:
         try:
             from zeus.monitor import ZeusMonitor
         except ImportError as error:
-            raise RunError(
-                "energy cannot be measured without zeus. Install it: pip install 'fedsel-flwr[meter]'."
-            ) from error
+            raise RunError("energy needs zeus, which is not installed: pip install 'fedsel-flwr[meter]'") from error
         self.joules: float | None = None
         # None without a meter on this machine, and after a failure.
         self._monitor: Any = self._tried(ZeusMonitor)

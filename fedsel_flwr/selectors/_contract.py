@@ -94,9 +94,7 @@ def check_report(name: str, report: RoundReport, needs: frozenset[str], requires
     for wanted in sorted(needs - {"latency"}):
         value = getattr(report, wanted)
         if value is None:
-            raise ParameterError(
-                f"{name} needs the report column {wanted!r}, but it is missing. Pass it to RoundReport"
-            )
+            raise ParameterError(f"{name} needs the report column {wanted!r}, which is missing. Pass it to RoundReport")
         rows = np.asarray(value)[report.used] if np.ndim(value) else np.asarray(value)
         may_lack = COLUMNS[wanted].source == "reply" and wanted not in requires
         if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):

@@ -102,9 +102,7 @@ class RoundReport:
             else:
                 columns[field.name] = column_values(field.name, value, len(clients))
         if self.kept is not None and np.any(np.asarray(columns["kept"]) & ~np.asarray(columns["completed"])):
-            raise ParameterError(
-                "kept is True in the row of a failed client. Set it to False wherever completed is False"
-            )
+            raise ParameterError("kept is True in the row of a failed client. Set it to False where completed is")
         for name, value in columns.items():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
