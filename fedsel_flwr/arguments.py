@@ -352,9 +352,7 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
         return None
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
-        raise ParameterError(
-            f"--resume {args.resume} already sets where the checkpoints are. Leave out --checkpoint-dir"
-        )
+        raise ParameterError(f"--resume {args.resume} already sets where checkpoints are. Leave out --checkpoint-dir")
     fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":
         fixed.append("runs_dir")

@@ -151,9 +151,7 @@ def _read(source: str) -> tuple[str, str]:
     try:
         return path.stem, path.read_text("utf-8")
     except (UnicodeDecodeError, OSError) as error:
-        raise ParameterError(
-            f"scenario file {source!r} cannot be read: {error}. Check that it is UTF-8 text"
-        ) from error
+        raise ParameterError(f"scenario file {source!r} cannot be read: {error}. Check that it is UTF-8") from error
 
 
 def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
