@@ -106,7 +106,7 @@ def check_warmup(selector: Selector, rounds: int) -> None:
     total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
-            f"warmup_rounds = {rounds} leaves {selector.name} none of its {total:g} rounds. Lower warmup_rounds"
+            f"warmup_rounds = {rounds} leaves {selector.name} no round of total_rounds = {total:g}. Lower the first"
         )
 
 
