@@ -121,6 +121,8 @@ def _check(finding: Finding) -> list[str]:
     sign = "x " if comparison.is_ratio else "difference "
     effect = finding.effect
     estimate = f"{sign}{_number(effect.estimate)} ({_number(effect.low)} to {_number(effect.high)})"
+    if effect.censored:
+        estimate = f"sooner on {effect.sooner} of {effect.pairs} seeds, later on {effect.later}; some never got there"
     return [says, estimate if comparison.paper is None else f"{estimate}; in the paper {_number(comparison.paper)}"]
 
 
