@@ -32,8 +32,6 @@ Given = TypeVar("Given")
 Got = TypeVar("Got")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Environment variables that set the number of threads of libraries."""
-MOST_KEPT_BYTES = "1e15"
-"""Memory that a worker may keep after a run. By default, loky replaces a worker that keeps a data set of 300 MB."""
 StartRun = Callable[[str, int], None]
 """Function called with the label and the number of rounds of a run that starts."""
 Update = Callable[[RoundRecord, int], None]
@@ -214,7 +212,8 @@ class Processes:
         number = max(1, min(self.number, len(given)))
         threads = str(self.threads or max(1, cpu_count() // number))
         # Set in the environment, because libraries read it when they load, before any of our code runs in the worker.
-        environment = dict.fromkeys(THREADS, threads) | {"LOKY_MAX_MEMORY_LEAK_SIZE": MOST_KEPT_BYTES}
+        # By default, loky replaces a worker that keeps 300 MB after a run, as a data set may be.
+        environment = dict.fromkeys(THREADS, threads) | {"LOKY_MAX_MEMORY_LEAK_SIZE": "1e15"}
         # The terminal sends Ctrl-C to all processes. Workers ignore it, and the parent ends them.
         ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
         workers = ProcessPoolExecutor(number, env=environment, **ignored)

@@ -15,6 +15,7 @@ from fedsel_flwr.report.page import charts
 from fedsel_flwr.report.page.charts import alt
 from fedsel_flwr.report.paired import paired_interval
 from fedsel_flwr.report.plots import Panel, save_picture, series_rows
+from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.simulations.reproductions.paper_figure import ROUNDS_TO, PaperFigure
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def draw(figure: PaperFigure, results: Results, folder: Path) -> Path | None:
 def _title(name: str) -> list[str]:
     """Return the title of the axis of a curve or an outcome, in lines."""
     if name.startswith(ROUNDS_TO):
-        return [f"rounds to the final accuracy of {name.removeprefix(ROUNDS_TO)}"]
+        return [f"median rounds to the final accuracy of {name.removeprefix(ROUNDS_TO)}"]
     return str(LABELS.get(name, name.replace("_", " "))).split("\n")
 
 
@@ -133,16 +134,20 @@ def _limits(name: str, values: Any) -> tuple[float, float]:
 
 
 def _outcome_rows(figure: PaperFigure, results: Results, outcome: str, cells: Sequence[str]) -> Rows:
-    """Return a point with its 95 % interval for each arm and cell."""
-    rows = Rows()
+    """Return a point with its 95 % interval for each arm and cell: a median for rounds, which may be infinite."""
+    rows, is_median = Rows(), outcome.startswith(ROUNDS_TO)
     for number, arm in enumerate(figure.arms):
         for cell in cells:
             values = np.array(list(results.values(outcome, arm, cell).values()))
-            if not len(values) or not np.isfinite(values).all():
+            if not len(values) or not math.isfinite(middle := np.median(values) if is_median else values.mean()):
                 continue
-            ends = paired_interval(values, skewed=False) if len(values) > 1 else (values[0], values[0])
+            if is_median:
+                ends = load_optional("scipy.stats").quantile_test(values).confidence_interval()
+            else:
+                ends = paired_interval(values, skewed=False) if len(values) > 1 else (values[0], values[0])
+            ends = np.nan_to_num(ends, nan=middle, posinf=values[np.isfinite(values)].max())
             low, high = np.clip(ends, *_limits(outcome, values)).tolist()
-            rows.append({"series": number, "group": cell, "value": float(values.mean()), "low": low, "high": high})
+            rows.append({"series": number, "group": cell, "value": float(middle), "low": low, "high": high})
     return rows
 
 

@@ -12,6 +12,7 @@ from fedsel_flwr.simulations.reproductions import figure_pictures
 from fedsel_flwr.simulations.reproductions.claims import verdict_of
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Picture, load_figure, read_figure
 from fedsel_flwr.simulations.reproductions.rows import cells_of, open_rows, results_of
+from tests.simulations.reproductions.test_rows import FIGURE
 from tests.simulations.reproductions.test_training_runs import BALLS
 
 TEXT = """
@@ -85,6 +86,24 @@ def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
     assert titles == [["share of instances", "best state, equal steps"], ["regret of means"]]
     assert share.spec["layer"][-1]["mark"]["text"] == "chance"
     assert [(row["low"], row["value"], row["high"]) for row in share.rows] == [(0, 0.5, 1)] * 2
+
+
+def test_an_arm_that_sometimes_never_gets_there_is_in_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedCM reaches FedAvg's accuracy in rounds 10 to 50, and on the last of six seeds never."""
+    figure = read_figure(FIGURE.format(other="fedavg"), "kim-table-5")
+    figure = figure.model_copy(update={"picture": Picture(outcomes=("rounds_to.fedavg",)), "seeds": 6})
+    rows = open_rows(tmp_path, figure)
+    for cell in cells_of(figure):
+        seed, final = cell.scenario.seed, 0.5 if cell.arm == "fedavg" else 0.4
+        curves = {"record_at": [10 * seed], "record": [0.4 if cell.arm == "fedcm" and seed == 6 else 0.6]}
+        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": seed, "cpu_s": 1.0,
+                  "outcomes": json.dumps({"accuracy_last10": final}), "curves": json.dumps(curves)})  # fmt: skip
+    ((panel,), labels) = drawn_panels(figure, tmp_path, monkeypatch)
+    found = {labels[row["series"]]: (row["low"], row["value"], row["high"]) for row in panel.rows}
+    # The interval of a median of six values is all of them.
+    assert found == {"fedavg": (10, 35, 60), "fedcm": (10, 35, 50)}
 
 
 def test_an_illustration_with_arms_has_runs_and_a_picture(tmp_path: Path) -> None:
