@@ -10,7 +10,10 @@ Each paper's class is the twin of the legacy API's class, and inherits the paper
 
 from __future__ import annotations
 
-from fedsel_flwr.strategies import ClientRecord, Filter, History, MetricKeys, RoundRecord, Validation
+from fedsel_flwr.aggregation import Filter
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
