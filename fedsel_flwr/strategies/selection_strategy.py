@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from flwr.common import Code, EvaluateIns, FitIns, GetParametersIns, Parameters, Scalar, ndarrays_to_parameters
@@ -232,7 +232,9 @@ class SelectionStrategy(Adapter, Strategy):
         self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
         return replies
 
-    def _base_result(self, arrived: legacy.Arrived, outcome: Outcome, faults: Mapping[str, str]) -> Any:
+    def _base_result(
+        self, arrived: legacy.Arrived, outcome: Outcome, faults: Mapping[str, str]
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
         keys = self.core.settings.keys
         dropped = outcome.left_out | {keys.of(name) for name in VECTORS.intersection(self.core.asks.split(","))}
         results = arrived.results | {key: bases.late_result(one) for key, one in outcome.late.items()}
@@ -241,7 +243,8 @@ class SelectionStrategy(Adapter, Strategy):
             counts = bases.as_counts(outcome.weights)
             kept = [(c, replace(res, num_examples=n)) for (c, res), n in zip(kept, counts, strict=True)]
         failures = arrived.failures_with(fault for cid, fault in faults.items() if cid in arrived.results)
-        return self.base.aggregate_fit(bases.aggregation_round(self.base, self.core.round), kept, failures)
+        number = bases.aggregation_round(self.base, self.core.round)
+        return self.base.aggregate_fit(number, kept, failures)  # type: ignore[no-any-return]
 
     _decode, _named = staticmethod(legacy.decode), staticmethod(legacy.to_checkpoint)
 
@@ -259,12 +262,13 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _base_evaluation(
         self, arrived: legacy.Arrived, number: int, usable: list[str], faults: Mapping[str, str]
-    ) -> Any:
+    ) -> tuple[float | None, dict[str, Scalar]]:
         most, limited = self.core.parts.registrar.max_examples(), []
         for client, res in map(arrived.results.__getitem__, usable):
             too_many = most and usable_count(res.num_examples) > most
             limited.append((legacy.unwrapped(client), replace(res, num_examples=most) if too_many else res))
-        return self.base.aggregate_evaluate(number, limited, arrived.failures_with(faults.values()))
+        failures = arrived.failures_with(faults.values())
+        return self.base.aggregate_evaluate(number, limited, failures)  # type: ignore[no-any-return]
 
 
 def _loss_and_accuracy(result: tuple[float, dict[str, Scalar]]) -> tuple[object, ...]:

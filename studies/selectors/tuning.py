@@ -89,6 +89,16 @@ def tried(world: str, common: Mapping[str, Any], rows: Rows) -> dict[str, dict[f
     return {one: runs for one, runs in found.items() if all(len(rows) == len(SEEDS) for rows in runs.values())}
 
 
+def figures(rows: list[RunRow]) -> tuple[int, float, float]:
+    """Return the misses of a setting, the geometric mean of its seconds to the target, and its accuracy at the end.
+
+    The mean is infinite if a run missed the target.
+    """
+    seconds = [row.time_to_target_s for row in rows]
+    missed = sum(not math.isfinite(s) for s in seconds)
+    return missed, float(np.exp(np.mean(np.log(seconds)))), float(np.mean([row.accuracy_last10 for row in rows]))
+
+
 def best(runs: Mapping[float, list[RunRow]]) -> float:
     """Return the setting that reached the target on most seeds; of these, the fastest by its geometric mean.
 
@@ -96,10 +106,8 @@ def best(runs: Mapping[float, list[RunRow]]) -> float:
     """
 
     def key(setting: float) -> tuple[int, float]:
-        seconds = [row.time_to_target_s for row in runs[setting]]
-        missed = sum(not math.isfinite(s) for s in seconds)
-        accuracy = float(np.mean([row.accuracy_last10 for row in runs[setting]]))
-        return missed, -accuracy if missed else float(np.mean(np.log(seconds)))
+        missed, seconds, accuracy = figures(runs[setting])
+        return missed, -accuracy if missed else seconds
 
     return min(runs, key=key)
 

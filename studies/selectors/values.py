@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from effects import World
 from formats import amount, table
 from lineup import world_file
 from runs import RunRow
-from tuning import GRIDS, best
+from tuning import GRIDS, best, figures
 
 Tunings = Mapping[str, Mapping[str, Mapping[float, list[RunRow]]]]
 """Letter of a world -> selector -> setting -> rows of the tuning."""
@@ -60,10 +58,8 @@ def tuning_table(worlds: list[World], tunings: Tunings) -> str:
 
 
 def _tried(setting: float, rows: list[RunRow], chosen: bool) -> str:
-    missed = sum(not math.isfinite(row.time_to_target_s) for row in rows)
-    seconds = math.nan if missed else float(np.exp(np.mean([math.log(row.time_to_target_s) for row in rows])))
-    accuracy = 100 * float(np.mean([row.accuracy_last10 for row in rows]))
-    told = f"{setting:g} ({accuracy:.1f} %, {missed} missed)" if missed else f"{setting:g}: {amount(seconds)}"
+    missed, seconds, accuracy = figures(rows)
+    told = f"{setting:g} ({100 * accuracy:.1f} %, {missed} missed)" if missed else f"{setting:g}: {amount(seconds)}"
     return f"**{told}**" if chosen else told
 
 

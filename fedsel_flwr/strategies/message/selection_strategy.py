@@ -315,7 +315,9 @@ class SelectionStrategy(MessageRun):
         self._dispatched = {node: sent for node, (sent, _) in landed.items()}
         return {node: reply for node, (_, reply) in landed.items() if reply is not None}
 
-    def _base_result(self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]) -> Any:
+    def _base_result(
+        self, arrived: Mapping[str, Message], outcome: Outcome, faults: Mapping[str, str]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         template = next((arrived[node] for node in outcome.usable if node in arrived), None)
         late = {key: late_message(one, template, self._names, self.base) for key, one in outcome.late.items()}
         usable = {node: late.get(node) or arrived[node] for node in outcome.usable}
@@ -323,7 +325,8 @@ class SelectionStrategy(MessageRun):
         if outcome.averaging is not None:
             set_weights(kept, self._weight_key(), outcome.weights.tolist())
         failures = failures_of(self._dispatched, arrived, faults)
-        return self.base.aggregate_train(self.core.round - self._shown_from, [*kept, *failures])
+        number = self.core.round - self._shown_from
+        return self.base.aggregate_train(number, [*kept, *failures])  # type: ignore[no-any-return]
 
     def _decode(self, model: ArrayRecord) -> Arrays:
         return [model[name].numpy() for name in self._names]
@@ -339,8 +342,9 @@ class SelectionStrategy(MessageRun):
 
     def _base_evaluation(
         self, arrived: Mapping[str, Message], number: int, usable: list[str], faults: Mapping[str, str]
-    ) -> Any:
+    ) -> MetricRecord | None:
         limit = self.core.parts.registrar.max_examples()
         cleaned = self._cleaner.evaluations({node: arrived[node] for node in usable}, limit)
         failures = failures_of(self._evaluating, arrived, faults)
-        return self.base.aggregate_evaluate(number - self._shown_from, [*cleaned, *failures])
+        shown = number - self._shown_from
+        return self.base.aggregate_evaluate(shown, [*cleaned, *failures])  # type: ignore[no-any-return]
