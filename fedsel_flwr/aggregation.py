@@ -263,11 +263,7 @@ class Averaging:
 
 
 def averaging(
-    scheme: str,
-    num_examples: FloatArray,
-    total_examples: float,
-    num_clients: int,
-    draws: npt.ArrayLike | None = None,
+    scheme: str, num_examples: FloatArray, total_examples: float, num_clients: int, draws: npt.ArrayLike | None = None
 ) -> Averaging:
     """Return a scheme's weights for the models of a round.
 

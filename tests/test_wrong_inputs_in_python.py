@@ -97,10 +97,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a sweep of no value": (_swept({"selectors.bsfl.alpha": []}), ["must be a list of at least one value, got []"]),
     "a sweep of a text": (_swept({"selectors.bsfl.alpha": "0.3"}), ["a list of at least one value, got '0.3'"]),
     "a sweep of a value twice": (_swept({"selectors.bsfl.alpha": [1, 1.0]}), ["holds 1 twice"]),
-    "a sweep of None": (
-        _swept({"selectors.bsfl.data_weights": [None]}),
-        ["must hold numbers", "got None"],
-    ),
+    "a sweep of None": (_swept({"selectors.bsfl.data_weights": [None]}), ["must hold numbers", "got None"]),
     "a sweep of a path": (_swept({"selectors.bsfl.solver": ["a/b"]}), ["solver"]),
     "a sweep that is a list": (_swept(["selectors.bsfl.alpha"]), ["sweep must map keys to values"]),
     "a callable without a name": (_compared([lambda seed: None]), ["needs a label", "{'label': callable}"]),

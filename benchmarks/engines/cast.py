@@ -54,10 +54,7 @@ PLAYERS: dict[str, Player] = {
     "vectorized-2": Player(
         "ours, vectorized, 2 cores",
         _in_workers("fedsel.py"),
-        {
-            "2 threads": VECTORIZED | {"threads": 2},
-            "2 threads, compiled": COMPILED | {"threads": 2},
-        },
+        {"2 threads": VECTORIZED | {"threads": 2}, "2 threads, compiled": COMPILED | {"threads": 2}},
         "fedsel-flwr",
     ),
     "ray": Player(
@@ -87,5 +84,5 @@ PLAYERS: dict[str, Player] = {
 OURS = ("vectorized-1", "vectorized-2")
 PEERS = ("pfl", "fedlab", "flgo")
 LEFT_OUT = {
-    "BlazeFL": "version 3.0.0 needs Python 3.14 and the versions before it Python 3.12, the others here run on 3.11",
+    "BlazeFL": "version 3.0.0 needs Python 3.14 and the versions before it Python 3.12, the others here run on 3.11"
 }

@@ -350,11 +350,7 @@ def dropout_metrics(partition_id: int, outcome: int, spent: Mapping[str, Scalar]
 
 
 def probe_costs(
-    system: System,
-    delays: RoundDelays,
-    asked: Collection[str],
-    shares: Shares,
-    compute_s: float | None = None,
+    system: System, delays: RoundDelays, asked: Collection[str], shares: Shares, compute_s: float | None = None
 ) -> dict[str, Scalar]:
     """Return the cost of answering a probe.
 

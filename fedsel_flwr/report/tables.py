@@ -40,8 +40,6 @@ _LATEX = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {
 }  # fmt: skip
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of texts that a spreadsheet would compute."""
-DIFFERENCES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
-"""Figures for which :func:`summary_frame` has the difference to the reference."""
 
 
 def render_table(
@@ -110,7 +108,8 @@ def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> p
 
     - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
       ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
-    - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
+    - Differences of accuracy, worst_tenth, jain and asked_per_round: ``accuracy_difference``, ``accuracy_low``,
+      ``accuracy_high``, ...
     - ``verdict``, the p-value ``time_p`` after Holm's correction, and ``seeds_to_settle``, the number of seeds that
       would settle the question.
 

@@ -27,15 +27,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsel_flwr.report.paired import (
-    CONFIDENCE,
-    PairedEffect,
-    Values,
-    collect,
-    holm,
-    paired_effects,
-    sign_test,
-)
+from fedsel_flwr.report.paired import CONFIDENCE, PairedEffect, Values, collect, holm, paired_effects, sign_test
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.summary import RunSummary, SelectorRow, aggregate, decimals_of, describe_optimism
 

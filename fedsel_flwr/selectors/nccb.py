@@ -32,14 +32,7 @@ class GroupBandit(VectorSelector):
     _plays: IntArray
     _reward_sum: FloatArray
 
-    def __init__(
-        self,
-        *,
-        clients_per_round: int,
-        accuracy_weight: float,
-        exploration: float,
-        seed: int | None,
-    ) -> None:
+    def __init__(self, *, clients_per_round: int, accuracy_weight: float, exploration: float, seed: int | None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.accuracy_weight = fraction("accuracy_weight", accuracy_weight)
         self.exploration = real("exploration", exploration, at_least=0.0)

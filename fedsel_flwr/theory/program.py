@@ -40,10 +40,7 @@ MAX_VARIABLES = 20_000
 
 
 def fair_optimum(
-    mean_reward: npt.ArrayLike,
-    availability: npt.ArrayLike,
-    fairness: npt.ArrayLike,
-    clients_per_round: int,
+    mean_reward: npt.ArrayLike, availability: npt.ArrayLike, fairness: npt.ArrayLike, clients_per_round: int
 ) -> tuple[float, dict[Clients, dict[Clients, float]]]:
     """Return the largest mean reward of any policy that knows only the available clients, and that policy.
 

@@ -212,10 +212,7 @@ def _in_all(worlds: list[World]) -> str:
     }  # fmt: skip
     heads = ["selector", *(f"({world.letter}), {counted(world.planned(REFERENCE), 'seed')}" for world in worlds)]
     lines = [
-        [
-            f"`{label}`",
-            *(_told_time(world, label) if label in columns[world.letter] else UNKNOWN for world in worlds),
-        ]
+        [f"`{label}`", *(_told_time(world, label) if label in columns[world.letter] else UNKNOWN for world in worlds)]
         for label in found
         if sum(label in column for column in columns.values()) > 1
     ]

@@ -43,10 +43,7 @@ class Variant:
 
 def variants() -> list[Variant]:
     """Return the references, then the selectors: the paper's exploration and clock, and the others."""
-    clocks: dict[str, dict[str, Any]] = {
-        "bsfl": {"min_latency": MIN_LATENCY_S},
-        "cs-ucb": {"max_latency": DEADLINE_S},
-    }
+    clocks: dict[str, dict[str, Any]] = {"bsfl": {"min_latency": MIN_LATENCY_S}, "cs-ucb": {"max_latency": DEADLINE_S}}
     found = [Variant(RANDOM, RANDOM), Variant(GROUPS)]
     for name, clock in clocks.items():
         for word, given in (("", clock), (" auto", dict.fromkeys(clock, "auto"))):

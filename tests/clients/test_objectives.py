@@ -14,14 +14,7 @@ from sklearn.metrics import r2_score
 from torch import nn
 
 from fedsel_flwr.clients.answering import answer, losses_and_gradient
-from fedsel_flwr.clients.objectives import (
-    OBJECTIVES,
-    REGRESSION,
-    get_arrays,
-    r_squared,
-    set_arrays,
-    squared_loss,
-)
+from fedsel_flwr.clients.objectives import OBJECTIVES, REGRESSION, get_arrays, r_squared, set_arrays, squared_loss
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError

@@ -9,14 +9,7 @@ import pytest
 from scipy import stats
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.paired import (
-    collect,
-    holm,
-    paired_effects,
-    paired_interval,
-    paired_p,
-    sign_test,
-)
+from fedsel_flwr.report.paired import collect, holm, paired_effects, paired_interval, paired_p, sign_test
 from tests.report.made import make_run
 
 # Student 1908, table of the additional hours of sleep of ten patients: second drug minus first.

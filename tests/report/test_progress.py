@@ -42,12 +42,7 @@ def rounds_in(text: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("rounds", "expected"),
-    [
-        (1, [1]),
-        (10, list(range(1, 11))),
-        (100, [1, *range(10, 101, 10)]),
-        (103, [1, *range(11, 100, 11), 103]),
-    ],
+    [(1, [1]), (10, list(range(1, 11))), (100, [1, *range(10, 101, 10)]), (103, [1, *range(11, 100, 11), 103])],
 )
 def test_about_ten_lines_per_run_with_the_first_and_the_last(rounds: int, expected: list[int]) -> None:
     progress, out = plain()
@@ -139,9 +134,6 @@ def test_on_a_terminal_the_runs_have_a_bar_below_the_current_run() -> None:
         bars = [(task.description, task.completed, task.total) for task in progress._live.tasks]
         (figures,) = [task.fields["figures"] for task in progress._live.tasks[:1]]
         progress._live.refresh()
-    assert bars == [
-        ("2 of 3 runs", 250, 300),
-        ("bsfl, seed 0", 5, 5),
-    ]
+    assert bars == [("2 of 3 runs", 250, 300), ("bsfl, seed 0", 5, 5)]
     assert figures == "1 in progress, nodes: 1, 0 waiting"
     assert "bsfl, seed 0: round 5/5" in out.getvalue()  # the line stays when the bars go

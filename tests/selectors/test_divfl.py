@@ -262,8 +262,7 @@ def test_a_sketched_selector_keeps_so_many_numbers_and_chooses_like_a_whole_one_
 def test_a_forgotten_client_makes_room() -> None:
     selector = told(np.eye(5), max_clients=5)
     with pytest.raises(
-        ParameterError,
-        match=r"max_clients = 5 clients, got 6. .*\(distances of 6 clients take 0.00 GiB\)",
+        ParameterError, match=r"max_clients = 5 clients, got 6. .*\(distances of 6 clients take 0.00 GiB\)"
     ):
         selector.select(np.array([0, 5]))
     assert selector.num_clients == 5

@@ -128,10 +128,7 @@ def play(
     return rounds.play(selector, available, dict.fromkeys(losses, 1.0), rms_loss=losses, staleness=staleness)
 
 
-@pytest.mark.parametrize(
-    ("beta", "chosen"),
-    [(0.0, [0, 1]), (0.5, [0, 2]), (1.0, [2, 3])],
-)
+@pytest.mark.parametrize(("beta", "chosen"), [(0.0, [0, 1]), (0.5, [0, 2]), (1.0, [2, 3])])
 def test_utilities_by_hand(beta: float, chosen: list[int]) -> None:
     """Sizes (10, 4, 2, 2), losses (2, 4, 5, 4): 20, 16, 10, 8 with beta = 0.
 

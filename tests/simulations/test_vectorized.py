@@ -24,13 +24,7 @@ from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.vectorized import (
-    BatchedEvaluation,
-    aggregate,
-    probe_clients,
-    run_vectorized,
-    stack_mean,
-)
+from fedsel_flwr.simulations.vectorized import BatchedEvaluation, aggregate, probe_clients, run_vectorized, stack_mean
 from fedsel_flwr.simulations.worlds.data import Split
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies.wrapping import bases

@@ -79,10 +79,7 @@ SECRET = "10.0.0.7-secret"
 def hostile() -> list[FakeProxy]:
     """Three honest clients, and one for each fault; their ids and texts must not leave the server."""
     clients = [FakeProxy(f"node-{k}", f"{SECRET}-{k}", number=k) for k in range(3)]
-    return [
-        *clients,
-        *(FakeProxy(f"node-{fault}", f"{SECRET}-{fault}", number=3, fault=fault) for fault in FAULTY),
-    ]
+    return [*clients, *(FakeProxy(f"node-{fault}", f"{SECRET}-{fault}", number=3, fault=fault) for fault in FAULTY)]
 
 
 def test_a_run_with_failures_has_the_figures_of_its_history(api: str) -> None:

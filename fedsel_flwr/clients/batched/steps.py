@@ -36,10 +36,7 @@ class Kernel(Protocol):
 
 
 def take_steps(
-    kernel: Kernel,
-    sgd: StackedSGD,
-    schedule: Schedule,
-    data: tuple[torch.Tensor, torch.Tensor],
+    kernel: Kernel, sgd: StackedSGD, schedule: Schedule, data: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     """Take all steps of a schedule.
 

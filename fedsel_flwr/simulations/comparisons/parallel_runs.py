@@ -152,10 +152,7 @@ class Executor(Protocol):
 
 
 def play_in_order(
-    jobs: Sequence[Job],
-    options: RunOptions,
-    executor: Executor | None,
-    begin: Callable[[Job], RunReport],
+    jobs: Sequence[Job], options: RunOptions, executor: Executor | None, begin: Callable[[Job], RunReport]
 ) -> Generator[RunResult]:
     """Do runs, and yield their results in the order of the runs; finished runs are only read here.
 

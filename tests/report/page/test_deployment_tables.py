@@ -328,9 +328,7 @@ def test_running_finished_or_stalled(
     assert settings_text(found).startswith("cs-ucb, 6 clients per round, max_latency 60 s, durations ")
 
 
-def test_without_a_clock_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(
-    tmp_path: Path,
-) -> None:
+def test_without_a_clock_a_status_is_unknown_and_a_damaged_checkpoint_has_no_settings(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", entries(*ROUNDS))
     assert read_deployment(folder, NOW).status.word == "unknown"
     assert "unknown" in status_sentence(read_deployment(folder, NOW))

@@ -224,9 +224,7 @@ SLOW = pytest.mark.slow
     ("selector", "config"),
     [
         pytest.param(
-            "bsfl",
-            {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL,
-            marks=[SLOW, pytest.mark.e2e_ci],
+            "bsfl", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL, marks=[SLOW, pytest.mark.e2e_ci]
         ),
         pytest.param("gpfl", {"rounds": 6, "api": "message"}, marks=SLOW),
         pytest.param("fedcm-ts", {"rounds": 6, "api": "message"}, marks=SLOW),

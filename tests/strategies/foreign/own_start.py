@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAdam,
-    FedAvg,
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Result, Strategy
 
 from tests.strategies.foreign.world import CLIENTS, LOG, ROUNDS, Case, StopTraining
 
