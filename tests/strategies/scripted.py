@@ -9,7 +9,7 @@ import numpy as np
 from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndarrays_to_parameters
 
 from fedsel_flwr.selectors import RoundReport
-from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import Validation
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
@@ -42,6 +42,23 @@ class Spy(Selector):
 
     def _inform(self, clients: Any, columns: Mapping[str, Any]) -> None:
         self.informed.append((clients.tolist(), {k: v.tolist() for k, v in columns.items()}))
+
+
+class Curious(Spy):
+    """Asks clients, all or some of them, for columns before each choice; takes the lowest indices."""
+
+    name = "curious"
+
+    def __init__(self, *columns: str, clients_per_round: int = 9, asks: Any = None) -> None:
+        super().__init__()
+        self.columns, self.clients_per_round, self.asks = columns or ("loss",), clients_per_round, asks
+
+    def _probe(self, available: Any) -> Probe:
+        asked = available if self.asks is None else np.intersect1d(available, self.asks)
+        return Probe(clients=asked, columns=self.columns)
+
+    def _select(self, available: Any) -> Any:
+        return available[: self.clients_per_round]
 
 
 class Scripted(FakeProxy):

@@ -15,7 +15,6 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.selectors import CSUCB, Random, create
-from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.columns import COLUMNS
 from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
@@ -24,7 +23,7 @@ from tests.rounds.written import Written, core_of, facts
 from tests.strategies.either_api import RECORDING, Played, Server, base_of, play, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, fleet, model, update
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
-from tests.strategies.scripted import MAX_LATENCY, Spy
+from tests.strategies.scripted import MAX_LATENCY, Curious, Spy
 
 CLIENTS = 4
 PROBES = {"cpow-d": "batch_loss", "divfl": "gradient", "power-of-choice": "loss", "active-fl": "loss"}
@@ -262,17 +261,6 @@ def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api:
 NAN = [float("nan")] * 3
 
 
-class Asking(Spy):
-    """Asks everybody before each choice, too."""
-
-    def __init__(self, *columns: str) -> None:
-        super().__init__()
-        self.columns = columns
-
-    def _probe(self, available: Any) -> Probe:
-        return Probe(clients=available, columns=self.columns)
-
-
 def _played(api: str, spy: Spy, reported: list[dict[str, Any]], rounds: int = 1, **options: Any) -> Played:
     """Clients with these metrics in their replies."""
     proxies = [FakeProxy(f"node-{k}", k, number=k, extra=extra) for k, extra in enumerate(reported)]
@@ -343,7 +331,7 @@ def test_vectors_arrive_with_the_answers_to_a_probe(api: str, odd: bytes | None,
         return metrics if sent is None else {**metrics, "gradient": sent}
 
     proxies = [ProbeProxy(f"node-{k}", k, number=k, answer=answer) for k in range(CLIENTS)]
-    play(api, asking := Asking("gradient"), proxies, 2, min_available=CLIENTS)
+    play(api, asking := Curious("gradient"), proxies, 2, min_available=CLIENTS)
     said = [record.getMessage() for record in caplog.records if record.name == "fedsel_flwr"]
     why = problem if "expected" in problem else "no gradient"
     assert said == [f"round {n}, client 2: probe: {why}" for n in (1, 2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,36 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, MessageType
 from flwr.common import Parameters
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import create
-from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.strategies import MetricKeys
 from tests.strategies.either_api import BASES, Server, base_of, private, selection
 from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
 from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
+from tests.strategies.scripted import MAX_LATENCY, Curious
 from tests.strategies.trees import TreeNode, TreeProxy
-
-MAX_LATENCY = 9.0
-
-
-class Curious(Selector):
-    """Asks clients for columns and keeps the answers; takes the lowest indices."""
-
-    name = "curious"
-
-    def __init__(self, *, columns: tuple[str, ...] = ("loss",), asks: Any = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.columns, self.asks = columns, asks
-        self.informed: list[tuple[list[int], dict[str, list[float]]]] = []
-
-    def _probe(self, available: Any) -> Probe | None:
-        asked = available if self.asks is None else np.intersect1d(available, self.asks)
-        return Probe(clients=asked, columns=self.columns)
-
-    def _select(self, available: Any) -> Any:
-        return available[: self.clients_per_round]
-
-    def _inform(self, clients: Any, columns: Mapping[str, Any]) -> None:
-        self.informed.append((clients.tolist(), {k: v.tolist() for k, v in columns.items()}))
 
 
 def _run(api: str, selector: Selector, proxies: list[ProbeProxy], rounds: int = 1, **options: Any) -> Any:
@@ -51,10 +27,6 @@ def _run(api: str, selector: Selector, proxies: list[ProbeProxy], rounds: int = 
     strategy = selection(api, selector, **{"max_latency": MAX_LATENCY, "min_available": 1, **options})
     Server(api, strategy, proxies).play(rounds)
     return strategy.history
-
-
-def _cohorts(history: Any) -> list[list[str]]:
-    return [[row.client_id for row in history.clients if row.round == entry.round] for entry in history.rounds]
 
 
 def _proxies(count: int = 6, **kwargs: Any) -> list[ProbeProxy]:
@@ -65,7 +37,8 @@ def test_request_round_trip_inform_choice(api: str) -> None:
     """The lowest local accuracies of each round are chosen, at the model of that round, which is then sent."""
     proxies = _proxies(6)
     history = _run(api, create("local-accuracy", clients_per_round=3, seed=0), proxies, 3)
-    for server_round, cohort in enumerate(_cohorts(history), start=1):
+    for server_round in (1, 2, 3):
+        cohort = [row.client_id for row in history.clients if row.round == server_round]
         worst = sorted(proxies, key=lambda p: p.accuracy(server_round))[:3]
         assert cohort == sorted(str(p.client_id) for p in worst)
     asked = [[array.tobytes() for array in one] for one in proxies[0].models]
@@ -95,7 +68,7 @@ def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, c
 
 def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_together(api: str) -> None:
     proxies = _proxies(6, answer=lambda p, m: {**m, "loss": 2.0 + p.number, "rms_loss": 0.5 * p.number})
-    selector = Curious(clients_per_round=2, asks=[1, 4], columns=("loss", "rms_loss"))
+    selector = Curious("loss", "rms_loss", clients_per_round=2, asks=[1, 4])
     history = _run(api, selector, proxies, 2)
     assert [len(p.probed) for p in proxies] == [0, 2, 0, 0, 2, 0]
     assert proxies[1].probed[0]["probe"] == "loss,rms_loss"
@@ -107,7 +80,7 @@ def test_only_those_named_in_the_request_are_asked_and_several_columns_arrive_to
 def test_flowers_own_results_serve_where_a_client_knows_no_probes(api: str) -> None:
     """``loss`` and ``accuracy`` of an ordinary ``evaluate``; they cost max_latency, as no time is told."""
     proxies = _proxies(3, answer=lambda p, m: {"accuracy": 0.25 * p.number})
-    selector = Curious(clients_per_round=2, columns=("loss", "local_accuracy"), asks=[0, 1])
+    selector = Curious("loss", "local_accuracy", clients_per_round=2, asks=[0, 1])
     history = _run(api, selector, proxies)
     rows, columns = selector.informed[-1]
     assert (rows, columns["local_accuracy"]) == ([0, 1], [0.0, 0.25])
@@ -136,7 +109,7 @@ def test_a_hostile_answer_poisons_neither_selector_nor_history(api: str, kind: s
 
 def test_an_answer_cannot_speak_for_another_client(api: str) -> None:
     proxies = _proxies(3, answer=lambda p, m: {**m, "client_id": 0, "local_accuracy": 0.1 * p.number})
-    selector = Curious(clients_per_round=1, columns=("local_accuracy",))
+    selector = Curious("local_accuracy", clients_per_round=1)
     _run(api, selector, proxies)
     assert selector.informed[-1] == ([0, 1, 2], {"local_accuracy": [0.0, 0.1, 0.2]})
 
@@ -194,7 +167,7 @@ def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(ap
         return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
 
     failing, proxies = [1], _proxies(4, answer=raises)
-    selector = Curious(clients_per_round=4, columns=("local_accuracy",))
+    selector = Curious("local_accuracy", clients_per_round=4)
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
         history = _run(api, selector, proxies, 2)
     for server_round, (rows, columns) in enumerate(selector.informed[-2:], start=1):
@@ -233,7 +206,7 @@ def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(api: str, c
 
 def test_silence_and_errors_of_the_superlink() -> None:
     faults: dict[int, Any] = {1: lambda n, m, c: None, 2: lambda n, m, c: Error(5, "gone")}
-    selector = Curious(clients_per_round=2, columns=("local_accuracy",))
+    selector = Curious("local_accuracy", clients_per_round=2)
     server = Server("message", selection("message", selector, channels=4, roll_call_timeout=0.5))
     for proxy in _proxies(4):
         server.connect(proxy, evaluate_fault=faults.get(proxy.number))
@@ -251,7 +224,7 @@ def test_in_the_legacy_api_a_client_that_hangs_holds_up_a_probe_no_longer_than_t
             over.wait(20)
         return metrics
 
-    selector = Curious(clients_per_round=2, columns=("local_accuracy",))
+    selector = Curious("local_accuracy", clients_per_round=2)
     try:
         history = _run("legacy", selector, _proxies(3, answer=hang), roll_call_timeout=0.3)
     finally:

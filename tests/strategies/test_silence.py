@@ -23,7 +23,7 @@ from flwr.server.superlink.linkstate.utils import (
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.selectors import Probe, Random
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 from fedsel_flwr.strategies.wrapping.grids import with_late_replies
@@ -34,6 +34,7 @@ from tests.strategies import either_api
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, crowd, play
+from tests.strategies.scripted import Curious
 
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
 LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
@@ -375,15 +376,6 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
         assert (resumed.history, model) == (straight.history, expected)
 
 
-class Asks(Random):
-    """Asks everybody before each choice."""
-
-    name = "asks"
-
-    def _probe(self, available: Any) -> Probe:
-        return Probe(clients=available, columns=("loss",))
-
-
 @pytest.mark.parametrize(
     ("lost", "lost_in"),
     [
@@ -411,7 +403,7 @@ def test_a_message_names_the_probe_in_which_an_actor_died(api: str, lost: Lost, 
         client.lost = in_training
     with pytest.raises(RunError) as ended:
         either_api.play(
-            api, Asks(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=either_api.base_of(api)
+            api, Curious(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=either_api.base_of(api)
         )
     message = str(ended.value)
     assert message.startswith("a Ray actor has died in the probe before round 2 (")
