@@ -7,12 +7,15 @@ to drop. Client 3 never answers, 7 sends NaN, 5 is late in every third round, 1 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.rounds.models import Validation
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.models import ModelStack, Validation
+from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors.registry import example
 
 Array = npt.NDArray[Any]
@@ -149,3 +152,49 @@ def _chances(k: int, model: Array) -> Array:
 def available(client_id: str, server_round: int, seconds: float) -> bool:
     """Most clients in most rounds, and nobody in round 6."""
     return server_round != 6 and np.random.default_rng([9, int(client_id), server_round]).random() < 0.85
+
+
+# ---- a third adapter beside Flower's two APIs ------------------------------------------------------------------------
+
+NODES = {f"node-{k}": k for k in range(FLEET)}
+"""Connection -> client."""
+
+
+class InProcess:
+    """The transport of the third adapter: everybody answers at once."""
+
+    def __init__(self, model: Array) -> None:
+        self.model = model
+
+    def introduce(self, nodes: list[str]) -> tuple[dict[str, Any], list[str]]:
+        return {node: facts(NODES[node]) for node in nodes}, []
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, Any]:
+        return {node: probed(NODES[node], self.model) for node in nodes}
+
+
+def play_stacked(core: SelectionCore, rounds: int, model: Array | None = None) -> list[Array]:
+    """Play rounds through the core alone, on stacked arrays (clients x parameters), as a vectorized engine does.
+
+    Returns the global model after each round.
+    """
+    model, models = initial() if model is None else model, []
+    for _ in range(rounds):
+        chosen = core.choose(NODES, [model], InProcess(model))
+        if chosen:
+            trained = ModelStack([train(model, np.array([NODES[node] for node in chosen], dtype=int))])
+            replies = {
+                node: Reply(
+                    num_examples=num_examples(k := NODES[node]),
+                    metrics=metrics(k, core.round) | asked(k, model, core.asks),
+                )
+                for node in chosen
+                if answers(NODES[node])
+            }
+            outcome = core.collect(replies, trained)
+            kept = outcome.models.take(outcome.positions).flat()
+            mean = np.average(kept, axis=0, weights=outcome.weights) if outcome.enough else None
+            after = core.finish(None if mean is None else [mean])
+            model = model if after is None else after[0]
+        models.append(model)
+    return models

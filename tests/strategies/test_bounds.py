@@ -93,26 +93,17 @@ def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options
     return play(api, Random(clients_per_round=3, seed=0), proxies, rounds, min_available=3, **options)
 
 
-def _norm(factor: float = 1.0) -> float:
-    return float(np.sqrt(sum((factor * a.astype(float) ** 2 * factor).sum() for a in update(2, model(), 1))))
-
-
 def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     played = _changed(api, lambda a: 1000 * a, monkeypatch, max_update_norm=20.0)
     last = played.strategy.history.clients[-1]
     assert (last.client_id, last.completed, last.latency_s) == ("c2", False, 9.0)
-    assert last.problem == f"update norm: {_norm(1000.0):.6g} is above max_update_norm = 20"
+    norm = np.sqrt(sum((1e6 * array.astype(float) ** 2).sum() for array in update(2, model(), 1)))
+    assert last.problem == f"update norm: {norm:.6g} is above max_update_norm = 20"
     assert played.strategy.history.problem_counts() == {"update norm": 1}
     metrics, failures = played.given()
     assert [one["num-examples"] for one in metrics] == [10, 13]
     assert failures == [f"client c2: {last.problem}"]
     _assert_mean(played.arrays, 10, 13)
-
-
-@pytest.mark.parametrize(("share", "counts"), [(1 + 1e-9, {}), (1 - 1e-9, {"update norm": 1})])
-def test_an_update_at_the_limit_counts(api: str, share: float, counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = _changed(api, lambda a: a, monkeypatch, max_update_norm=_norm() * share)
-    assert played.strategy.history.problem_counts() == counts
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])

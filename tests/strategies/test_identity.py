@@ -15,7 +15,7 @@ from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies.wrapping.grids import registrations
 from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
 from tests.strategies.either_api import Server, selection
-from tests.strategies.helpers import ABSENT, FakeProxy, all_in, chosen, fleet, row_of
+from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet, row_of
 
 HOW = pytest.mark.parametrize("how", ["name", "claim"])
 
@@ -109,12 +109,6 @@ def test_node_ids_when_they_are_asked_for(api: str) -> None:
     world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
     assert world.chosen() == [["899", "900"]]
     assert (sum(world.asked("query")), world.grid.looked_up) == (0, 0)
-
-
-@pytest.mark.parametrize("claim", [ABSENT, None, "", "   ", True, float("nan"), 1.5, b"bytes", "a\nb", "x" * 5000])
-def test_without_a_usable_id_the_connection_serves_as_one(claim: Any) -> None:
-    strategy, _ = all_in([FakeProxy("12345", claim), FakeProxy("other", "named")])
-    assert chosen(strategy)[-1] == ["12345", "named"]
 
 
 class Old(FakeProxy):

@@ -23,7 +23,6 @@ from tests.strategies import flower_world
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import make
 from tests.strategies.flower_world import comparable
-from tests.strategies.third_adapter import play_stacked
 
 
 def _played(
@@ -39,7 +38,7 @@ def _played(
         selector = create(name, **{**world.selector_params(name), **(params or {})})
         options = {"learning_rate": world.ETA, **options}
     strategy = make(flower, selector, base or flower_world.base(flower), **options)
-    models = play_stacked(strategy.core, rounds) if api == "third" else flower_world.play(api, strategy, rounds)
+    models = world.play_stacked(strategy.core, rounds) if api == "third" else flower_world.play(api, strategy, rounds)
     return strategy, models
 
 
@@ -160,47 +159,19 @@ def test_the_filter_changes_which_models_are_averaged_but_nobodys_choice(name: s
     assert not np.allclose(filtered[1][-1], plain[1][-1], atol=1e-3)
 
 
-def _waves(history: Any, server_round: int, channels: int) -> float:
-    seconds = [row.latency_s for row in history.clients if row.round == server_round]
-    return sum(max(seconds[i : i + channels]) for i in range(0, len(seconds), channels))
-
-
-@pytest.mark.parametrize("filtered", [{}, {"filter": Filter(score="loss")}])
-def test_gpfl_keeps_the_initial_model_in_its_first_round_and_averages_without_weights(filtered: Any) -> None:
-    """Round 2 is the plain mean of its usable models, whatever their numbers of examples."""
-    strategy, models = _played("third", "GPFL", 2, params=dict(PAPERS)["GPFL"], availability=None, **filtered)
-    history = strategy.history
-    assert [row.client for row in history.clients if row.round == 1] == list(range(world.FLEET))
-    np.testing.assert_array_equal(models[0], world.initial())
-    assert history.rounds[0].round_s == pytest.approx(_waves(history, 1, channels=3))
-    usable = np.array([row.client for row in history.clients if row.round == 2 and row.completed])
-    assert len({world.num_examples(int(k)) for k in usable}) > 1
-    mean = world.train(world.initial(), usable).mean(axis=0)
-    assert np.allclose(models[1], mean, rtol=0, atol=1e-12) == (not filtered)
-
-
-def test_pczfls_warm_up_goes_in_waves_over_the_channels() -> None:
-    params = {"warmup_rounds": 3, "uncertainty": 0.01, "seed": 3, "channels": 3}
-    strategy, _ = _played("third", "PCZFL", 3, params=params, availability=None, cooldown=False)
-    for server_round, record in enumerate(strategy.history.rounds, start=1):
-        assert record.num_selected == world.FLEET
-        assert record.round_s == pytest.approx(_waves(strategy.history, server_round, channels=3))
-
-
 FRESH = """
 import sys
 from fedsel_flwr.selectors import create
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.settings import resolve_settings
 from tests.strategies import numpy_world as world
-from tests.strategies.third_adapter import play_stacked
 selector = create("gpfl", **world.selector_params("gpfl"))
 settings = resolve_settings(
     selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA,
     availability=world.available,
 )
 own = SelectionCore(selector, settings)
-models = play_stacked(own, world.ROUNDS)
+models = world.play_stacked(own, world.ROUNDS)
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 print(len(models), len(own.parts.history.rounds))
 """

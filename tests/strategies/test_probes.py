@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, MessageType
-from flwr.common import Parameters
+from flwr.app import ConfigRecord, Error, MessageType
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.strategies import MetricKeys
 from tests.strategies.either_api import BASES, Server, base_of, private, selection
-from tests.strategies.helpers import Federation, model, parameters_to_ndarrays
-from tests.strategies.message.helpers import FakeGrid, ProbeProxy, node_id, play
+from tests.strategies.helpers import model, parameters_to_ndarrays
+from tests.strategies.message.helpers import ProbeProxy
 from tests.strategies.scripted import MAX_LATENCY, Curious
-from tests.strategies.trees import TreeNode, TreeProxy
 
 
 def _run(api: str, selector: Selector, proxies: list[ProbeProxy], rounds: int = 1, **options: Any) -> Any:
@@ -183,25 +181,6 @@ def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(ap
     failing = [0, 1, 2, 3]
     with pytest.raises(RunError, match=r"4 clients answered with an error \(probe: KeyError: 'lr'\)"):
         _run(api, Curious(clients_per_round=4), _proxies(4, answer=raises))
-
-
-def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(api: str, caplog: Any) -> None:
-    """Boosted trees have none before round 1. Who is asked later has not been asked before."""
-    selector = create("active-fl", clients_per_round=2, seed=0)
-    base = base_of(api, "FedXgbBagging", **({"initial_parameters": Parameters([], "")} if api == "legacy" else {}))
-    strategy = selection(api, selector, base, missing_columns="random")
-    proxies = [TreeProxy(f"node-{k}", k, number=k) for k in range(4)]
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        if api == "legacy":
-            Federation(strategy, proxies).play(1)
-        else:
-            grid = FakeGrid({node_id(p.number): TreeNode(p) for p in proxies})
-            play(strategy, grid, 1, initial_arrays=ArrayRecord([np.array([])]))
-    assert not any(proxy.evaluations for proxy in proxies)
-    assert [r.num_probed for r in strategy.history.rounds] == [0]
-    said = [text for text in caplog.messages if "no numbers" in text]
-    assert said == ["the global model has no numbers yet, so no client is probed"]
-    assert strategy.selector.probe(np.arange(4)) is not None
 
 
 def test_silence_and_errors_of_the_superlink() -> None:

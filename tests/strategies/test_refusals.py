@@ -238,20 +238,3 @@ def test_a_selector_must_be_a_selector() -> None:
     for wrong in ("random", selectors.Random, None):
         with pytest.raises(ParameterError, match="selector"):
             SelectionStrategy(wrong)  # type: ignore[arg-type]
-
-
-def test_one_max_latency_sets_both() -> None:
-    selector = selectors.CSUCB(clients_per_round=2, max_latency=7.5)
-    strategy = CSUCB(clients_per_round=2, max_latency=7.5)
-    assert (strategy.selector.max_latency, strategy.core.settings.max_latency) == (7.5, 7.5)
-    bsfl = {"clients_per_round": 2, "min_latency": 0.1}
-    for made, seconds in (
-        (SelectionStrategy(selector), 7.5),
-        (BSFL(**bsfl, max_latency=3.0), 3.0),
-        (BSFL(**bsfl), 60.0),
-    ):
-        assert made.core.settings.max_latency == seconds
-    with pytest.raises(FedSelError, match=r"max_latency.*7.5"):
-        SelectionStrategy(selector, max_latency=3.0)
-    with pytest.raises(ParameterError, match="max_latency"):
-        CSUCB(clients_per_round=2)

@@ -30,7 +30,6 @@ from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base
 from tests.strategies.helpers import Federation, fedavg, fleet
 from tests.strategies.resumed_runs import Run, Seen, flat
-from tests.strategies.third_adapter import play_stacked
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, CUT = 10, 4
@@ -112,7 +111,7 @@ def core_of(name: str, state: Any = None) -> SelectionCore:
 def played(name: str, rounds: int) -> tuple[Any, world.Array]:
     """The state and the model after some rounds of the third adapter."""
     core = core_of(name)
-    model = play_stacked(core, rounds)[-1]
+    model = world.play_stacked(core, rounds)[-1]
     return core.state_dict(), model
 
 
@@ -123,7 +122,7 @@ def test_an_engine_goes_on_from_a_state_and_one_that_does_not_fit_changes_nothin
     for rounds in (1, 4, 7):
         state, model = played(name, rounds)
         core = core_of(name, state)
-        assert np.array_equal(play_stacked(core, ALL - rounds, model)[-1], last)
+        assert np.array_equal(world.play_stacked(core, ALL - rounds, model)[-1], last)
         assert flat(core.state_dict()) == flat(straight)
     good, core = state, core_of(name, state)
     earlier, _ = played(name, 4)
@@ -339,7 +338,7 @@ def drive(strategy: Any, rounds: int) -> list[world.Array]:
     if done is not None:
         strategy.round_ended(done.round, 0.5, 0.25)
     for number in range(first, rounds + 1):
-        (model,) = play_stacked(strategy.core, 1, model)
+        (model,) = world.play_stacked(strategy.core, 1, model)
         models.append(model)
         strategy.round_trained(number, [model])
         strategy.round_ended(number, 0.5, 0.25)
@@ -356,7 +355,7 @@ def test_an_engine_that_drives_the_core_goes_on(tmp_path: Path) -> None:
     drive(first, CUT)
     before = contents(tmp_path)
     blind, other, rest = (run.strategy(tmp_path, Seen()) for _ in range(3))
-    (model,) = play_stacked(blind.core, 1)
+    (model,) = world.play_stacked(blind.core, 1)
     with pytest.raises(RunError, match=r"round 1 .*resume.*strategy\.resumed"):
         blind.round_trained(1, [model])
     assert contents(tmp_path) == before

@@ -67,10 +67,6 @@ def test_too_few_survivors_are_a_clear_error(api: str, base: str, good: int, bad
         _server(api, good, bad, base_of(api, base, num_malicious_nodes=1)).play(1)
 
 
-def test_min_completed_lets_krum_skip_a_round_instead(api: str) -> None:
-    assert _stays(_server(api, 3, 2, base_of(api, "Krum", num_malicious_nodes=1), min_completed=5).play(2))
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(api: str, wrapped: bool) -> None:
     base = base_of(api, "Krum", num_malicious_nodes=1)

@@ -13,9 +13,11 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
 from tests.strategies.either_api import base_of, private
+from tests.strategies.foreign import world
 from tests.strategies.foreign.world import Case, asked, play, reply
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.scripted import Spy, two_examples
@@ -105,6 +107,23 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(",")[0] for text in said] == [f"no update was usable in rounds {n} to {n + 2}" for n in (1, 2)]
     assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
+
+
+def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
+    api: str, caplog: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boosted trees have none before round 1. Who is asked later has not been asked before."""
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    evaluated: list[Any] = []
+    monkeypatch.setattr(FakeProxy, "evaluate", lambda *given: evaluated.append(given))
+    monkeypatch.setattr(world, "tested", lambda *given: evaluated.append(given))
+    selector = create("active-fl", clients_per_round=2, seed=0)
+    played = _play(tmp_path, api, rounds=1, selector=selector, missing_columns="random")
+    assert evaluated == []
+    assert [r.num_probed for r in played.strategy.history.rounds] == [0]
+    said = [text for text in caplog.messages if "no numbers" in text]
+    assert said == ["the global model has no numbers yet, so no client is probed"]
+    assert selector.probe(np.arange(3)) is not None
 
 
 @pytest.mark.parametrize("reads", ["update", "accuracy", "filter", ""])

@@ -7,12 +7,11 @@ import json
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 from flwr.common import FitIns, FitRes, Parameters
 
 from tests.strategies.foreign.world import Outcome
 from tests.strategies.helpers import OK, FakeProxy
-from tests.strategies.message.helpers import FakeNode
 
 
 def booster(number: int, server_round: int) -> bytes:
@@ -49,17 +48,6 @@ class TreeProxy(FakeProxy):
         self.fits.append(ins)
         metrics: dict[str, Any] = {"latency_s": 0.5 + 0.125 * self.number, **self.extra}
         return FitRes(OK, Parameters([booster(self.number, group_id)], ""), self.num_examples, metrics)
-
-
-class TreeNode(FakeNode):
-    """The same over the Message API: one array named "0" of bytes."""
-
-    def _train(self, message: Message) -> RecordDict:
-        server_round = int(message.content["config"]["server-round"])  # type: ignore[arg-type]
-        metrics = {"num-examples": self.proxy.num_examples, "latency_s": 0.5 + 0.125 * self.proxy.number, **self.extra}
-        return RecordDict(
-            {"arrays": as_record(booster(self.proxy.number, server_round)), "metrics": MetricRecord(metrics)}
-        )
 
 
 def as_record(model: bytes) -> ArrayRecord:
