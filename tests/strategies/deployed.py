@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
+from fedsel_flwr.selectors import Random
 from tests.strategies.either_api import base_of, make
 from tests.strategies.helpers import Federation, chosen, model
 from tests.strategies.message.helpers import FakeGrid, play
@@ -224,6 +225,11 @@ def lines(caplog: Any, start: str) -> list[str]:
     """The package's log lines that begin so."""
     said = [record.getMessage() for record in caplog.records if record.name == "fedsel_flwr"]
     return [line for line in said if line.startswith(start)]
+
+
+def everybody() -> Random:
+    """A selector that chooses all clients."""
+    return Random(clients_per_round=100, seed=0)
 
 
 def key(letter: str) -> bytes:

@@ -206,21 +206,10 @@ class Breaking(Run):
     made: list[Any] = field(default_factory=list)
 
     def strategy(self, folder: Path | None, seen: Seen, resume: Any = True) -> Any:
-        evaluate = seen.evaluate
-
-        def evaluated(number: int, arrays: Any, config: Any = None) -> Any:
-            self._reach("evaluation", number)
-            return evaluate(number, arrays, config)
-
-        seen.evaluate = evaluated  # type: ignore[method-assign]
+        self._watch(seen, "evaluate", "evaluation")
         made = super().strategy(folder, seen, resume)
-        told, kind = made._on_round, "fit" if self.api == "legacy" else "train"
-
-        def on_round(record: Any) -> None:
-            self._reach("on_round", record.round)
-            told(record)
-
-        made._on_round = on_round
+        kind = "fit" if self.api == "legacy" else "train"
+        self._watch(made, "_on_round", "on_round")
         self._watch(made.base, f"aggregate_{kind}", "aggregation")
         self._watch(made.base, f"configure_{kind}", "interrupt")
         self._watch(made, f"configure_{kind}", "waiting")
@@ -243,7 +232,8 @@ class Breaking(Run):
         whole = getattr(owner, method)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._reach(where, int(kwargs.get("server_round", args[0] if args else 0)), [*args, *kwargs.values()][-1])
+            first = kwargs.get("server_round", args[0] if args else 0)
+            self._reach(where, getattr(first, "round", first), [*args, *kwargs.values()][-1])
             return whole(*args, **kwargs)
 
         setattr(owner, method, watched)

@@ -11,17 +11,13 @@ import pytest
 from flwr.common import Code, GetPropertiesRes, Status
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import CSUCB, Random
+from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.wrapping.grids import registrations
-from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
+from tests.strategies.deployed import Deployment, InMemoryGrid, Node, everybody, key, lines
 from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet, row_of
 
 HOW = pytest.mark.parametrize("how", ["name", "claim"])
-
-
-def everybody() -> Random:
-    return Random(clients_per_round=100, seed=0)
 
 
 def named(api: str, count: int, **options: Any) -> dict[int, Node]:

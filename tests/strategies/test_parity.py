@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType, RecordDict
 
 from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations import inprocess
 from tests.strategies import flower_world
@@ -210,7 +208,7 @@ def _assert_same_results(one: Any, other: Any) -> None:
         ("cs-ucb", {"availability.kind": "bernoulli", "availability.probability": 0.7}),
         ("cs-ucb-q", {"aggregation.base": "fedprox", "training.proximal_mu": 0.1}),
         ("local-accuracy", {"wireless.channels": 2}),
-        ("random", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
+        ("random-by-size", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
     ],
 )
 def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any]) -> None:
@@ -219,16 +217,6 @@ def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any]) 
     _assert_same_results(legacy, message)
     accuracies = [[r.accuracy for r in h.rounds] for h in (legacy.history, message.history)]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
-
-
-def test_queries_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
-    """The Message API's app says who it is, with ``num_examples`` and no text."""
-    scenario = load_scenario("smoke", {"api": "message"})
-    node = [*inprocess.grid_of(scenario).nodes.values()][4]
-    answer = node.handle(Message(RecordDict(), dst_node_id=6, message_type=MessageType.QUERY))
-    assert isinstance(answer, RecordDict)
-    (facts,) = answer.metric_records.values()
-    assert (facts["client_id"], facts["num_examples"]) == (4, World(scenario).num_examples()[4])
 
 
 RAY = """

@@ -328,22 +328,17 @@ class Plain(Random):
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
 
 
-def test_the_weights_of_a_papers_averaging_are_no_reason_to_refuse(api: str) -> None:
-    """They replace the weights of the replies that have one."""
-    base = own(api)
-    strategy = selection(api, Plain(clients_per_round=3, seed=0), base)
-    play_round(strategy, fleet_of(*[LAYOUTS["flat"]] * 3), MODEL)
-    assert [one["num-examples"] for one in base.metrics[0]] == [1, 1, 1]
-
-
-def test_a_papers_averaging_is_left_to_the_base_if_clients_send_no_weights(api: str) -> None:
-    without = client(as_sent, examples=0)
-    for clients in ([without] * 3, [without, without, client(as_sent)]):
+def test_a_papers_averaging_replaces_the_weights_where_all_clients_send_one(api: str) -> None:
+    """They are no reason to refuse other structures; else the averaging is left to the base."""
+    without, flat = client(as_sent, examples=0), fleet_of(*[LAYOUTS["flat"]] * 3)
+    for clients, weights in (
+        (flat, [1, 1, 1]), ([without] * 3, [0, 0, 0]), ([without, without, client(as_sent)], [0, 0, EXAMPLES]),
+    ):  # fmt: skip
         base = own(api)
         strategy = selection(api, Plain(clients_per_round=3, seed=0), base)
         play_round(strategy, clients, MODEL)
         assert [row.completed for row in strategy.history.clients] == [True] * 3
-        assert [one["num-examples"] for one in base.metrics[0]] == [0, 0, 0 if clients[2] is without else 10]
+        assert [one["num-examples"] for one in base.metrics[0]] == weights
 
 
 def test_a_weight_is_required_if_the_base_or_most_clients_use_it(api: str) -> None:

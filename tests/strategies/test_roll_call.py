@@ -15,13 +15,13 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.superlink import grid as superlink
 
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, RollCall
-from fedsel_flwr.selectors import CSUCBQ, Random
+from fedsel_flwr.selectors import CSUCBQ
 from fedsel_flwr.strategies.wrapping import legacy_transport as legacy
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import Startup
 from tests.strategies import deployed
-from tests.strategies.deployed import Deployment, Node, lines
+from tests.strategies.deployed import Deployment, Node, everybody, lines
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 
@@ -30,10 +30,6 @@ NO_QUERY = "roll call: the ClientApp has no query function. Flower reports this 
 
 def fair() -> CSUCBQ:
     return CSUCBQ(clients_per_round=100, max_latency=9.0, seed=0)
-
-
-def everybody() -> Random:
-    return Random(clients_per_round=100, seed=0)
 
 
 def nodes(api: str, count: int = 20, **options: Any) -> dict[int, Node]:
