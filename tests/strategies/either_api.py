@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,14 +70,16 @@ class Server:
         proxies: The clients.
         timeout: Seconds that a round may take; None: no limit in the legacy API, 5 in the Message API.
         start: The initial model; None: that of the base in the legacy API, zeros in the Message API.
+        kind: The class of the nodes of the Message API.
         node: Keyword arguments of the nodes of the Message API.
     """
 
     def __init__(
         self, api: str, strategy: Any, proxies: Iterable[FakeProxy] = (), timeout: float | None = None,
-        start: list[np.ndarray] | None = None, **node: Any,
+        start: list[np.ndarray] | None = None, kind: type[FakeNode] = FakeNode, **node: Any,
     ) -> None:  # fmt: skip
-        self.api, self.strategy, self.timeout, self._node = api, strategy, timeout, {"extra": {}, **node}
+        self.api, self.strategy, self.timeout = api, strategy, timeout
+        self._kind, self._node = kind, {"extra": {}, **node}
         self._start = start or model()
         if start is not None and api == "legacy":
             getattr(strategy.base, "strategy", strategy.base).initial_parameters = ndarrays_to_parameters(start)
@@ -95,7 +96,7 @@ class Server:
         if self.api == "legacy":
             assert self.federation.manager.register(proxy)
         else:
-            self.grid.nodes = {**self.grid.nodes, node_id(len(self.proxies)): FakeNode(proxy, **self._node, **node)}
+            self.grid.nodes = {**self.grid.nodes, node_id(len(self.proxies)): self._kind(proxy, **self._node, **node)}
 
     def disconnect(self, proxy: FakeProxy) -> None:
         """A client leaves."""
@@ -147,6 +148,13 @@ class Server:
             for messages in recorded
         ]
 
+    def received(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """What a recording base was given in the last round: metrics with the number of examples, words of failures."""
+        last = self.strategy.base.given[-1]
+        if self.api == "legacy":
+            return [dict(res.metrics) | {"num-examples": res.num_examples} for _, res in last[0]], [*map(str, last[1])]
+        return [_metrics(one) for one in last if one.has_content()], [m.error.reason for m in last if m.has_error()]
+
     def batches(self, kind: str = MessageType.TRAIN) -> list[Any]:
         """The batches of messages of a kind that the grid sent."""
         return [batch for batch in self.grid.sent if batch and batch[0].metadata.message_type == kind]
@@ -179,26 +187,6 @@ def close(models: Iterable[Any], expected: Iterable[Any]) -> None:
         np.testing.assert_allclose(array, own, rtol=1e-5, atol=1e-5)
 
 
-@dataclass
-class Played:
-    """What came of a run: the strategy, its base, and the global model after each round as bytes, and at the end."""
-
-    strategy: Any
-    base: Any
-    models: list[list[bytes]]
-    arrays: list[np.ndarray]
-
-    def given(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """What the base got in the last round: metrics with the number of examples, and the words of failures."""
-        last = self.base.given[-1]
-        if isinstance(last, tuple):
-            return [dict(res.metrics) | {"num-examples": res.num_examples} for _, res in last[0]], [*map(str, last[1])]
-        whole = [one.content for one in last if one.has_content()]
-        assert all(len(content.array_records) == 1 for content in whole)
-        metrics = [dict(next(iter(content.metric_records.values()))) for content in whole]
-        return metrics, [one.error.reason for one in last if one.has_error()]
-
-
 def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
     """A strategy of a selector, or a paper's strategy by its name; a base that is not given records what it gets."""
     base = base or RECORDING[api]()
@@ -207,23 +195,13 @@ def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
     return PACKAGES[api].SelectionStrategy(selector, base, **{"max_latency": 9.0, **options})
 
 
-def nodes_of(
-    proxies: Iterable[helpers.FakeProxy], ready: Mapping[int, float] | None = None, node: type[FakeNode] = FakeNode
-) -> dict[int, FakeNode]:
-    """Nodes around fake clients, by the number of each; ``ready`` says how long a client's reply takes."""
-    return {node_id(p.number): node(p, extra={}, ready=(ready or {}).get(p.number, 0.0)) for p in proxies}
-
-
 def play(
-    api: str, selector: Any, proxies: list[Any], rounds: int = 1, *, base: Any = None, timeout: float | None = None,
-    ready: Mapping[int, float] | None = None, node: type[FakeNode] = FakeNode, **options: Any,
-) -> Played:  # fmt: skip
-    """Play fake clients to a new strategy; ``timeout`` is that of a round."""
-    strategy = make(api, selector, base, **options)
-    if api == "legacy":
-        federation = helpers.Federation(strategy, proxies, timeout=timeout).play(rounds)
-        return Played(strategy, strategy.base, federation.models, federation.arrays())
-    grid = FakeGrid(nodes_of(proxies, ready, node))
-    limit = {} if timeout is None else {"timeout": timeout}
-    result, models = message_helpers.play(strategy, grid, rounds, **limit)
-    return Played(strategy, strategy.base, models, result.arrays.to_numpy_ndarrays())
+    api: str, selector: Any, proxies: Iterable[FakeProxy], rounds: int = 1, *, base: Any = None,
+    timeout: float | None = None, ready: Mapping[int, float] | None = None, node: type[FakeNode] = FakeNode,
+    **options: Any,
+) -> Server:  # fmt: skip
+    """Play fake clients to a new strategy; ``ready`` says how long a client's reply takes, by its number."""
+    server = Server(api, make(api, selector, base, **options), timeout=timeout, kind=node)
+    for proxy in proxies:
+        server.connect(proxy, ready=(ready or {}).get(proxy.number, 0.0))
+    return server.play(rounds)

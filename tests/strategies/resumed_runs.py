@@ -15,10 +15,10 @@ from flwr.common import parameters_to_ndarrays
 
 from fedsel_flwr.selectors import create
 from tests.strategies import numpy_world as world
-from tests.strategies.either_api import make, nodes_of
+from tests.strategies.either_api import make
 from tests.strategies.flower_world import base, proxies
 from tests.strategies.helpers import run_rounds
-from tests.strategies.message.helpers import FakeGrid
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
 
 ROUNDS = 30
 
@@ -75,7 +75,7 @@ class Run:
             server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
             seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
         else:
-            grid = FakeGrid(nodes_of(clients))
+            grid = FakeGrid({node_id(one.number): FakeNode(one, extra={}) for one in clients})
             initial = ArrayRecord({"model": Array(world.initial())})
             evaluate_fn = seen.evaluate_record if self.evaluates else None
             result = strategy.start(grid, initial, self.rounds, evaluate_fn=evaluate_fn)

@@ -15,7 +15,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
-from tests.strategies.either_api import Played, Server, close, play, selection
+from tests.strategies.either_api import Server, close, play, selection
 from tests.strategies.helpers import fleet, initial, model, update
 from tests.strategies.message.helpers import ProbeProxy
 
@@ -23,7 +23,7 @@ LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])
 """The claims are 10, 13 and 10^12: "auto" is four times the median of what the round's clients claim."""
 
 
-def _play(api: str, selector: Any = None, rounds: int = 1, *, claim: int = 10**12, **options: Any) -> Played:
+def _play(api: str, selector: Any = None, rounds: int = 1, *, claim: int = 10**12, **options: Any) -> Server:
     """Three clients, of whom the last claims many examples."""
     proxies = fleet(3, "c")
     proxies[2].num_examples = claim
@@ -38,7 +38,7 @@ def _assert_mean(arrays: list[Any], *weights: int) -> None:
 
 
 def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
-    for array, alone in zip(_play(api).arrays, update(2, model(), 1), strict=True):
+    for array, alone in zip(_play(api).models[-1], update(2, model(), 1), strict=True):
         np.testing.assert_allclose(array, alone, rtol=1e-5, atol=1e-6)
 
 
@@ -46,13 +46,13 @@ def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
 @pytest.mark.parametrize("averaging", [None, "fedpdp"])
 def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, counts: int, averaging: Any) -> None:
     played = _play(api, max_examples=limit, averaging=averaging)
-    _assert_mean(played.arrays, 10, 13, counts)
+    _assert_mean(played.models[-1], 10, 13, counts)
     rows = played.strategy.history.clients
     assert [(row.completed, row.kept, row.num_examples) for row in rows] == [(True, True, n) for n in (10, 13, counts)]
     assert [row.problem for row in rows] == ["", "", f"max_examples: 1000000000000 claimed, counted as {counts}"]
     assert played.strategy.history.problem_counts() == {"max_examples": 1}
     if averaging is None:
-        assert [metrics["num-examples"] for metrics in played.given()[0]] == [10, 13, counts]
+        assert [metrics["num-examples"] for metrics in played.received()[0]] == [10, 13, counts]
 
 
 @LIMITS
@@ -85,7 +85,7 @@ def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
     assert again.core.parts.registrar.max_examples() == 40
 
 
-def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options: Any) -> Played:
+def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options: Any) -> Server:
     """Two honest clients and one whose arrays are changed."""
     monkeypatch.setitem(helpers.FAULTS, "changed", helpers.arrays_fault(lambda own: [change(a) for a in own]))
     proxies = fleet(3, "c")
@@ -100,10 +100,10 @@ def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.Mo
     norm = np.sqrt(sum((1e6 * array.astype(float) ** 2).sum() for array in update(2, model(), 1)))
     assert last.problem == f"update norm: {norm:.6g} is above max_update_norm = 20"
     assert played.strategy.history.problem_counts() == {"update norm": 1}
-    metrics, failures = played.given()
+    metrics, failures = played.received()
     assert [one["num-examples"] for one in metrics] == [10, 13]
     assert failures == [f"client c2: {last.problem}"]
-    _assert_mean(played.arrays, 10, 13)
+    _assert_mean(played.models[-1], 10, 13)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
@@ -114,7 +114,7 @@ def test_finite_numbers_whose_squares_overflow_poison_no_base(api: str, name: st
         options |= {"server_momentum": 0.9} if name == "FedAvgM" else {"inplace": False} if name == "FedAvg" else {}
     base = getattr(legacy_bases if api == "legacy" else message_bases, name)(fraction_evaluate=0.0, **options)
     played = _changed(api, lambda a: np.full_like(a, 3e38), monkeypatch, 3, base=base)
-    assert all(np.isfinite(array).all() and 0 < np.abs(array).max() < 100 for array in played.arrays)
+    assert all(np.isfinite(array).all() and 0 < np.abs(array).max() < 100 for array in played.models[-1])
     kept = [value for key, value in vars(base).items() if key in ("m_t", "v_t", "momentum_vector") and value]
     held = [np.asarray(a) for value in kept for a in (value.values() if isinstance(value, dict) else value)]
     assert all(np.isfinite(array).all() for array in held)

@@ -20,7 +20,7 @@ from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.rounds.written import Written, core_of, facts
-from tests.strategies.either_api import RECORDING, Played, Server, base_of, play, selection
+from tests.strategies.either_api import RECORDING, Server, base_of, play, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, fleet, model, update
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
 from tests.strategies.scripted import MAX_LATENCY, Curious, Spy
@@ -261,7 +261,7 @@ def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api:
 NAN = [float("nan")] * 3
 
 
-def _played(api: str, spy: Spy, reported: list[dict[str, Any]], rounds: int = 1, **options: Any) -> Played:
+def _played(api: str, spy: Spy, reported: list[dict[str, Any]], rounds: int = 1, **options: Any) -> Server:
     """Clients with these metrics in their replies."""
     proxies = [FakeProxy(f"node-{k}", k, number=k, extra=extra) for k, extra in enumerate(reported)]
     return play(api, spy, proxies, rounds, min_available=len(proxies), **options)
@@ -294,7 +294,7 @@ def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str
     for report in spy.reports:
         assert getattr(report, name).tolist() == [_own(k) for k in range(CLIENTS)]
     assert played.strategy.history.problem_counts() == {}
-    assert [metrics.keys() & {name, "latency_s", "energy_j"} for metrics in played.given()[0]] == [
+    assert [metrics.keys() & {name, "latency_s", "energy_j"} for metrics in played.received()[0]] == [
         {"latency_s", "energy_j"}
     ] * CLIENTS
 
@@ -311,9 +311,9 @@ def test_an_odd_vector_is_missing_and_its_model_is_averaged(api: str, odd: bytes
     assert problems[:2] + problems[3:] == ["", "", ""]
     assert re.fullmatch(problem, problems[2]), problems
     assert played.strategy.history.problem_counts() == {"gradient": 1}
-    assert not [metrics for metrics in played.given()[0] if "gradient" in metrics]
+    assert not [metrics for metrics in played.received()[0] if "gradient" in metrics]
     updates = [update(k, model(), 1) for k in range(CLIENTS)]
-    for array, own in zip(played.arrays, zip(*updates, strict=True), strict=True):
+    for array, own in zip(played.models[-1], zip(*updates, strict=True), strict=True):
         np.testing.assert_allclose(array, np.average(own, axis=0, weights=[10, 13, 16, 19]), rtol=1e-5, atol=1e-5)
 
 
@@ -344,7 +344,7 @@ def test_a_metric_of_that_name_that_nobody_asked_for_is_left_alone(api: str) -> 
     extra: dict[str, Any] = {"gradient": 0.5, **({"sketch": b"1234"} if api == "legacy" else {})}
     played = _played(api, Spy(), [extra, extra])
     assert played.strategy.history.problem_counts() == {}
-    assert [extra.items() <= metrics.items() for metrics in played.given()[0]] == [True, True]
+    assert [extra.items() <= metrics.items() for metrics in played.received()[0]] == [True, True]
 
 
 @pytest.mark.parametrize(("name", "needs"), [("sketch", ()), ("sketch", ("loss",)), ("update", ("gradient",))])
@@ -361,7 +361,7 @@ def test_a_model_may_have_the_name_of_a_vector(name: str, needs: tuple[str, ...]
     proxies = [FakeProxy(str(k), k, number=k, extra=extra) for k in range(2)]
     played = play("message", Spy(*needs), proxies, base=base_of("message"), node=Renaming, min_available=2)
     assert played.strategy.history.problem_counts() == {}
-    assert len(played.arrays) == 2
+    assert len(played.models[-1]) == 2
 
 
 @pytest.mark.parametrize("name", ["loss", "rms_loss", "local_accuracy"])
@@ -381,7 +381,7 @@ def test_what_a_selector_requires_makes_a_client_a_failed_one_for_the_selector(a
     (report,) = spy.reports
     assert report.completed.tolist() == [True, False, True]
     assert report.latency.tolist() == [0.5, MAX_LATENCY, 0.75]
-    assert len(played.given()[0]) == 3  # its model is averaged all the same
+    assert len(played.received()[0]) == 3  # its model is averaged all the same
     assert [row.completed for row in played.strategy.history.clients] == [True] * 3
 
 

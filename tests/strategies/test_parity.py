@@ -208,7 +208,7 @@ def _assert_same_results(one: Any, other: Any) -> None:
         ("cs-ucb", {"availability.kind": "bernoulli", "availability.probability": 0.7}),
         ("cs-ucb-q", {"aggregation.base": "fedprox", "training.proximal_mu": 0.1}),
         ("local-accuracy", {"wireless.channels": 2}),
-        ("random-by-size", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
+        ("random", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
     ],
 )
 def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any]) -> None:

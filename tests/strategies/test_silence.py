@@ -322,7 +322,7 @@ def play_losing(api: str, lost: Lost, **options: Any) -> Any:
     selector = Random(clients_per_round=CLIENTS, seed=0)
     options = {"total_rounds": ROUNDS, "base": either_api.base_of(api), **options}
     played = either_api.play(api, selector, clients, ROUNDS, node=LossyNode, **options)
-    return played.strategy, played.models[-1:]
+    return played.strategy, [array.tobytes() for array in played.models[-1]]
 
 
 @pytest.fixture(params=either_api.APIS)

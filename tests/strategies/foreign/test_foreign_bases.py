@@ -1,8 +1,7 @@
 """Strategies as people outside write them: wrapped equals alone, and the chosen nodes get their own messages.
 
-The clients, the runs and what is compared: ``world.py``. The strategies: ``own_start.py``,
-``own_messages.py``, ``own_payload.py``, ``legacy.py``. Whatever a strategy's fractions and minima say, it is shown the
-chosen nodes and no other.
+The clients, the runs and what is compared: ``world.py``. The strategies: ``own_start.py``, ``own_messages.py``,
+``legacy.py``. Whatever a strategy's fractions and minima say, it is shown the chosen nodes and no other.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from flwr.serverapp.strategy import FedAvg
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import RoundRobin
 from tests.strategies.either_api import make
-from tests.strategies.foreign import legacy, own_messages, own_payload, own_start
+from tests.strategies.foreign import legacy, own_messages, own_start
 from tests.strategies.foreign.legacy import Base as LegacyAverage
 from tests.strategies.foreign.world import CLIENTS, FEW, ROUNDS, Case, Played, node_id, play
 
 CASES: dict[str, dict[str, Case]] = {
     "legacy": legacy.LEGACY,
-    "message": {**own_start.AROUND, **own_start.LOOPS, **own_messages.OWN, **own_payload.PAYLOADS},
+    "message": {**own_start.AROUND, **own_start.LOOPS, **own_messages.OWN, **own_messages.PAYLOADS},
 }
 ALL = [(api, name) for api, cases in CASES.items() for name in cases]
 CLOCKS = pytest.mark.parametrize("clock", ["virtual", "server"])

@@ -229,11 +229,12 @@ class Node(FakeNode):
 
 def tested(number: int, content: RecordDict) -> RecordDict:
     """The loss of the model that a message carries."""
-    return RecordDict({"metrics": MetricRecord({"num-examples": 5 + number, "eval_loss": _loss(asked(content)[0])})})
+    loss = _loss(asked(content)[0].to_numpy_ndarrays())
+    return RecordDict({"metrics": MetricRecord({"num-examples": 5 + number, "eval_loss": loss})})
 
 
-def _loss(arrays: ArrayRecord) -> float:
-    return float(sum(np.abs(array).astype(np.float64).sum() for array in arrays.to_numpy_ndarrays()))
+def _loss(arrays: list[np.ndarray]) -> float:
+    return float(sum(np.abs(array).astype(np.float64).sum() for array in arrays))
 
 
 class ForeignGrid(FakeGrid):
@@ -293,7 +294,7 @@ def _play_messages(
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         outcome.evaluated.append((server_round, plain(arrays)))
-        return MetricRecord({"accuracy": ACCURACY[server_round], "loss": _loss(arrays)})
+        return MetricRecord({"accuracy": ACCURACY[server_round], "loss": _loss(arrays.to_numpy_ndarrays())})
 
     arrays = case.arrays()
     if not isinstance(arrays, ArrayRecord):
@@ -346,8 +347,7 @@ class Proxy(FakeProxy):
         arrays = parameters_to_ndarrays(ins.parameters)
         if "probe" not in ins.config:
             self.questions.append((plain(arrays), dict(ins.config)))
-        loss = float(sum(np.abs(array).astype(np.float64).sum() for array in arrays))
-        return EvaluateRes(OK, loss, 5 + self.number, {})
+        return EvaluateRes(OK, _loss(arrays), 5 + self.number, {})
 
 
 class Manager(SimpleClientManager):
