@@ -15,7 +15,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
-from tests.strategies.either_api import Server, close, play, selection
+from tests.strategies.either_api import Server, close, mean_of, play, selection
 from tests.strategies.helpers import fleet, initial, model, update
 from tests.strategies.message.helpers import ProbeProxy
 
@@ -23,30 +23,24 @@ LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])
 """The claims are 10, 13 and 10^12: "auto" is four times the median of what the round's clients claim."""
 
 
-def _play(api: str, selector: Any = None, rounds: int = 1, *, claim: int = 10**12, **options: Any) -> Server:
-    """Three clients, of whom the last claims many examples."""
+def _play(
+    api: str, selector: Any = None, rounds: int = 1, *, claim: int = 10**12, fault: str | None = None, **options: Any
+) -> Server:
+    """Three clients, of whom the last claims many examples, or has a fault."""
     proxies = fleet(3, "c")
-    proxies[2].num_examples = claim
+    proxies[2].num_examples, proxies[2].fault = claim, fault
     return play(api, selector or Random(clients_per_round=3, seed=0), proxies, rounds, min_available=3, **options)
 
 
-def _assert_mean(arrays: list[Any], *weights: int) -> None:
-    updates = [update(k, model(), 1) for k in range(3)]
-    for i, array in enumerate(arrays):
-        mean = sum(w * one[i] for w, one in zip(weights, updates, strict=False)) / sum(weights)
-        np.testing.assert_allclose(array.ravel(), mean.ravel(), rtol=1e-5, atol=1e-6)
-
-
 def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
-    for array, alone in zip(_play(api).models[-1], update(2, model(), 1), strict=True):
-        np.testing.assert_allclose(array, alone, rtol=1e-5, atol=1e-6)
+    close(_play(api).models[-1], update(2, model(), 1))
 
 
 @LIMITS
 @pytest.mark.parametrize("averaging", [None, "fedpdp"])
 def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, counts: int, averaging: Any) -> None:
     played = _play(api, max_examples=limit, averaging=averaging)
-    _assert_mean(played.models[-1], 10, 13, counts)
+    close(played.models[-1], mean_of(range(3), model(), 1, [10, 13, counts]))
     rows = played.strategy.history.clients
     assert [(row.completed, row.kept, row.num_examples) for row in rows] == [(True, True, n) for n in (10, 13, counts)]
     assert [row.problem for row in rows] == ["", "", f"max_examples: 1000000000000 claimed, counted as {counts}"]
@@ -88,9 +82,7 @@ def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
 def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options: Any) -> Server:
     """Two honest clients and one whose arrays are changed."""
     monkeypatch.setitem(helpers.FAULTS, "changed", helpers.arrays_fault(lambda own: [change(a) for a in own]))
-    proxies = fleet(3, "c")
-    proxies[2].fault = "changed"
-    return play(api, Random(clients_per_round=3, seed=0), proxies, rounds, min_available=3, **options)
+    return _play(api, rounds=rounds, claim=16, fault="changed", **options)
 
 
 def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +95,7 @@ def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.Mo
     metrics, failures = played.received()
     assert [one["num-examples"] for one in metrics] == [10, 13]
     assert failures == [f"client c2: {last.problem}"]
-    _assert_mean(played.models[-1], 10, 13)
+    close(played.models[-1], mean_of(range(2), model(), 1))
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
@@ -139,9 +131,8 @@ def after_a_round(api: str, name: str, **options: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", UNWEIGHTED)
 def test_the_new_model_is_the_plain_mean_and_fedpdp_brings_the_weights_back(api: str, name: str) -> None:
     plain, weighted = after_a_round(api, name), after_a_round(api, name, averaging="fedpdp")
-    trained = [list(layer) for layer in zip(*(update(k, model(), 1) for k in range(FLEET)), strict=True)]
-    close(plain, [np.mean(layer, axis=0) for layer in trained])
-    close(weighted, [np.average(layer, axis=0, weights=[10, 13, 16, 19]) for layer in trained])
+    close(plain, mean_of(range(FLEET), model(), 1, [1] * FLEET))
+    close(weighted, mean_of(range(FLEET), model(), 1))
     assert all(np.abs(mean - by_size).max() > 1e-3 for mean, by_size in zip(plain, weighted, strict=True))
 
 

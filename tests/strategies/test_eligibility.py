@@ -16,14 +16,13 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import eligibility
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
-from fedsel_flwr.rounds.roster import ConnectedClients
 from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import world_of
-from fedsel_flwr.strategies import PCZFL, SelectionStrategy
+from fedsel_flwr.strategies import PCZFL
 from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import Written, core_of, facts
@@ -133,20 +132,6 @@ def test_over_selection_on_the_servers_clock_leaves_the_others_in_peace_until_th
     assert world.play(2).chosen() == [["c0", "c1", "c2"], ["c0", "c1"]]
 
 
-def test_who_is_late_in_simulated_time_has_answered() -> None:
-    everybody = Random(clients_per_round=1, seed=0)
-    strategy = SelectionStrategy(everybody, max_latency=0.5, round_deadline_s=0.25)
-    owed = strategy.core.parts.busy
-    owed.owe(["a"])
-    here = ConnectedClients(np.arange(2), ["a", "b"], np.arange(2))
-    assert (owed.free(["a", "b"]), owed.eligible(here).tolist()) == (["b"], [False, True])
-    other = SelectionStrategy(everybody, max_latency=0.5)
-    other.load_state_dict(strategy.state_dict())
-    assert other.core.parts.busy.free(["a", "b"]) == ["b"]
-    with pytest.raises(StateError, match="busy: until must be a mapping"):
-        other.load_state_dict(strategy.state_dict() | {"busy": {"until": 3}})
-
-
 def test_a_resumed_run_asks_those_that_were_busy(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "clock": "server"}
     world = busy("message", 2, {1: {"train": [inf, 0.0]}}, **options).play(2)
@@ -194,6 +179,8 @@ def test_a_change_of_the_machines_date_and_a_restart_move_no_bound(monkeypatch: 
     assert restarted.free(["a", "b"]) == ["b"]
     monotonic[0] += 41
     assert restarted.free(["a", "b"]) == ["a", "b"]
+    with pytest.raises(StateError, match="until must be a mapping"):
+        restarted.load_state_dict({"until": 3})
     restarted.load_state_dict({"until": {"a": 1.8e9}})  # of an earlier version, which wrote times
     monotonic[0] += 61
     assert restarted.free(["a", "b"]) == ["a", "b"]

@@ -245,7 +245,7 @@ def test_a_weight_of_the_users_own_name_may_be_any_positive_number() -> None:
     base = RECORDING["message"](weighted_by_key="share")
     strategy, arrays = _shares([0.25, 0.75, -1.0, float("nan"), [1.0]], base)
     assert [r.completed for r in strategy.history.clients] == [True, True, False, False, False]
-    close(arrays, [0.25 * x + 0.75 * y for x, y in zip(update(0, model(), 1), update(1, model(), 1), strict=True)])
+    close(arrays, mean_of((0, 1), model(), 1, [0.25, 0.75]))
 
 
 @pytest.mark.parametrize(("averaging", "weights"), [("fedpdp", [0.25, 0.75]), ("mean", [1, 1])])
@@ -253,8 +253,7 @@ def test_an_averaging_scheme_weighs_with_the_bases_own_weights(averaging: str, w
     base = RECORDING["message"](weighted_by_key="share")
     _, arrays = _shares([0.25, 0.75], base, averaging=averaging)
     assert [message.content["metrics"]["share"] for message in base.given[0]] == weights
-    a, b = update(0, model(), 1), update(1, model(), 1)
-    close(arrays, [np.average([x, y], axis=0, weights=weights) for x, y in zip(a, b, strict=True)])
+    close(arrays, mean_of((0, 1), model(), 1, weights))
 
 
 @pytest.mark.parametrize(("busy_timeout", "queries"), [(3600.0, 1), (0.0, 4)])  # 4: before rounds 1, 2, 4 and 8

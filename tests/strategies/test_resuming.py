@@ -141,6 +141,7 @@ SPOILT = [
     ("roster", "bound", {"node-1": "x"}), ("roster", "refused", ["node-1"]),
     ("roll_call", "in_vain", {"node-1": 1.5}), ("registrar", "sizes", np.ones((2, 2))),
     ("registrar", "initial_accuracy", "good"), ("probing", "seconds", None), ("cooldown", "out_until", np.zeros(1)),
+    ("busy", "until", 3),
     ("direction", "direction", ["a"]), ("reporter", "energy_max", True),
     ("reply_structure", "decided", 1), ("reply_structure", "structure", [5]),
     ("history", "rounds", {"round": np.arange(3)}), ("selector", "round", np.nan),

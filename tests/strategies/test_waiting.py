@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
-from flwr.common import (
-    Code,
-    EvaluateRes,
-    FitRes,
-    GetParametersIns,
-    GetParametersRes,
-    Parameters,
-    Status,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from flwr.common import Code, EvaluateRes, GetParametersIns, GetParametersRes, Parameters, Status
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as LegacyFedAvg
@@ -32,18 +22,7 @@ from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.wrapping import waiting
 from tests.strategies.either_api import Server, base_of, close, mean_of, private, selection
-from tests.strategies.helpers import (
-    OK,
-    FakeProxy,
-    Federation,
-    chosen,
-    fedavg,
-    fleet,
-    initial,
-    model,
-    run_rounds,
-    update,
-)
+from tests.strategies.helpers import OK, FakeProxy, Federation, chosen, fedavg, fleet, initial, model, run_rounds
 from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd
 
 NODES = {"legacy": "clients", "message": "nodes"}
@@ -158,11 +137,6 @@ class Polls(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
 
-def test_a_base_that_waits_for_more_than_there_are_does_not_hang() -> None:
-    with pytest.raises(RunError, match=r"wait_timeout = 0\.4"):
-        Server("message", selection("message", 3, base_of("message", Polls)), fleet(6)).play(1)
-
-
 def test_an_evaluation_that_cannot_be_filled_is_skipped_as_flower_does() -> None:
     """Enough are connected for the base, but it asks for more than there are: Flower's sample returns nobody."""
     base = base_of("legacy", fraction_evaluate=1.0, min_evaluate_nodes=6, min_available_nodes=2)
@@ -173,15 +147,18 @@ def test_an_evaluation_that_cannot_be_filled_is_skipped_as_flower_does() -> None
 
 
 @pytest.mark.parametrize(
-    ("api", "options"),
+    ("api", "options", "said"),
     [
-        ("legacy", {"min_available_nodes": 10**6}), ("message", {"min_available_nodes": 50}),
-        ("message", {"min_evaluate_nodes": 50}), ("message", {"fraction_evaluate": 2.0}),
+        ("legacy", {"min_available_nodes": 10**6}, "1000000"),
+        *[("message", {option: 50}, "wait_timeout") for option in ("min_available_nodes", "min_evaluate_nodes")],
+        ("message", {"fraction_evaluate": 2.0}, "wait_timeout"),
+        ("message", {"name": Polls}, r"wait_timeout = 0\.4"),
     ],
-)  # fmt: skip
-def test_evaluation_is_bounded(api: str, options: dict[str, Any]) -> None:
+)
+def test_bases_that_wait_for_more_than_there_are_do_not_hang(api: str, options: dict[str, Any], said: str) -> None:
+    """For training of their own accord, and for evaluations."""
     strategy = selection(api, 2, base_of(api, **{"fraction_evaluate": 0.5, **options}), min_available=2)
-    with pytest.raises(RunError, match="1000000" if api == "legacy" else "wait_timeout"):
+    with pytest.raises(RunError, match=said):
         Server(api, strategy, fleet(3)).play(1)
 
 
@@ -219,8 +196,7 @@ def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over(
     thread = _meanwhile(arrive)
     federation.play(1)
     thread.join()
-    seen = [parameters_to_ndarrays(ins.parameters) for proxy in proxies for ins in proxy.fits]
-    assert [[a.tolist() for a in arrays] for arrays in seen] == [[a.tolist() for a in model(7.0)]] * 3
+    assert [ins.parameters for proxy in proxies for ins in proxy.fits] == [initial(7.0)] * 3
 
 
 def test_a_base_that_samples_a_client_for_its_initial_model_is_bounded_too() -> None:
@@ -323,11 +299,7 @@ def test_results_in_any_order_reach_the_base_by_row(permutation: list[int]) -> N
     pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=server.federation.manager)
     results = {client.cid: (client, client.fit(ins, None, 1)) for client, ins in pairs}
     parameters, _ = strategy.aggregate_fit(1, [results[f"node-{9 - k}"] for k in permutation], [])
-    in_order: list[Any] = [
-        (results[f"node-{9 - k}"][0], FitRes(OK, ndarrays_to_parameters(update(k, model(), 1)), 10 + 3 * k, {}))
-        for k in range(4)
-    ]
-    reference, _ = fedavg().aggregate_fit(1, in_order, [])
+    reference, _ = fedavg().aggregate_fit(1, [results[f"node-{9 - k}"] for k in range(4)], [])
     assert parameters is not None
     assert reference is not None
     assert parameters.tensors == reference.tensors

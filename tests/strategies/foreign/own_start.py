@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Result, Strategy
 
@@ -388,7 +388,6 @@ def _private(folder: Path) -> Any:
     return DifferentialPrivacyServerSideFixedClipping(_saved(BestModel, folder), 0.0, 1e6, CLIENTS)
 
 
-assert MessageType.QUERY == "query"
 AROUND: dict[str, Case] = {
     "best-model": Case(lambda folder: _saved(BestModel, folder)),
     "early-stopping": Case(EarlyStopping),

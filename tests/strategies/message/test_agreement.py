@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.strategies.wrapping.message_records import common_metrics, with_common_metrics
 from tests.strategies.either_api import Server, close, mean_of, selection
-from tests.strategies.helpers import FakeProxy, model, update
+from tests.strategies.helpers import FakeProxy, model
 from tests.strategies.message.helpers import RecordingBase
 
 Extra = dict[str, Any]
@@ -115,9 +115,7 @@ def test_a_weight_of_our_name_is_the_bases(fault: str) -> None:
     server, given = _played([{}] * 3, {2: fault}, RecordingBase(weighted_by_key="energy_j"))
     assert _failed(server) == ["2"]
     assert [metrics["energy_j"] for metrics in given] == [0.25] * 2
-    close(
-        server.models[0], [np.mean(own, axis=0) for own in zip(*(update(k, model(), 1) for k in (0, 1)), strict=True)]
-    )
+    close(server.models[0], mean_of((0, 1), model(), 1, [1, 1]))
 
 
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), -1.0, [0.5]])
