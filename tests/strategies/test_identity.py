@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,16 +115,13 @@ class Old(FakeProxy):
         return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "no"), {"client_id": "liar"})
 
 
-class Broken(FakeProxy):
-    """Raises in it."""
-
-    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        raise ValueError("Message contains an Error")
+def _raises(proxy: FakeProxy) -> None:
+    raise ValueError("Message contains an Error")
 
 
-@pytest.mark.parametrize("proxy", [Old, Broken])
-def test_who_cannot_say_it_takes_part_under_its_connection(proxy: Any, caplog: Any) -> None:
-    strategy, federation = all_in([proxy("31337", "a"), FakeProxy("b", "b")])
+@pytest.mark.parametrize("kind", [Old, partial(FakeProxy, on_properties=_raises)], ids=["knows none", "raises in it"])
+def test_who_cannot_say_it_takes_part_under_its_connection(kind: Any, caplog: Any) -> None:
+    strategy, federation = all_in([kind("31337", "a"), FakeProxy("b", "b")])
     federation.play(2)
     assert chosen(strategy) == [["31337", "b"]] * 3
     assert any("31337" in one.getMessage() for one in caplog.records if one.levelname == "WARNING")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -111,8 +112,6 @@ def test_killed_at_random_moments_no_written_training_is_repeated(zygote: Zygote
 
 
 def _name(k: int) -> str:
-    import hashlib
-
     return f"client-{hashlib.sha256(f'site-{k}'.encode()).hexdigest()[:32]}"
 
 
@@ -178,26 +177,20 @@ def test_a_reply_that_is_too_large_is_not_written(
     assert "is not kept on disk" in caplog.text
 
 
-def test_a_client_that_is_gone_still_counts(tmp_path: Path) -> None:
-    """Site 0 dies with the server, after its reply in round 2 was written: it counts there, and is away in round 3."""
+@pytest.mark.parametrize(
+    ("gone", "trainings"), [(0, [2, 3, 3, 4, 4, 4]), (5, [3, 3, 3, 4, 4, 2])], ids=["with a reply", "without one"]
+)
+def test_a_client_that_is_gone_counts_if_its_reply_was_written(gone: int, trainings: list[int], tmp_path: Path) -> None:
+    """A site dies with the server: its reply in round 2 was written, or it has failed; it is away in round 3."""
     log = tmp_path / "log"
     _crash(tmp_path / "run", log)
-    nodes = {i: node for i, node in _nodes(log, 2).items() if node.proxy.number != 0}
-    strategy = _resumed(tmp_path / "run", log, nodes)
-    second = [(row.client_id, row.completed) for row in strategy.history.clients if row.round == 2]
-    assert second == [(f"site-{k}", True) for k in range(CLIENTS)]
-    assert [row.client_id for row in strategy.history.clients if row.round == 3] == [f"site-{k}" for k in range(1, 6)]
-    counts = {k: sum(one.split()[0] == str(k) for one in _trainings(log)) for k in range(CLIENTS)}
-    # Sites 3 to 5 trained for round 2 twice, because their reply was lost.
-    assert counts == {0: 2, 1: 3, 2: 3, 3: 4, 4: 4, 5: 4}
-
-
-def test_who_is_gone_without_a_reply_has_failed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    _crash(tmp_path / "run", log)
-    nodes = {i: node for i, node in _nodes(log, 2).items() if node.proxy.number != 5}
-    history = _resumed(tmp_path / "run", log, nodes).history
-    assert [row.completed for row in history.clients if row.round == 2] == [True] * 5 + [False]
+    nodes = {i: node for i, node in _nodes(log, 2).items() if node.proxy.number != gone}
+    rows = _resumed(tmp_path / "run", log, nodes).history.clients
+    second = [(row.client_id, row.completed) for row in rows if row.round == 2]
+    assert second == [(f"site-{k}", k != 5 or gone != 5) for k in range(CLIENTS)]
+    assert [row.client_id for row in rows if row.round == 3] == [f"site-{k}" for k in range(CLIENTS) if k != gone]
+    # Sites 3 to 5 trained for round 2 twice where they could, because their reply was lost.
+    assert [sum(one.split()[0] == str(k) for one in _trainings(log)) for k in range(CLIENTS)] == trainings
 
 
 def test_enough_written_replies_end_the_round_without_asking(tmp_path: Path) -> None:
