@@ -128,28 +128,6 @@ def test_other_bases_agree_too(base: str, options: dict[str, Any]) -> None:
     _assert_same(runs[0], runs[1])
 
 
-def _first_here(client: int) -> int:
-    return min(t for t in range(1, world.ROUNDS + 1) if world.available(str(client), t, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("name", "asking"),
-    [
-        ("power-of-choice", {1, 2, 3, 4, 5, 7, 8, 9, 10}),  # nobody is there in round 6
-        ("local-accuracy", {1, 2, 3, 4, 5, 7, 8, 9, 10}),
-        ("active-fl", {_first_here(client) for client in range(world.FLEET)}),
-        ("tifl", {1, 4, 7, 10}),
-        ("oort", set()),
-        ("fedcs", set()),
-    ],
-)
-def test_what_the_baselines_ask_is_charged(name: str, asking: set[int]) -> None:
-    """Probes take seconds and joules of the rounds that ask, and of no other."""
-    history = _played("third", name)[0].history
-    assert {r.round for r in history.rounds if r.probe_s > 0} == asking
-    assert {r.round for r in history.rounds if r.probe_j > 0} == asking
-
-
 @pytest.mark.parametrize("name", ["random", "cs-ucb"])
 def test_the_filter_changes_which_models_are_averaged_but_nobodys_choice(name: str) -> None:
     filtered, plain = _played("third", name, **FILTERED), _played("third", name, averaging="fedpdp")

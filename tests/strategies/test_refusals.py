@@ -76,14 +76,6 @@ def test_what_is_missing_is_named_at_construction(api: str, case: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("name", ["fedcm-ucb", "fedcm-ts"])
-def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: str, name: str) -> None:
-    settings = _strategy(api, name, filter=None).core.settings
-    assert (settings.filter, settings.averaging) == (Filter(score="loss"), "fedpdp")
-    given = _strategy(api, name, filter=Filter(score="accuracy"), averaging="mean").core.settings
-    assert (given.filter, given.averaging) == (Filter(score="accuracy"), "mean")
-
-
 def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: str) -> None:
     with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5\b.*filter"):
         _fedca(api, base_of(api, "Krum", num_malicious_nodes=1), 7)

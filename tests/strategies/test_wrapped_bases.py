@@ -29,7 +29,7 @@ from tests.strategies.foreign.world import (
 )
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial, model
 from tests.strategies.message.helpers import named
-from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
+from tests.strategies.trees import TreeProxy, as_record, booster
 
 AROUND: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DPFedAvgAdaptive": ((CLIENTS,), {"noise_multiplier": 0.1}),
@@ -177,12 +177,6 @@ def test_a_wrapped_base_ends_where_it_ends_alone(api: str, name: str, own_functi
 def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str, tmp_path: Path) -> None:
     alone, wrapped = (_played(api, name, tmp_path, wrap, broken=(2,)) for wrap in (False, True))
     assert wrapped == alone
-
-
-def test_bagging_keeps_every_tree_of_every_round(api: str, tmp_path: Path) -> None:
-    """The model changes its size in every round, and starts from nothing."""
-    trees = [[0.5 * k, -0.25 * n] for n in (1, 2, 3) for k in range(CLIENTS)]
-    assert grown_in(_played(api, "FedXgbBagging", tmp_path, wrap=True)[0]) == trees
 
 
 # ---- wrappers that count messages, as differential privacy with an accountant does -----------------------------------
