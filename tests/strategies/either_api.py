@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MessageType, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import FitRes, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
@@ -153,10 +153,6 @@ class Server:
         if self.api == "legacy":
             return [dict(res.metrics) | {"num-examples": res.num_examples} for _, res in last[0]], [*map(str, last[1])]
         return [_metrics(one) for one in last if one.has_content()], [m.error.reason for m in last if m.has_error()]
-
-    def batches(self, kind: str = MessageType.TRAIN) -> list[Any]:
-        """The batches of messages of a kind that the grid sent."""
-        return [batch for batch in self.grid.sent if batch and batch[0].metadata.message_type == kind]
 
 
 def _is_failure(one: Any) -> bool:

@@ -111,7 +111,6 @@ class FakeProxy(ClientProxy):
         self.on_properties, self.delay, self.energy, self.extra = on_properties, delay, energy, extra or {}
         self.fits: list[FitIns] = []
         self.fit_rounds: list[int] = []
-        self.reported: list[float] = []
         self.asked = 0
         self.evaluations: list[int] = []
         self.num_examples = 10 + 3 * number
@@ -139,7 +138,6 @@ class FakeProxy(ClientProxy):
         answer = Answer(self, ndarrays_to_parameters(arrays), metrics, self.num_examples)
         if self.fault is not None:
             FAULTS[self.fault](answer, timeout)
-        self.reported.append(answer.metrics.get("latency_s", float("nan")))
         return FitRes(answer.status, answer.parameters, answer.num_examples, answer.metrics)
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
@@ -257,7 +255,7 @@ class Federation:
 
     strategy: Strategy
     proxies: Iterable[ClientProxy] = ()
-    max_workers: int | None = 8
+    max_workers: int = 8
     timeout: float | None = None
     manager: ClientManager = field(default_factory=SimpleClientManager)
 
@@ -290,12 +288,11 @@ class Federation:
 
 
 def run_rounds(
-    strategy: Strategy, proxies: Iterable[ClientProxy], rounds: int, *, max_workers: int | None = 8,
-    timeout: float | None = None,
-) -> tuple[Server, FlowerHistory]:  # fmt: skip
+    strategy: Strategy, proxies: Iterable[ClientProxy], rounds: int, max_workers: int = 8
+) -> tuple[Server, FlowerHistory]:
     """Run Flower's own ``Server.fit``."""
-    federation = Federation(strategy, proxies, max_workers, timeout)
-    history, _ = federation.server.fit(num_rounds=rounds, timeout=timeout)
+    federation = Federation(strategy, proxies, max_workers)
+    history, _ = federation.server.fit(num_rounds=rounds, timeout=None)
     return federation.server, history
 
 

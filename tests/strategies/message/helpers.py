@@ -274,7 +274,7 @@ class FakeGrid(Grid):
         self._replies: dict[str, tuple[float, Message]] = {}
         self._number = 0
         self.sent: list[list[Message]] = []
-        self.polls = self.looked_up = 0
+        self.looked_up = 0
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -287,7 +287,6 @@ class FakeGrid(Grid):
         raise NotImplementedError("deprecated")
 
     def get_node_ids(self) -> Iterable[int]:
-        self.polls += 1
         return self._shuffled(list(self.nodes))
 
     def get_nodes(self) -> Iterable[Any]:
@@ -356,12 +355,9 @@ def train_message(node: int) -> Message:
     return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
 
 
-def crowd(count: int, *, prefix: str = "", **kwargs: Any) -> dict[int, FakeNode]:
-    """Honest nodes with the client ids 0..count-1, or prefixed."""
-    return {
-        node_id(k): FakeNode(FakeProxy(str(node_id(k)), f"{prefix}{k}" if prefix else k, number=k), **kwargs)
-        for k in range(count)
-    }
+def crowd(count: int) -> dict[int, FakeNode]:
+    """Honest nodes with the client ids 0..count-1."""
+    return {node_id(k): FakeNode(FakeProxy(str(node_id(k)), k, number=k)) for k in range(count)}
 
 
 def play(strategy: SelectionStrategy, grid: FakeGrid, rounds: int, **kwargs: Any) -> tuple[Result, list[list[bytes]]]:
