@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,6 +295,14 @@ def run_rounds(
     federation = Federation(strategy, proxies, max_workers)
     history, _ = federation.server.fit(num_rounds=rounds, timeout=None)
     return federation.server, history
+
+
+@contextmanager
+def within(least: float, most: float) -> Iterator[None]:
+    """What takes from so many seconds to so many."""
+    start = time.monotonic()
+    yield
+    assert least <= time.monotonic() - start < most
 
 
 def chosen(strategy: SelectionStrategy) -> list[list[str]]:

@@ -15,7 +15,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from tests.processes import ROOT, Command
+from tests.processes import ROOT, Command, run_python
 from tests.simulations import inprocess
 from tests.strategies import flower_world
 from tests.strategies import numpy_world as world
@@ -153,18 +153,8 @@ print(len(models), len(own.parts.history.rounds))
 """
 
 
-def _run(code: str, folder: Path, *args: str, seconds: float = 50.0) -> str:
-    """What Python code prints in a process of its own."""
-    command = Command(sys.executable, "-c", code, *args, folder=folder, cwd=ROOT)
-    try:
-        assert command.wait(seconds) == 0, command.stderr[-5000:]
-    finally:
-        command.kill()
-    return command.stdout
-
-
-def test_core_and_measuring_run_in_a_process_without_flower_and_torch(tmp_path: Path) -> None:
-    assert _run(FRESH, tmp_path).split() == ["10", "10"]
+def test_core_and_measuring_run_in_a_process_without_flower_and_torch() -> None:
+    assert run_python("-c", FRESH).stdout.split() == ["10", "10"]
 
 
 def _scenario_played(**overrides: Any) -> Any:
@@ -212,7 +202,9 @@ with open(sys.argv[1], "wb") as file:
 @pytest.mark.e2e_ci
 @pytest.mark.timeout(280)
 def test_on_ray(tmp_path: Path) -> None:
-    _run(RAY, tmp_path, str(tmp_path / "result"), "legacy", "message", seconds=240)
+    argv = (sys.executable, "-c", RAY, str(tmp_path / "result"), "legacy", "message")
+    with Command(*argv, folder=tmp_path, cwd=ROOT) as command:
+        assert command.wait(240) == 0, command.stderr[-5000:]
     legacy = _scenario_played(rounds=5, selector="cs-ucb", api="legacy")
     assert len(legacy.history.rounds) == 5
     for result in pickle.loads((tmp_path / "result").read_bytes()):

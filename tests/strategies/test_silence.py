@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,7 @@ from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies import either_api
 from tests.strategies.either_api import Server, selection
-from tests.strategies.helpers import FakeProxy, fleet
+from tests.strategies.helpers import FakeProxy, fleet, within
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, crowd, play
 from tests.strategies.scripted import Curious
 
@@ -159,13 +158,6 @@ def test_an_error_message_is_said_in_plain_words(error: Any, said: str) -> None:
     assert [row.problem for row in server.strategy.history.clients] == ["", said]
 
 
-@contextmanager
-def _soon(seconds: float) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
-
-
 class Refusing(FakeGrid):
     """A grid whose SuperLink takes no message of a kind to one node, and no answer comes.
 
@@ -195,7 +187,7 @@ class Refusing(FakeGrid):
 def test_the_timed_grid_does_not_wait_for_a_rejected_message(left_out: bool) -> None:
     inner = Refusing(crowd(3), "train", left_out)
     strategy = selection("message", clock="server", identity="claim")
-    with _soon(3.0):
+    with within(0.0, 3.0):
         play(strategy, inner, 2, timeout=6.0)
     rows = [row for row in strategy.history.clients if row.client_id == str(inner.nodes[inner.refused].proxy.client_id)]
     assert [(row.completed, row.timed_out, row.problem) for row in rows] == [(False, False, NOT_REACHED)] * 2
@@ -207,7 +199,7 @@ def test_the_timed_grid_does_not_wait_for_a_rejected_message(left_out: bool) -> 
 def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
     grid, record = Refusing(crowd(3), "query"), RecordDict({"config": ConfigRecord()})
     questions = [Message(record, dst_node_id=node, message_type="query") for node in grid.nodes]
-    with _soon(1.0):
+    with within(0.0, 1.0):
         replies, sent = MessageTransport(grid, ArrayRecord([]), timeout=6.0)._send_windowed(questions)
     assert (len(replies), len(sent)) == (2, 3)
 
@@ -234,7 +226,7 @@ class Late(Behind):
 def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_not_busy() -> None:
     client, strategy, busy = Late("a", Rejecting()), selection("legacy", 2), Busy()
     transport = LegacyTransport({"a": client.own}, Parameters([], ""), timeout=6.0, late=LateReplies(busy))
-    with _soon(3.0):
+    with within(0.0, 3.0):
         answers, missed = transport.introduce(["a"])
         Server("legacy", strategy, [client, FakeProxy("b", "b")], timeout=6.0).play(1)
     assert (answers, missed, "a" in busy) == ({}, [], False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.wrapping import waiting
 from tests.strategies.either_api import Server, base_of, close, mean_of, private, selection
-from tests.strategies.helpers import OK, FakeProxy, Federation, chosen, fedavg, fleet, initial, model, run_rounds
+from tests.strategies.helpers import OK, FakeProxy, Federation, chosen, fleet, initial, model, run_rounds, within
 from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd
 
 NODES = {"legacy": "clients", "message": "nodes"}
@@ -35,13 +34,6 @@ TOO_FEW: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "one, and Flower wants two": ({}, {}, 1, 2),
 }
 """Options of the base and of the strategy, clients that are connected, and clients that are waited for."""
-
-
-@contextmanager
-def _within(least: float, most: float) -> Any:
-    start = time.monotonic()
-    yield
-    assert least <= time.monotonic() - start < most
 
 
 def _meanwhile(action: Callable[[], None]) -> threading.Thread:
@@ -57,7 +49,7 @@ def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out
     strategy = selection(api, cohort, base_of(api, **base), wait_timeout=0.1, **options)
     assert strategy.min_available == wanted
     told = rf"{wanted} {NODES[api]}.*{connected} (are|is) connected.*wait_timeout"
-    with _within(0.1, 3.0), pytest.raises(RunError, match=told):
+    with within(0.1, 3.0), pytest.raises(RunError, match=told):
         Server(api, strategy, fleet(connected)).play(1)
 
 
@@ -99,7 +91,7 @@ def test_clients_that_leave_are_not_chosen_and_their_return_is_noticed(api: str)
     strategy = selection(api, 4, min_available=2, wait_timeout=60.0)
     proxies = fleet(4)
     server = Server(api, strategy, proxies)
-    with _within(0.0, 3.0):
+    with within(0.0, 3.0):
         server.play(1)
         for proxy in proxies[:2]:
             server.disconnect(proxy)
@@ -141,7 +133,7 @@ def test_an_evaluation_that_cannot_be_filled_is_skipped_as_flower_does() -> None
     """Enough are connected for the base, but it asks for more than there are: Flower's sample returns nobody."""
     base = base_of("legacy", fraction_evaluate=1.0, min_evaluate_nodes=6, min_available_nodes=2)
     proxies = fleet(3)
-    with _within(0.0, 3.0):
+    with within(0.0, 3.0):
         run_rounds(selection("legacy", 2, base), proxies, 2)
     assert not any(proxy.evaluations for proxy in proxies)
 
@@ -300,7 +292,7 @@ def test_results_in_any_order_reach_the_base_by_row(permutation: list[int]) -> N
     pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=server.federation.manager)
     results = {client.cid: (client, client.fit(ins, None, 1)) for client, ins in pairs}
     parameters, _ = strategy.aggregate_fit(1, [results[f"node-{9 - k}"] for k in permutation], [])
-    reference, _ = fedavg().aggregate_fit(1, [results[f"node-{9 - k}"] for k in range(4)], [])
+    reference, _ = base_of("legacy").aggregate_fit(1, [results[f"node-{9 - k}"] for k in range(4)], [])
     assert parameters is not None
     assert reference is not None
     assert parameters.tensors == reference.tensors
