@@ -19,9 +19,9 @@ from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
 from tests.strategies.either_api import APIS, base_of, make
+from tests.strategies.flower_world import Run, Seen
 from tests.strategies.helpers import Federation, fleet
 from tests.strategies.message.helpers import FakeGrid, arrays_of, crowd, play
-from tests.strategies.resumed_runs import Run, Seen
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, END = 8, 3

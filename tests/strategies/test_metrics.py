@@ -19,8 +19,8 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.callbacks.test_prometheus import Figures, is_open, scrape
 from tests.strategies.either_api import Server, selection
+from tests.strategies.flower_world import Run
 from tests.strategies.helpers import FakeProxy, fleet
-from tests.strategies.resumed_runs import Run
 
 ROUNDS = 4
 

@@ -27,9 +27,8 @@ from fedsel_flwr.strategies import CSUCB, GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.legacy_transport import from_checkpoint, to_checkpoint
 from fedsel_flwr.strategies.wrapping.resuming import load_base, save_base
 from tests.strategies import numpy_world as world
-from tests.strategies.flower_world import legacy_base
+from tests.strategies.flower_world import Run, Seen, flat, legacy_base
 from tests.strategies.helpers import Federation, fedavg, fleet
-from tests.strategies.resumed_runs import Run, Seen, flat
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, CUT = 10, 4

@@ -16,7 +16,7 @@ import pytest
 
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
 from tests.strategies.either_api import APIS
-from tests.strategies.resumed_runs import Run, Seen
+from tests.strategies.flower_world import Run, Seen
 from tests.strategies.zygote import Failpoints, Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)

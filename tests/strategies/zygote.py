@@ -80,7 +80,7 @@ class Zygote:
         module: What is imported before anything is forked; a function ``warm`` in it is called.
     """
 
-    def __init__(self, folder: Path, module: str = "tests.strategies.resumed_runs") -> None:
+    def __init__(self, folder: Path, module: str = "tests.strategies.flower_world") -> None:
         self._folder = folder
         command = [sys.executable, "-m", "tests.strategies.zygote", module]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
