@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, RandomBySize, create
@@ -15,8 +13,8 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies import helpers
-from tests.strategies.either_api import Server, close, mean_of, play, selection
-from tests.strategies.helpers import fleet, initial, model, update
+from tests.strategies.either_api import Server, base_of, close, mean_of, play, selection
+from tests.strategies.helpers import fleet, model, update
 from tests.strategies.message.helpers import ProbeProxy
 
 LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])
@@ -59,7 +57,7 @@ def test_a_selector_reads_the_limit_from_the_roll_call_on(api: str, limit: Any, 
 @LIMITS
 def test_evaluations_by_clients_weigh_by_the_limit(api: str, limit: Any, counts: int) -> None:
     losses = []
-    base: Any = (legacy_bases if api == "legacy" else message_bases).FedAvg(fraction_evaluate=1.0)
+    base = base_of(api, fraction_evaluate=1.0)
     aggregate = base.aggregate_evaluate
     base.aggregate_evaluate = lambda *args: losses.append(aggregate(*args)) or losses[-1]
     _play(api, base=base, max_examples=limit)
@@ -101,10 +99,8 @@ def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
 def test_finite_numbers_whose_squares_overflow_poison_no_base(api: str, name: str, monkeypatch: Any) -> None:
     """3e38 is a float32; let in, it made a model of NaN of FedAvgM's, and FedAdam's step 0 for ever."""
-    options: dict[str, Any] = {"initial_parameters": initial()} if api == "legacy" else {}
-    if api == "legacy":
-        options |= {"server_momentum": 0.9} if name == "FedAvgM" else {"inplace": False} if name == "FedAvg" else {}
-    base = getattr(legacy_bases if api == "legacy" else message_bases, name)(fraction_evaluate=0.0, **options)
+    own: dict[str, Any] = {"FedAvgM": {"server_momentum": 0.9}, "FedAvg": {"inplace": False}}
+    base = base_of(api, name, **(own.get(name, {}) if api == "legacy" else {}))
     played = _changed(api, lambda a: np.full_like(a, 3e38), monkeypatch, 3, base=base)
     assert all(np.isfinite(array).all() and 0 < np.abs(array).max() < 100 for array in played.models[-1])
     kept = [value for key, value in vars(base).items() if key in ("m_t", "v_t", "momentum_vector") and value]

@@ -27,7 +27,8 @@ from fedsel_flwr.strategies import CSUCB, GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.legacy_transport import from_checkpoint, to_checkpoint
 from fedsel_flwr.strategies.wrapping.resuming import load_base, save_base
 from tests.strategies import numpy_world as world
-from tests.strategies.flower_world import Run, Seen, flat, legacy_base
+from tests.strategies.either_api import base_of, private
+from tests.strategies.flower_world import Run, Seen, flat
 from tests.strategies.helpers import Federation, fedavg, fleet
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
@@ -186,17 +187,8 @@ def test_a_second_run_of_one_strategy_counts_on_and_a_server_that_counts_otherwi
         federation.play(1)
 
 
-def adaptive(api: str) -> Any:
-    """A wrapper whose clipping norm adapts, around moments; its noise is nothing."""
-    module: Any = legacy_bases if api == "legacy" else message_bases
-    kwargs = {"initial_parameters": legacy_base().initial_parameters} if api == "legacy" else {}
-    inner = module.FedAdam(fraction_evaluate=0.0, **kwargs)
-    wrapper = module.DifferentialPrivacyServerSideAdaptiveClipping
-    return wrapper(inner, noise_multiplier=0.0, num_sampled_clients=3, clipped_count_stddev=0.0)
-
-
 def test_every_layer_of_a_wrapped_base_is_saved(api: str) -> None:
-    base, other = adaptive(api), adaptive(api)
+    base, other = (private(api, base_of(api, "FedAdam"), "ServerSideAdaptive") for _ in range(2))
     base.clipping_norm, base.strategy.m_t, base.strategy.v_t = 0.25, [np.ones(2)], None
     load_base(other, save_base(base))
     assert (other.clipping_norm, other.strategy.v_t) == (0.25, None)
@@ -310,9 +302,8 @@ def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatc
 
 def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path) -> None:
     def strategy(shape: tuple[int, ...]) -> Any:
-        inner = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.zeros(shape)]))
-        base = legacy_bases.DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1.0, world.COHORT)
-        return strategy_of(base, tmp_path, resume=True)
+        inner = base_of("legacy", initial_parameters=ndarrays_to_parameters([np.zeros(shape)]))
+        return strategy_of(private("legacy", inner, clients=world.COHORT), tmp_path, resume=True)
 
     drive(strategy((12,)), 2)
     with pytest.raises(
