@@ -34,16 +34,12 @@ SPELLED = {
 """The Message API's name of an option -> the legacy API's."""
 
 
-def spelled(api: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a base, in the spelling of an API."""
-    return {SPELLED.get(key, key) if api == "legacy" else key: value for key, value in options.items()}
-
-
 def base_of(api: str, name: Any = "FedAvg", **options: Any) -> Any:
     """A base by name or class, without federated evaluation; options are spelled as in the Message API."""
     own = {"initial_parameters": initial()} if api == "legacy" else {}
     cls = getattr(BASES[api], name) if isinstance(name, str) else name
-    return cls(**{"fraction_evaluate": 0.0, **own, **spelled(api, options)})
+    spelled = {SPELLED.get(key, key) if api == "legacy" else key: value for key, value in options.items()}
+    return cls(**{"fraction_evaluate": 0.0, **own, **spelled})
 
 
 def private(api: str, base: Any, kind: str = "ServerSideFixed", clients: int = 3, **options: Any) -> Any:

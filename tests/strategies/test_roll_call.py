@@ -83,14 +83,6 @@ def test_the_numbers_of_examples_are_asked_for_where_the_selector_reads_them(api
     assert selector.state_dict()["size"].tolist() == [10.0, 20.0, 30.0]
 
 
-def test_one_is_asked_first_and_then_the_others_at_once_and_all_of_them_once() -> None:
-    world = Deployment("message", everybody(), nodes("message", 5, says={"client_id": 1}), clock="virtual").play(1)
-    assert [len(batch) for batch in world.grid.sent if batch][:2] == [1, 4]
-    proxies = fleet(4)
-    all_in(proxies)[1].play(3)
-    assert [proxy.asked for proxy in proxies] == [1, 1, 1, 1]
-
-
 class Told:
     """Answers from a table; who is not in it does not answer."""
 

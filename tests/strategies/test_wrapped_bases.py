@@ -184,10 +184,6 @@ def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str, t
 COHORT, FLEET = 3, 10
 
 
-def _server(base: flower.Strategy, **options: Any) -> Server:
-    return Server("message", selection("message", COHORT, base, **options), fleet(FLEET, extra={"one": 1.0}))
-
-
 accounted = pytest.mark.skipif(
     not hasattr(serverapp, "PrivacyAccountant"), reason="this flwr has no privacy accountants"
 )
@@ -233,7 +229,7 @@ def _private(
         base_of("message", weighted_by_key=key), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=sampled,
         accountant=accountant,
     )  # fmt: skip
-    return _server(base, **options)
+    return Server("message", selection("message", COHORT, base, **options), fleet(FLEET, extra={"one": 1.0}))
 
 
 @accounted

@@ -86,14 +86,9 @@ class Slow(FakeGrid):
         self._pulls += 1
         if self._pulls < self._answers:
             return []
-        ids, self._answers = sorted(message_ids), self._answers + 2
-        return [Message(Error(0), reply_to=_pushed(ids[0]))]
-
-
-def _pushed(message_id: str) -> Message:
-    message = train_message(5)
-    message.metadata.__dict__["_message_id"] = message_id
-    return message
+        self._answers, pushed = self._answers + 2, train_message(5)
+        pushed.metadata.__dict__["_message_id"] = min(message_ids)
+        return [Message(Error(0), reply_to=pushed)]
 
 
 @pytest.mark.parametrize(("pull_s", "pause"), [(0.01, 0.25), (0.0625, 0.25), (0.5, 2.0), (9.0, 3.0)])
