@@ -292,15 +292,6 @@ def test_fewer_than_min_completed_keeps_the_model_and_still_observes(api: str) -
     assert not _stays(server.play(1))  # exactly min_completed is enough
 
 
-def test_a_base_that_accepts_no_failures_drops_the_round_but_the_selector_learns() -> None:
-    server = _mixed("legacy", 2, 1, RECORDING["legacy"](accept_failures=False), fault="shape").play(2)
-    assert _stays(server)
-    assert server.strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2]
-    assert [failures for _, failures in server.given()] == [1, 1]
-    server.proxies[-1].fault = None
-    assert not _stays(server.play(1))
-
-
 @pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
 def test_a_dp_wrapper_sees_every_failure_and_drops_the_round(api: str, kind: str) -> None:
     """The noise is calibrated for three clients: two must not be averaged."""

@@ -18,10 +18,9 @@ from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
 from tests.strategies.either_api import base_of, private
 from tests.strategies.foreign import world
-from tests.strategies.foreign.world import Case, asked, play, reply
+from tests.strategies.foreign.world import Case, TreeProxy, as_record, asked, booster, grown_in, play, reply
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.scripted import Spy, two_examples
-from tests.strategies.trees import TreeProxy, as_record, booster, grown_in
 
 OTHER_NAME = ArrayRecord({"trees": Array(np.zeros(3, dtype=np.uint8))})
 GARBAGE = ArrayRecord({"0": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"garbage")})

@@ -20,7 +20,10 @@ from tests.strategies.foreign.world import (
     CLIENTS,
     Case,
     Outcome,
+    TreeProxy,
+    as_record,
     asked,
+    booster,
     content_of,
     legacy_honest,
     play,
@@ -29,7 +32,6 @@ from tests.strategies.foreign.world import (
 )
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial, model
 from tests.strategies.message.helpers import named
-from tests.strategies.trees import TreeProxy, as_record, booster
 
 AROUND: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DPFedAvgAdaptive": ((CLIENTS,), {"noise_multiplier": 0.1}),
