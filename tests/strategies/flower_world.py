@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
-from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
+from flwr.common import EvaluateIns, EvaluateRes, GetPropertiesIns, GetPropertiesRes
 from flwr.common import ndarrays_to_parameters as encoded
 
 from fedsel_flwr.selectors import create
@@ -28,15 +28,12 @@ class WorldProxy(FakeProxy):
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         return GetPropertiesRes(OK, world.facts(self.number))
 
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        assert group_id is not None
+    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
         if not world.answers(self.number):
             raise TypeError("the battery is empty")
-        (model,) = parameters_to_ndarrays(ins.parameters)
-        trained = world.train(model, np.array([self.number]))[0]
-        metrics = world.metrics(self.number, group_id)
-        metrics |= world.asked(self.number, model, str(ins.config.get("needs", "")))
-        return FitRes(OK, encoded([trained]), world.num_examples(self.number), metrics)
+        trained = world.train(arrays[0], np.array([self.number]))
+        asked = world.asked(self.number, arrays[0], str(config.get("needs", "")))
+        return [*trained], world.num_examples(self.number), world.metrics(self.number, server_round) | asked
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         (model,) = parameters_to_ndarrays(ins.parameters)

@@ -131,15 +131,19 @@ class FakeProxy(ClientProxy):
         self.fits.append(ins)
         self.fit_rounds.append(group_id)
         time.sleep(self.delay)
-        latency = self.latency(group_id) if callable(self.latency) else self.latency
-        arrays = update(self.number, parameters_to_ndarrays(ins.parameters), group_id)
-        metrics: dict[str, Any] = {"latency_s": latency, "energy_j": self.energy, **self.extra}
-        if self.client_id is not ABSENT:
-            metrics["client_id"] = self.client_id
-        answer = Answer(self, ndarrays_to_parameters(arrays), metrics, self.num_examples)
+        arrays, examples, metrics = self.trained(parameters_to_ndarrays(ins.parameters), dict(ins.config), group_id)
+        answer = Answer(self, ndarrays_to_parameters(arrays), metrics, examples)
         if self.fault is not None:
             FAULTS[self.fault](answer, timeout)
         return FitRes(answer.status, answer.parameters, answer.num_examples, answer.metrics)
+
+    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+        """What it makes of a model: arrays, number of examples and metrics."""
+        latency = self.latency(server_round) if callable(self.latency) else self.latency
+        metrics = {"latency_s": latency, "energy_j": self.energy, **self.extra}
+        if self.client_id is not ABSENT:
+            metrics["client_id"] = self.client_id
+        return update(self.number, arrays, server_round), self.num_examples, metrics
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         self.evaluations.append(group_id or 0)

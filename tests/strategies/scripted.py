@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndarrays_to_parameters
+from flwr.common import GetPropertiesIns, GetPropertiesRes
 
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.strategies import Validation
 from tests.strategies.either_api import Server, selection
-from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
+from tests.strategies.helpers import OK, FakeProxy
 
 MAX_LATENCY = 9.0
 Script = Callable[[int, int, Any], Any]
@@ -71,12 +71,9 @@ class Scripted(FakeProxy):
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         return GetPropertiesRes(OK, {"client_id": self.number, **self.facts(self.number)})
 
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        assert group_id is not None
-        (received,) = parameters_to_ndarrays(ins.parameters)
-        model = np.array(self.script(self.number, group_id, received), dtype=np.float64)
-        metrics = {"latency_s": 1.0, **self.report(self.number, group_id)}
-        return FitRes(OK, ndarrays_to_parameters([model]), 10, metrics)
+    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+        model = np.array(self.script(self.number, server_round, *arrays), dtype=np.float64)
+        return [model], 10, {"latency_s": 1.0, **self.report(self.number, server_round)}
 
 
 class Counted:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.strategy import Strategy as LegacyBase
 from flwr.serverapp.strategy import Strategy as MessageBase
@@ -336,14 +336,12 @@ class Proxy(FakeProxy):
         self.received: list[Any] = []
         self.questions: list[Any] = []
 
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        assert group_id is not None
-        arrays = parameters_to_ndarrays(ins.parameters)
-        self.received.append((plain(arrays), dict(ins.config)))
-        new, examples, metrics = self.train(self.number, arrays, dict(ins.config), group_id)
+    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+        self.received.append((plain(arrays), config))
+        new, examples, metrics = self.train(self.number, arrays, config, server_round)
         if self.clock == "server":
             metrics.pop("latency_s", None)
-        return FitRes(OK, ndarrays_to_parameters(new), examples, metrics)
+        return new, examples, metrics
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         arrays = parameters_to_ndarrays(ins.parameters)
@@ -440,18 +438,14 @@ def booster(number: int, server_round: int) -> bytes:
     return json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
 
 
-def grown(model: bytes) -> list[list[float]]:
-    """The weights of a model's trees, in order."""
+def grown_in(outcome: Outcome) -> list[list[float]]:
+    """The weights of the trees of a run's last model, in order."""
+    if outcome.models:
+        model = outcome.models[-1][0]
+    else:
+        model = np.load(io.BytesIO(outcome.returned["arrays"]["0"][2])).tobytes()
     trees = json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]
     return [tree["base_weights"] for tree in trees]
-
-
-def grown_in(outcome: Outcome) -> list[list[float]]:
-    """The same of the last model of a run."""
-    if outcome.models:
-        return grown(outcome.models[-1][0])
-    _, _, data = outcome.returned["arrays"]["0"]
-    return grown(np.load(io.BytesIO(data)).tobytes())
 
 
 class TreeProxy(FakeProxy):
