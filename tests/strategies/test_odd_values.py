@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,32 +192,23 @@ class Evaluator(FakeProxy):
         return EvaluateRes(OK, 0.25, self.examples, {"acc": 0.5})
 
 
-def _evaluating(api: str, cls: Any) -> Any:
-    """A base of this class whose clients evaluate, and that keeps the number of the replies."""
-
-    class Evaluating(cls):  # type: ignore[misc]
-        evaluated: ClassVar[list[tuple[int, int]]] = []
-
-        def aggregate_evaluate(self, server_round: int, results: Any, failures: Any = ()) -> Any:
-            usable = [one for one in results if api == "legacy" or one.has_content()]
-            self.evaluated.append((len(usable), len(failures) + len(results) - len(usable)))
-            return (0.25, {}) if api == "legacy" else MetricRecord({"loss": 0.25})
-
-    base = Evaluating()
-    base.fraction_evaluate = 1.0
-    base.evaluated.clear()
-    return base
-
-
 @pytest.mark.parametrize(("examples", "counts"), [([0, 0, 0], (3, 0)), ([7, 7, 0], (2, 1)), ([0, 0, 7], (3, 0))])
 def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_it(
     api: str, examples: list[int], counts: tuple[int, int]
 ) -> None:
-    base, clients = _evaluating(api, RECORDING[api]), [Evaluator(f"n{k}", k, number=k) for k in range(3)]
+    evaluated: list[tuple[int, int]] = []
+
+    class Evaluating(RECORDING[api]):  # type: ignore[misc]
+        def aggregate_evaluate(self, server_round: int, results: Any, failures: Any = ()) -> Any:
+            usable = [one for one in results if api == "legacy" or one.has_content()]
+            evaluated.append((len(usable), len(failures) + len(results) - len(usable)))
+            return (0.25, {}) if api == "legacy" else MetricRecord({"loss": 0.25})
+
+    clients = [Evaluator(f"n{k}", k, number=k) for k in range(3)]
     for one, number in zip(clients, examples, strict=True):
         one.examples = number
-    Server(api, selection(api, 3, base), clients).play(1)
-    assert base.evaluated == [counts]
+    Server(api, selection(api, 3, Evaluating(fraction_evaluate=1.0)), clients).play(1)
+    assert evaluated == [counts]
 
 
 def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
