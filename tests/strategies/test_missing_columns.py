@@ -242,8 +242,7 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
 
 
 def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api: str, caplog: Any) -> None:
-    proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(13)]
-    server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), proxies)
+    server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), fleet(13))
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
         server.play(2)
     lines = [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr"]
