@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsel_flwr.selectors import RoundReport
+
 TOLERANCE = 1e-9
 
 
@@ -258,9 +260,7 @@ def misplaced(scores: Mapping[int, float], chosen: Sequence[int], m: int) -> str
     return ""
 
 
-def follow(
-    selector: Any, oracle: Judge, make_report: Any, *, world: World, rounds: int, seed: int, forget_every: int = 0
-) -> list[str]:
+def follow(selector: Any, oracle: Judge, *, world: World, rounds: int, seed: int, forget_every: int = 0) -> list[str]:
     """Let the oracle judge every round and update of a selector; returns what it faults.
 
     Now and then a client is forgotten and comes again.
@@ -287,7 +287,7 @@ def follow(
         completed = rng.random(len(clients)) >= world.failure
         latency = np.where(completed, world.latency(len(clients), rng), oracle.max_latency)
         columns = oracle.columns(clients, completed, t, rng)
-        report = make_report(clients=clients, completed=completed, latency=latency, **columns)
+        report = RoundReport(clients=clients, completed=completed, latency=latency, **columns)
         selector.observe(report)
         oracle.observe(report)
         oracle.state = selector.state_dict()

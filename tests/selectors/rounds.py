@@ -6,20 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.selectors import RoundReport
 
 
 def report(
-    chosen: Iterable[int], seconds: float | Mapping[int, float] = 1.0, *, failed: Iterable[int] = (),
+    chosen: Iterable[int], seconds: npt.ArrayLike | Mapping[int, float] = 1.0, *, failed: Iterable[int] = (),
     late: float = 60.0, **columns: Any,
 ) -> RoundReport:  # fmt: skip
     """Make a round's report; columns are numbers by client (NaN for clients they lack), or arrays, or one number.
 
-    A client in ``failed``, or not in ``seconds``, fails; without seconds it takes ``late``.
+    So are seconds. A client in ``failed``, or not in ``seconds``, fails; without seconds it takes ``late``.
     """
     clients = np.asarray(chosen, dtype=np.int64)
-    taken = seconds if isinstance(seconds, Mapping) else dict.fromkeys(clients.tolist(), seconds)
+    taken = seconds
+    if not isinstance(taken, Mapping):
+        taken = dict(zip(clients.tolist(), np.broadcast_to(taken, clients.shape).tolist(), strict=True))
     told = {
         name: np.array([value.get(k, np.nan) for k in clients.tolist()]) if isinstance(value, Mapping) else value
         for name, value in columns.items()

@@ -74,21 +74,6 @@ def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: 
         build(name, **{parameter: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        ("pczfl", "accuracy"), ("pczfl", "energy_score"), ("gpfl", "projection"), ("gpfl", "global_accuracy"),
-        ("gpfl", "global_loss"), ("fedcm-ucb", "kept"), ("fedcm-ts", "kept"),
-    ],
-)  # fmt: skip
-def test_a_report_without_a_needed_column_is_refused_by_its_name(name: str, column: str) -> None:
-    selector = build(name)
-    chosen = selector.select(np.arange(2))
-    given = {one: 0.5 if one.startswith("global") else {0: 0.5, 1: 0.5} for one in selector.needs - {"latency", column}}
-    with pytest.raises(ParameterError, match=column):
-        selector.observe(report(chosen, **given))
-
-
 @pytest.mark.parametrize("name", sorted(WRONG.keys() | {"fedcm-ts", "fedcm-ucb"}))
 def test_ties_are_broken_at_random(name: str) -> None:
     """Four equal clients, one of them next: each 50 times in 200 seeds (4.5 sd = 28)."""

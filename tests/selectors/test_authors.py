@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, Pisces, PowerOfChoice, RoundReport, active_fl, oort
+from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, Pisces, PowerOfChoice, active_fl, oort
 from fedsel_flwr.selectors._draws import top
 from tests.golden.authors import recipe
 from tests.golden.authors.recipe import Floats, Ints
+from tests.selectors.rounds import report
 
 TIE = 1e-6
 """DivFL takes sums that differ by this part for equal."""
@@ -35,12 +36,6 @@ def ints(text: str) -> Ints:
 
 def floats(text: str) -> Floats:
     return np.array(text.split(), dtype=np.float64)
-
-
-def report_of(clients: Ints, latency: Floats | float = 1.0, **columns: Floats) -> RoundReport:
-    """A report of a round in which everybody answered."""
-    completed = np.ones(len(clients), dtype=np.bool_)
-    return RoundReport(clients=clients, completed=completed, latency=np.broadcast_to(latency, clients.shape), **columns)
 
 
 class Draws:
@@ -85,7 +80,7 @@ def oort_of(fleet: recipe.OortFleet) -> Oort:
     sizes, durations, _ = fleet.clients_of()
     selector.inform(np.arange(fleet.clients), num_examples=sizes)
     everybody = selector.select(np.arange(fleet.clients))
-    selector.observe(report_of(everybody, durations, rms_loss=fleet.losses(1)))
+    selector.observe(report(everybody, durations, rms_loss=fleet.losses(1)))
     return selector
 
 
@@ -103,7 +98,7 @@ def test_oort(name: str, of: int, monkeypatch: pytest.MonkeyPatch) -> None:
             if row["odds"]:
                 apart.append(np.abs(draws.odds(theirs) / floats(row["odds"]) - 1.0).max())
             # both continue with their choice
-            selector.observe(report_of(theirs, durations[theirs], rms_loss=fleet.losses(number)[theirs]))
+            selector.observe(report(theirs, durations[theirs], rms_loss=fleet.losses(number)[theirs]))
     print(f"{name}: {equal} of {of} sets equal, odds to {max(apart):.1e}")
     assert next(rows, None) is None
     assert equal == of
@@ -209,7 +204,7 @@ def test_pisces() -> None:
             exploiting += exploited.size > 0
             theirs = np.concatenate([exploited, new])  # both continue with their choice
             losses, staleness = fleet.losses(number), fleet.staleness(number)
-            selector.observe(report_of(theirs, rms_loss=losses[theirs], staleness=staleness[theirs]))
+            selector.observe(report(theirs, rms_loss=losses[theirs], staleness=staleness[theirs]))
     assert next(rows, None) is None
     print(f"pisces: {equal} of 1200 sets of exploited clients equal")
     assert equal == 1200
@@ -238,7 +233,7 @@ def divfl_rounds(fleet: recipe.GradientFleet) -> Generator[tuple[Floats, Ints], 
     for number in range(1, fleet.rounds + 1):
         theirs = yield gradients, selector.select(everybody)
         gradients[theirs] = fleet.next(number, gradients[theirs])
-        selector.observe(report_of(theirs, gradient=gradients[theirs]))
+        selector.observe(report(theirs, gradient=gradients[theirs]))
 
 
 def test_divfl() -> None:

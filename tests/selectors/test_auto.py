@@ -79,7 +79,7 @@ def test_every_choice_maximizes(name: str, grid: tuple[float, ...], seed: int) -
     selector: Any = create(name, clients_per_round=2, seed=seed, **AUTO[name], **more)
     bsfl = AutoBSFLOracle(2, 3.0, min_latency=math.inf, alpha=0.5, beta=1)
     oracle: Any = bsfl if name == "bsfl" else AutoCSUCBOracle(2, 3.0)
-    assert follow(selector, oracle, RoundReport, world=world, rounds=100, seed=3000 + seed) == []
+    assert follow(selector, oracle, world=world, rounds=100, seed=3000 + seed) == []
     assert oracle.decided > 50
     if name == "bsfl":
         assert selector.min_latency_now == pytest.approx(oracle.shortest(100), rel=1e-12)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import BSFL, RoundReport
+from fedsel_flwr.selectors import BSFL
 from tests.selectors.oracles import BSFLOracle, World, follow
 from tests.selectors.rounds import play, report
 
@@ -94,5 +94,5 @@ def test_every_choice_maximizes(num_clients: int, m: int, seed: int, beta: int, 
         oracle.inform(range(num_clients))
     newcomers = {} if weighted and not inform else {0: 40, num_clients - 1: 90}
     world = World(num_clients=num_clients, newcomers=newcomers, grid=(0.04, 0.1, 0.2, 1.0) if inform else ())
-    assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=2000 + seed) == []
+    assert follow(selector, oracle, world=world, rounds=ROUNDS, seed=2000 + seed) == []
     assert oracle.decided > ROUNDS / 2

@@ -16,13 +16,7 @@ from fedsel_flwr.report import aggregate
 from fedsel_flwr.report.tables import latex_table, render_table
 from fedsel_flwr.selectors import Random, RoundReport, Selector, create
 from fedsel_flwr.simulations import compare, load_scenario
-
-
-def report(completed: list[bool], **columns: Any) -> RoundReport:
-    """Report clients 0, 1, ..."""
-    clients = np.arange(len(completed))
-    return RoundReport(clients=clients, completed=completed, latency=np.ones(len(completed)), **columns)
-
+from tests.selectors.rounds import play, report
 
 # ---- when the class is made -----------------------------------------------------------------------------------------
 
@@ -87,7 +81,7 @@ def test_the_needs_of_an_object_are_checked_in_observe() -> None:
     for needs, said in (("latancy", r"Random\.needs names 'latancy'"), ("loss", "needs the report column 'loss'")):
         selector.needs = frozenset({needs})  # type: ignore[misc]
         with pytest.raises(ParameterError, match=said):
-            selector.observe(report([True]))
+            selector.observe(report([0]))
 
 
 class Needy(Random):
@@ -115,12 +109,12 @@ def test_a_completed_client_may_lack_only_what_clients_report(lacking: str | Non
     selector = Needy(clients_per_round=3)
     selector.select(np.arange(3))
     if lacking is None:
-        selector.observe(report([True, True, False], **columns))
+        selector.observe(report(range(3), failed=[2], **columns))
         assert np.isnan(selector.seen.loss[1])  # type: ignore[index]
         return
     columns[lacking][1] = row
     with pytest.raises(ParameterError, match=f"column '{lacking}' must be finite for completed clients"):
-        selector.observe(report([True, True, False], **columns))
+        selector.observe(report(range(3), failed=[2], **columns))
 
 
 # ---- what _select may return ----------------------------------------------------------------------------------------
@@ -182,7 +176,7 @@ def test_an_error_in_an_authors_method_says_how_state_is_declared(where: str, fa
     with pytest.raises(cause) as raised:  # noqa: PT012
         selector.inform(np.arange(3))
         selector.probe(np.arange(3))
-        selector.observe(report([True] * len(selector.select(np.arange(3)))))
+        play(selector, range(3))
     (note,) = raised.value.__notes__
     assert "If Undeclared did not declare this state" in note
     assert "client_state = {'_name': 0.0}" in note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import CSUCB, RoundReport
+from fedsel_flwr.selectors import CSUCB
 from tests.selectors.oracles import CSUCBOracle, World, follow
 from tests.selectors.rounds import play
 
@@ -57,7 +57,7 @@ def test_every_choice_maximizes(world: str, inform: bool, num_clients: int, m: i
         selector.inform(np.arange(num_clients))
         oracle.inform(range(num_clients))
     fleet = World(num_clients=num_clients, **WORLDS[world])
-    assert follow(selector, oracle, RoundReport, world=fleet, rounds=ROUNDS, seed=1000 + num_clients) == []
+    assert follow(selector, oracle, world=fleet, rounds=ROUNDS, seed=1000 + num_clients) == []
     assert oracle.decided > ROUNDS / 2
 
 

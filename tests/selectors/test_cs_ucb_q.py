@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import CSUCBQ, RoundReport, create
+from fedsel_flwr.selectors import CSUCBQ, create
 from tests.selectors.oracles import CSUCBOracle, World, follow
 from tests.selectors.rounds import play
 
@@ -131,7 +131,7 @@ def test_every_choice_maximizes(inform: bool, seed: int, queue_weight: float) ->
         selector.inform(np.arange(6))
         oracle.inform(range(6))
     world = World(num_clients=6, newcomers={0: 40, 5: 90}, grid=(0.1, 0.9, 1.0) if inform else ())
-    assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=3000 + seed) == []
+    assert follow(selector, oracle, world=world, rounds=ROUNDS, seed=3000 + seed) == []
     assert oracle.decided > ROUNDS / 2 or queue_weight == 0  # yhat alone is cut at 1 for many rounds: all tie
 
 
@@ -142,7 +142,7 @@ def test_every_choice_maximizes_with_fairness_from_sizes(seed: int, queue_weight
     settings = {"queue_weight": queue_weight, "fairness_scale": 0.6}
     oracle = CSUCBQOracle(2, 1.0, sizes=sizes, **settings)
     world = World(num_clients=6, newcomers={0: 40, 5: 90})
-    assert follow(build(**settings, seed=seed), oracle, RoundReport, world=world, rounds=250, seed=4000 + seed) == []
+    assert follow(build(**settings, seed=seed), oracle, world=world, rounds=250, seed=4000 + seed) == []
     assert oracle.decided > 125
 
 
@@ -151,7 +151,7 @@ def test_defaults_are_the_documented_ones() -> None:
     selector, oracle = build(seed=3), CSUCBQOracle(2, 1.0, queue_weight=0.01)
     selector.inform(np.arange(5))
     oracle.inform(range(5))
-    assert follow(selector, oracle, RoundReport, world=World(num_clients=5), rounds=250, seed=5) == []
+    assert follow(selector, oracle, world=World(num_clients=5), rounds=250, seed=5) == []
     assert oracle.decided > 125
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import create
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import frequencies, p_value
 from tests.selectors.oracles import TOLERANCE, Judge, World, follow, misplaced
@@ -194,7 +194,7 @@ def test_the_oracle_finds_no_fault(seed: int, name: str, inform: bool) -> None:
     if inform:
         selector.inform(np.arange(6))
     world = World(num_clients=6, newcomers={0: 20, 5: 60})
-    assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed, forget_every=35) == []
+    assert follow(selector, oracle, world=world, rounds=ROUNDS, seed=seed, forget_every=35) == []
     assert oracle.decided > ROUNDS / 2
 
 

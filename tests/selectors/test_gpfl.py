@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import create
 from tests.selectors import rounds
 from tests.selectors.oracles import TOLERANCE, Judge, World, follow, misplaced
 
@@ -215,7 +215,7 @@ def test_every_choice_has_the_largest_scores(own: dict[str, float], spread: floa
     """
     oracle = GPFLOracle(3, 200, loss_sign=loss_sign, spread=spread, **own)
     selector = build(loss_sign=loss_sign, total_rounds=200, seed=seed, **own)
-    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=100, seed=seed, forget_every=30) == []
+    assert follow(selector, oracle, world=WORLD, rounds=100, seed=seed, forget_every=30) == []
     assert oracle.decided > 100 / 3
 
 
@@ -223,5 +223,5 @@ def test_every_choice_has_the_largest_scores(own: dict[str, float], spread: floa
 def test_unobserved_rounds(seed: int) -> None:
     """Nobody available, or no report: the rewards that stand are followed throughout."""
     oracle, world = GPFLOracle(3, ROUNDS), Crowd(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.25)
-    assert follow(build(seed=seed), oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed) == []
+    assert follow(build(seed=seed), oracle, world=world, rounds=ROUNDS, seed=seed) == []
     assert oracle.decided > ROUNDS / 2

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.clients.answering import SKETCH_BITS
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.nccb import cluster
+from tests.selectors.rounds import report
 
 Hash = tuple[int, ...]
 
@@ -85,12 +86,9 @@ build = partial(create, clients_per_round=1, seed=0)
 
 def play(selector: Any, chosen: Any, accuracy: Any, energy: Any) -> None:
     """Report a round; an accuracy of NaN is a failure."""
-    accuracy = np.asarray(accuracy, dtype=np.float64)
-    completed = ~np.isnan(accuracy)
-    selector.observe(
-        RoundReport(clients=chosen, completed=completed, latency=np.ones(len(chosen)), accuracy=accuracy,
-                    energy_score=np.where(completed, energy, np.nan))
-    )  # fmt: skip
+    failed = np.isnan(accuracy)
+    energy = np.where(failed, np.nan, energy)
+    selector.observe(report(chosen, failed=chosen[failed], accuracy=np.array(accuracy), energy_score=energy))
 
 
 HASHES = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1]], dtype=np.float64)

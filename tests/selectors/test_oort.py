@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.oort import Oort
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
@@ -286,6 +285,6 @@ def test_choices_are_among_the_candidates(seed: int, score_range: str, constants
     if own:
         oracle.step, oracle.delta, oracle.cut_off = own.values()
     world = World(num_clients=12, newcomers={0: 20, 5: 60})
-    assert follow(selector, oracle, RoundReport, world=world, rounds=120, seed=seed) == []
+    assert follow(selector, oracle, world=world, rounds=120, seed=seed) == []
     assert oracle.decided > 40
     assert not own or oracle.threshold(120) != 10.0

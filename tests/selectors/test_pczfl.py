@@ -353,7 +353,7 @@ def test_every_choice_is_the_front(uncertainty: float, seed: int, energy_noise: 
     """
     oracle = PCZFLOracle(uncertainty, energy_noise=energy_noise)
     selector = build(uncertainty=uncertainty, seed=seed)
-    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
+    assert follow(selector, oracle, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8  # zoomed three times, one inside the other
     assert oracle.decided > ROUNDS / 2
     assert oracle.shared > ROUNDS / 10
@@ -368,6 +368,6 @@ def test_warmup_takes_everyone_and_a_cap_drops_clients_of_the_front(
     """In the warm-up every relevant ball is updated and zoomed as usual; then only balls with a surviving client."""
     settings = {"warmup_rounds": warmup_rounds, "clients_per_round": cap}
     oracle, selector = PCZFLOracle(0.02, **settings), build(**settings, seed=seed)
-    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed) == []
+    assert follow(selector, oracle, world=WORLD, rounds=ROUNDS, seed=seed) == []
     assert oracle.decided > (ROUNDS - warmup_rounds) / 2
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8

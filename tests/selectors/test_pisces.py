@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.pisces import Pisces
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import Chances, frequencies, p_value
@@ -179,7 +178,7 @@ def test_choices_are_those_of_a_recount(seed: int, epsilon: float) -> None:
     selector = build(clients_per_round=3, exploration=epsilon, exploration_min=epsilon, seed=seed)
     oracle = PiscesOracle(3, sizes)
     world = World(num_clients=12, newcomers={0: 20, 5: 60}, failure=0.3)
-    assert follow(selector, oracle, RoundReport, world=world, rounds=200, seed=seed, forget_every=25) == []
+    assert follow(selector, oracle, world=world, rounds=200, seed=seed, forget_every=25) == []
     assert oracle.decided > 100
     assert oracle.lasts > 20
 

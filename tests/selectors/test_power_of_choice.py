@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors._draws import draw
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
@@ -198,8 +198,7 @@ def test_every_choice_of_rpow_d_has_the_largest_losses(seed: int) -> None:
         decided += len(set(worths.values())) > 3
         losses = np.where(rng.random(chosen.size) < 0.3, np.nan, rng.exponential(size=chosen.size))
         plays += [(number, k, loss) for k, loss in zip(chosen.tolist(), losses.tolist(), strict=True)]
-        selector.observe(RoundReport(clients=chosen, completed=~np.isnan(losses), latency=np.ones(chosen.size),
-                                     train_loss=losses))  # fmt: skip
+        selector.observe(rounds.report(chosen, failed=chosen[np.isnan(losses)], train_loss=losses))
     assert decided > 100
 
 

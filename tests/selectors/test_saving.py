@@ -10,6 +10,7 @@ import pytest
 
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors import Random, RoundReport
+from tests.selectors.rounds import report
 
 
 class Keeper(Random):
@@ -48,7 +49,7 @@ def played(rounds: int = 3, seed: int = 1) -> Keeper:
     selector = Keeper(seed=seed)
     for t in range(rounds):
         chosen = selector.select(np.arange(5))
-        selector.observe(RoundReport(clients=chosen, completed=[True, False], latency=[1.0 + t, 2.0]))
+        selector.observe(report(chosen, [1.0 + t, 2.0], failed=chosen[1:]))
     return selector
 
 
@@ -131,20 +132,6 @@ def test_a_refusal_says_what_was_expected(key: str, value: Any, said: str) -> No
     with pytest.raises(StateError) as refused:
         played().load_state_dict(played().state_dict() | {key: value})
     assert str(refused.value).startswith(f"state {key!r} {said}")
-
-
-def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:
-    """NaN and infinities are refused only where a newcomer has a number."""
-
-    class Unknown(Random):
-        """Does not know yet."""
-
-        client_state: ClassVar[dict[str, Any]] = {"_loss": np.nan}
-
-    selector, other = Unknown(clients_per_round=1), Unknown(clients_per_round=1)
-    selector.inform(np.arange(2))
-    other.load_state_dict(selector.state_dict())
-    np.testing.assert_array_equal(other.state_dict()["loss"], [np.nan, np.nan])
 
 
 def test_forget_resets_rows_of_any_shape_and_no_others() -> None:

@@ -1,14 +1,9 @@
-"""TiFL against rounds worked by hand and the chances of its cohorts by enumeration.
-
-The oracle draws nothing: for a state of affairs (profiles, accuracies, credits) it says what may be drawn how often, as
-Algorithm 2 of Chai et al. (2020) reads.
-"""
+"""TiFL (Chai et al., 2020) against rounds worked by hand and the chances of its cohorts by enumeration."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,24 +14,6 @@ from fedsel_flwr.selectors.tifl import TiFL
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, p_value
 from tests.selectors.rounds import frozen
-
-
-def tiers_of(profiles: Mapping[int, float], count: int) -> list[list[int]]:
-    """Clients by latency in parts of equal number, the first ones larger by one where it does not divide."""
-    order = sorted(profiles, key=lambda client: (profiles[client], client))
-    size, larger = divmod(len(order), count)
-    tiers, start = [], 0
-    for number in range(count):
-        end = start + size + (number < larger)
-        tiers.append(order[start:end])
-        start = end
-    return tiers
-
-
-def chances_by_accuracy(tiers: Sequence[Sequence[int]], accuracy: Mapping[int, Fraction]) -> list[Fraction]:
-    """In proportion to 1 - A_t, A_t the mean over the tier's clients."""
-    wrong = [1 - sum((accuracy[client] for client in tier), Fraction(0)) / len(tier) for tier in tiers]
-    return [each / sum(wrong) for each in wrong]
 
 
 def cohorts(tiers: Sequence[Sequence[int]], chances: Sequence[float], credits: Sequence[int] | None, m: int) -> Chances:
@@ -88,7 +65,6 @@ def test_the_tiers_by_hand(m: int, available: Sequence[int]) -> None:
 
     With m = 3 the third client comes from the other tiers, uniformly.
     """
-    assert [sorted(tier) for tier in tiers_of(SECONDS, 3)] == [sorted(tier) for tier in TIERS]
     selector = profiled(SECONDS)
     selector.clients_per_round = m
     here = [tier for tier in TIERS if set(tier) <= set(available)]
@@ -130,16 +106,18 @@ def test_chances_and_credits_by_hand() -> None:
 
 @pytest.mark.parametrize("credits", [None, (3, 1, 1), (1, 2, 1)])
 def test_the_cohorts_follow_chances_and_credits(credits: tuple[int, ...] | None) -> None:
-    """After the change of chances; where a tier's credits are spent, the others share its chance."""
+    """After the change of chances; where a tier's credits are spent, the others share its chance.
+
+    Mean accuracies .875, .375 and .25: chances in proportion to .125, .625 and .75, as 1, 5 and 6.
+    """
     accuracy = {1: 0.75, 3: 1.0, 0: 0.5, 5: 0.25, 4: 0.0, 2: 0.5}
-    exact = {k: Fraction(value) for k, value in accuracy.items()}
     selector = profiled(SECONDS, interval=4, credits=credits)
     play(selector, range(6), SECONDS)
     for _ in range(5, 10):
         play(selector, range(6), SECONDS, accuracy)  # the same before rounds 5 and 9: no tier has risen
     left = None if credits is None else selector.state_dict()["credits"].tolist()
     left = list(credits) if credits is not None and not any(left or []) else left
-    expected = cohorts(TIERS, [float(x) for x in chances_by_accuracy(TIERS, exact)], left, 2)
+    expected = cohorts(TIERS, [1 / 12, 5 / 12, 6 / 12], left, 2)
     assert p_value(frequencies(frozen(selector, range(6)), 500), expected) > 1e-3
 
 

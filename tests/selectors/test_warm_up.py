@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, Selector, create, names
+from fedsel_flwr.selectors import Selector, create, names
 from fedsel_flwr.selectors.registry import example
-from fedsel_flwr.testing import check_stateful, play, report_for
+from fedsel_flwr.testing import check_stateful, play
+from tests.selectors.rounds import report
 
 FLEET, WARMUP = 6, 3
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,12 +29,6 @@ def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
     return selector
 
 
-def done(selector: Selector, chosen: Any, seconds: Any = None, **columns: Any) -> None:
-    """Report a round in which everybody answered, client k in k + 1 s."""
-    latency = chosen + 1.0 if seconds is None else seconds
-    selector.observe(RoundReport(clients=chosen, completed=np.full(chosen.size, True), latency=latency, **columns))
-
-
 def step(selector: Selector, columns: dict[str, Any] | None = None) -> list[int]:
     """A round in which client k takes k + 1 s; probes are answered with 0, 1, 2, ..."""
     everybody = np.arange(FLEET)
@@ -42,7 +37,7 @@ def step(selector: Selector, columns: dict[str, Any] | None = None) -> list[int]
     chosen = selector.select(everybody)
     told = {name: np.asarray(values)[chosen] for name, values in (columns or {}).items()}
     scalars = {"global_accuracy": 0.5, "global_loss": 1.0} if "global_loss" in selector.needs else {}
-    done(selector, chosen, **told, **scalars)
+    selector.observe(report(chosen, chosen + 1.0, **told, **scalars))
     return [int(k) for k in chosen]
 
 
@@ -56,7 +51,7 @@ def test_cs_ucb_has_had_its_opening() -> None:
         cohorts.add(tuple(step(selector)))
     assert cohorts == {(0, 1)}  # means .9 and .8 with one play each: the same radius (18)
     newcomers = warm("cs-ucb", rounds=1)
-    done(newcomers, newcomers.select(np.arange(4)))
+    newcomers.observe(report(newcomers.select(np.arange(4))))
     assert newcomers.select(np.arange(6)).tolist() == [4, 5]
 
 
@@ -118,7 +113,7 @@ def test_fedcor_s_own_warm_up_and_tifl_s_interval_come_after_it() -> None:
             chosen = selector.select(np.arange(FLEET))
             assert len(chosen) == (FLEET if number <= WARMUP else 2)
             if selector is tifl:
-                done(selector, chosen, chosen + number)
+                selector.observe(report(chosen, chosen + number))
                 assert number <= WARMUP or len(set(chosen // 3)) == 1
                 left = {WARMUP: [2, 2], WARMUP + 1: [1, 2]}.get(number)
                 assert left is None or sorted(selector.state_dict()["credits"].tolist()) == left
@@ -140,7 +135,7 @@ def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:
         selector.select(np.arange(FLEET))
         alone.select(np.arange(FLEET))
         assert selector._exploration_share() == alone._exploration_share() == 0.8 * 0.5 ** (number - 1)
-        done(selector, np.arange(2), np.ones(2), rms_loss=[1.0] * 2)
+        selector.observe(report([0, 1], rms_loss=[1.0] * 2))
         assert selector.state_dict()["percentile"] == (17.0 if number == 5 else 10.0)
 
 
@@ -165,17 +160,16 @@ def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
 )  # fmt: skip
 def test_who_is_asked_after_it(name: str, expected: list[tuple[int, int]]) -> None:
     """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
-    selector, asked = warm(name), []
-    everybody = np.arange(FLEET)
-    for number in range(1, WARMUP + 3):
-        world = np.random.default_rng(number)
-        if (question := selector.probe(everybody)) is not None:
-            asked.append((number, question.clients.size))
-            values = world.uniform(size=(question.clients.size, 4))
-            vectors = {"sketch": np.round(values), "gradient": values}
-            selector.inform(question.clients, **{key: vectors.get(key, values[:, 0]) for key in question.columns})
-        chosen = selector.select(everybody)
-        selector.observe(report_for(selector, chosen, np.full(chosen.size, True), world))
+    selector = warm(name)
+    probe, asked = selector.probe, []
+
+    def noted(available: Any) -> Any:
+        if (question := probe(available)) is not None:
+            asked.append((selector.round + 1, question.clients.size))
+        return question
+
+    vars(selector)["probe"] = noted
+    play(selector, range(WARMUP + 2), num_clients=FLEET, availability=1.0, completing=1.0)
     assert asked == expected
 
 
