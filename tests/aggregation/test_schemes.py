@@ -10,10 +10,9 @@ import pytest
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import Written, core_of, facts, play_round, reply
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import make
 from tests.strategies.flower_world import base, legacy_base, play
@@ -142,7 +141,6 @@ def _check_rounds(name: str, strategy: Any, models: list[world.Array], used: str
     return absent
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) -> None:
     """S^t is the usable models: failed clients (3, 7 and sometimes 5) are absent ones."""
@@ -150,7 +148,6 @@ def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) 
     assert _check_rounds(name, strategy, models, "completed") > 3
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
 def test_fedprox_through_a_strategy_is_the_plain_mean_over_the_multiset_drawn(api: str) -> None:
     """Table 1: clients drawn by p_k with replacement, each asked once, the mean over the draws that came back."""
     drawn: list[dict[int, int]] = []
@@ -192,8 +189,7 @@ def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:
     core = core_of(selector, averaging="fedavg-absent")
     everyone = [str(k) for k in range(5)]
     sizes = {n: 30 if i else 10 for i, n in enumerate(core.choose(everyone, [np.zeros(1)], Written(facts(*everyone))))}
-    replies = {n: Reply(arrays=[np.zeros(1)], num_examples=s, metrics={"latency_s": 1.0}) for n, s in sizes.items()}
-    scheme = core.collect(replies).averaging
+    scheme = core.collect({n: reply(arrays=[np.zeros(1)], num_examples=size) for n, size in sizes.items()}).averaging
     assert scheme is not None
     assert (scheme.old, scheme.new) == pytest.approx((0.6, 0.4))  # 40 of 5 * 20 examples
 
@@ -209,20 +205,15 @@ def test_an_evicted_clients_size_does_not_count_for_the_newcomer_in_its_row() ->
         "x": {"client_id": "a", "num_examples": 10}, "y": {"client_id": "b", "num_examples": 70},
         "z": {"client_id": "c"},
     })  # fmt: skip
-    reply = Reply(arrays=model, num_examples=10, metrics={"latency_s": 1.0})
+    answer = reply(arrays=model, num_examples=10)
     for connected in (["x", "y"], ["x"], ["x"], ["x"]):
-        chosen = core.choose(connected, model, transport)
-        outcome = core.collect(dict.fromkeys(chosen, reply))
-        core.finish()
-    assert outcome.averaging is not None
+        play_round(core, connected, answer, model=model, transport=transport)
     core.parts.registrar.note_sizes(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
-    core.choose(["x"], model, transport)
-    outcome = core.collect({"x": reply})
-    core.finish()
-    assert outcome.averaging is not None
-    assert outcome.averaging.new == pytest.approx(10 / 80)  # b is away, but still one of the clients
-    chosen = core.choose(["x", "z"], model, transport)
-    assert core.parts.roster.ids == ["a", "c"]
-    scheme = core.collect(dict.fromkeys(chosen, reply)).averaging
-    assert scheme is not None
-    assert scheme.new == pytest.approx(10 / 20)
+    # At first b is away, but still one of the clients.
+    for connected, ids, examples in ((["x"], ["a", "b"], 80), (["x", "z"], ["a", "c"], 20)):
+        chosen = core.choose(connected, model, transport)
+        assert core.parts.roster.ids == ids
+        scheme = core.collect(dict.fromkeys(chosen, answer)).averaging
+        core.finish()
+        assert scheme is not None
+        assert scheme.new == pytest.approx(10 / examples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
 from fedsel_flwr.selectors import create
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.strategies.scripted import Spy
 
-MODEL = [np.zeros((2, 2))]
 START, USUAL = 13.0, 0.25
 NODES = [f"n{k}" for k in range(6)]
 Took = Callable[[str, int], float | None]
@@ -134,9 +134,7 @@ def test_a_report_that_agrees_with_the_server_is_believed_at_once() -> None:
 @pytest.mark.parametrize(("clock", "observed"), [("virtual", 2.0), ("server", None)])
 def test_without_the_servers_time_there_is_no_first_time(clock: Any, observed: float | None) -> None:
     core = core_of(Spy(), clock=clock, identity="claim")
-    core.choose(["n0"], MODEL, Written(facts("n0")))
-    core.collect({"n0": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.5}, observed_s=observed)})
-    core.finish(MODEL)
+    play_round(core, ["n0"], replace(reply(1.5), observed_s=observed))
     assert [(row.latency_s, row.latency_source) for row in core.parts.history.clients] == [(1.5, "reported")]
     assert core.parts.cold_starts.state_dict()["timed"].tolist() == []
 

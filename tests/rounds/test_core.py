@@ -10,28 +10,14 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering
 from fedsel_flwr.selectors import PCZFL, Probe, create
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.strategies.scripted import Spy, two_examples
 
-MODEL = [np.zeros((2, 2))]
 NODES = ["a", "b", "c"]
-
-
-def reply(**metrics: Any) -> Reply:
-    return Reply(arrays=MODEL, num_examples=10, metrics={"latency_s": 1.0, **metrics})
-
-
-def play(core: SelectionCore, rounds: int, nodes: list[str] = NODES, **metrics: Any) -> None:
-    for _ in range(rounds):
-        if chosen := core.choose(nodes, MODEL, Written(facts(*nodes))):
-            core.collect(dict.fromkeys(chosen, reply(**metrics)))
-            core.finish(MODEL)
 
 
 def test_a_round_is_collected_and_finished_once() -> None:
@@ -50,7 +36,7 @@ def test_a_round_is_collected_and_finished_once() -> None:
     with pytest.raises(RunError, match="finish was called before collect, or twice"):
         core.finish(MODEL)
     core.choose(NODES, MODEL, Written(facts(*NODES)))  # never collected: leaves nothing behind
-    play(core, 1)
+    play_round(core, NODES, reply())
     assert [(record.round, record.num_selected) for record in core.parts.history.rounds] == [(1, 2), (3, 2)]
 
 
@@ -172,7 +158,8 @@ def test_availability_is_asked_once_per_client_and_round() -> None:
         return client_id != "b"
 
     core = core_of(create("local-accuracy", clients_per_round=2), availability=there)
-    play(core, 3)
+    for _ in range(3):
+        play_round(core, NODES, reply())
     assert asked == Counter({(node, number): 1 for node in NODES for number in (1, 2, 3)})
     assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
 
@@ -195,12 +182,13 @@ class Trace:
 def test_availability_may_be_asked_for_everybody_at_once() -> None:
     trace = Trace()
     core = core_of(create("random", clients_per_round=3, seed=0), availability=trace)
-    play(core, 2)
+    for _ in range(2):
+        play_round(core, NODES, reply())
     assert trace.calls == [(["a", "b", "c"], 1, 0.0), (["a", "b", "c"], 2, 1.0)]
     assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
     trace.answer = [True]
     with pytest.raises(RunError, match=r"a boolean for each of 3 clients, got shape \(1,\)"):
-        play(core, 1)
+        play_round(core, NODES)
 
 
 def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> None:
@@ -210,9 +198,7 @@ def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> No
     core = core_of(selector, validation=two_examples(), roster=roster, cooldown=False)
     everyone = Written(facts("a", "b", "c", energy_score=0.5))
     for connected, model in ((["a", "b"], None), (["a"], None), (["a"], None), (["a"], None), (["a", "c"], MODEL)):
-        core.choose(connected, model, everyone)
-        core.collect({})
-        core.finish()
+        play_round(core, connected, model=model, transport=everyone)
     assert core.parts.roster.ids == ["a", "c"]
     assert selector.state_dict()["accuracy"].tolist() == [0.5, 0.5]  # the initial model is right on one of two
 
@@ -223,9 +209,7 @@ def test_a_newcomer_in_an_evicted_row_starts_afresh_everywhere() -> None:
     core = core_of(create("round-robin", clients_per_round=2), cooldown=True, roster=roster)
     transport = Written(facts("a", "b", "c", num_examples=7))
     for connected in (["a", "b"], ["a"], ["a"], ["a"]):
-        chosen = core.choose(connected, MODEL, transport)
-        core.collect({node: reply() for node in chosen if node != "b"})
-        core.finish(MODEL)
+        play_round(core, connected, {"a": reply()}, transport=transport)
     assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 1]
     assert core.choose(["a", "c"], MODEL, transport) == roster.ids == ["a", "c"]
     assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 0]

@@ -17,24 +17,23 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import engine, load_scenario, simulate
 from fedsel_flwr.strategies import SelectionStrategy
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import core_of, play_round, reply
 from tests.simulations.inprocess import in_process
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
-MODEL = [np.zeros(3, dtype=np.float32)]
 FIELDS = ["round", "available", "selected", "completed", "kept", "late", "timeouts", "round_s", "simulated_s", "joules",
           "loss", "accuracy", "failures"]  # fmt: skip
 REPLIES = {
-    "good": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0, "energy_j": 2.0}),
+    "good": reply(energy_j=2.0),
     "no answer": Reply(error="no answer within 30 s"),
     "exception": Reply(error="exception: OSError: no battery"),
     "blank": Reply(error=" \n "),
-    "arrays": Reply(arrays=[np.full(3, np.nan)], num_examples=1, metrics={"latency_s": 1.0}),
-    "no arrays": Reply(num_examples=1, metrics={"latency_s": 1.0}),
-    "num_examples": Reply(arrays=MODEL, num_examples=-1, metrics={"latency_s": 1.0}),
-    "late": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 99.0, "energy_j": -1.0}),
+    "arrays": reply(arrays=[np.full((2, 2), np.nan)]),
+    "no arrays": reply(arrays=None),
+    "num_examples": reply(num_examples=-1),
+    "late": reply(99.0, energy_j=-1.0),
     "spare": Reply(error="late: enough others were there", spare=True),
-    "arrays and late": Reply(arrays=[], num_examples=1, metrics={"latency_s": 99.0}),
+    "arrays and late": reply(99.0, arrays=[]),
 }
 
 
@@ -42,9 +41,7 @@ def played(replies: list[Reply], **options: Any) -> Any:
     """A core after one round with these replies, from clients 00, 01, ..."""
     core = core_of(Random(clients_per_round=len(replies), seed=0), max_latency=10.0, **options)
     nodes = [f"{i:04d}" for i in range(len(replies))]
-    chosen = core.choose(nodes, MODEL, Written(facts(*nodes)))
-    core.collect(dict(zip(chosen, replies, strict=True)))
-    core.finish()
+    play_round(core, nodes, dict(zip(nodes, replies, strict=True)))
     return core
 
 

@@ -14,7 +14,7 @@ from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import Random, create
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import Written, core_of, facts, reply
 from tests.strategies.scripted import Spy
 
 NAMES = ["weight", "norm.running_var", "norm.num_batches_tracked"]
@@ -54,7 +54,7 @@ def step(core: SelectionCore, before: list[np.ndarray], answers: dict[str, Reply
 
 
 def of(arrays: list[np.ndarray], seconds: float, examples: int = 10) -> Reply:
-    return Reply(arrays=arrays, num_examples=examples, metrics={"latency_s": seconds})
+    return reply(seconds, arrays, examples)
 
 
 def rows(core: SelectionCore, number: int) -> list[tuple[str, int, float]]:

@@ -1,8 +1,7 @@
-"""Late updates and automatic deadlines: by hand, beside the authors' function, and against a walk through seconds."""
+"""Late updates and automatic deadlines: by hand, and against a walk through seconds."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,20 +16,9 @@ from fedsel_flwr.rounds.deadlines import Deadline, Deadlines, usual_time
 from fedsel_flwr.rounds.late import importance
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import Everyone
-from tests.golden.authors import recipe
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import Written, core_of, facts, play_round, reply
 from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import play_scripted
-
-
-def test_the_authors_function_gives_the_same_weights() -> None:
-    with (recipe.FOLDER / "refl.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    assert f"# inputs: sha256 {recipe.inputs(recipe.REFL)}" in (recipe.FOLDER / "refl.csv").read_text(encoding="utf-8")
-    assert len(rows) == len(recipe.REFL) == 80
-    for case, row in zip(recipe.REFL, rows, strict=True):
-        found = importance(case.fresh(), case.late(), case.staleness(), case.scale_coff)
-        assert found == pytest.approx([float(one) for one in row["weights"].split()], rel=1e-9)
 
 
 def test_without_updates_in_time_only_staleness_counts() -> None:
@@ -162,11 +150,9 @@ def test_courses_equal_the_walk(seed: int, clients: int, options: dict[str, Any]
         asked = core.choose(nodes, model, Written(facts(*nodes)))
         assert asked == [str(k) for k in walk.round()]
         if asked:
-            replies = {
-                str(k): Reply(num_examples=1, metrics={"latency_s": seconds[number][int(k)]},
-                              arrays=[model[0] + changes[number][int(k)]]) for k in asked
-            }  # fmt: skip
-            outcome = core.collect(replies)
+            outcome = core.collect({
+                k: reply(seconds[number][int(k)], [model[0] + changes[number][int(k)]]) for k in asked
+            })  # fmt: skip
             if outcome.enough:
                 weights, models = outcome.weights, [one[0] for one in outcome.models.as_list()]
                 model = [np.average(models, axis=0, weights=weights)]
@@ -186,10 +172,8 @@ def test_courses_equal_the_walk(seed: int, clients: int, options: dict[str, Any]
 
 
 def test_an_evicted_client_takes_its_late_update_along() -> None:
-    core, nodes, model = core_of(Everyone(), late="use", wait_for=1), ["0", "1"], [np.zeros(1)]
-    core.choose(nodes, model, Written(facts(*nodes)))
-    core.collect({k: Reply(num_examples=1, metrics={"latency_s": 1.0 + int(k)}, arrays=model) for k in nodes})
-    core.finish(model)
+    core = core_of(Everyone(), late="use", wait_for=1)
+    play_round(core, ["0", "1"], {"0": reply(1.0), "1": reply(2.0)})
     late = core.parts.late
     assert late is not None
     assert late.free(np.arange(2), 1.0).tolist() == [True, False]
@@ -219,14 +203,9 @@ def test_the_first_round_walks_through_its_answers(times: list[float], answers: 
 
 def _course_of(core: Any, seconds: list[dict[str, float | None]]) -> list[float]:
     """The deadlines of rounds in which everyone takes these seconds, or never answers."""
-    nodes, model = sorted(seconds[0]), [np.zeros(1)]
     for times in seconds:
-        asked = core.choose(nodes, model, Written(facts(*nodes)))
-        core.collect({
-            node: Reply(num_examples=1, metrics={"latency_s": took}, arrays=model) if (took := times[node]) is not None
-            else Reply(error="gone") for node in asked
-        })  # fmt: skip
-        core.finish(model)
+        replies = {node: Reply(error="gone") if took is None else reply(took) for node, took in times.items()}
+        play_round(core, sorted(times), replies)
     return [one.deadline_s for one in core.parts.history.rounds]
 
 

@@ -14,10 +14,9 @@ from fedsel_flwr.aggregation import Filter
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays, update_norm
-from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Random, create
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import Written, core_of, facts, reply
 from tests.strategies import numpy_world as world
 from tests.strategies.scripted import Spy
 
@@ -111,12 +110,10 @@ MODELS = [  # differences (2, 0, 0, 0), (0): norm 2; (0, 3, 0, 0), (4): norm 5; 
 def _collected(limit: float | None, *, stacked: bool) -> Any:
     core = core_of(Random(clients_per_round=4, seed=0), max_latency=5.0, max_update_norm=limit)
     nodes = core.choose(list("abcd"), GLOBAL, Written(facts(*"abcd")))
-    metrics = {"latency_s": 1.0}
     if stacked:
         stack = ModelStack([np.stack([model[i] for model in MODELS]) for i in range(3)])
-        return core.collect({node: Reply(num_examples=1, metrics=metrics) for node in nodes}, stack)
-    pairs = zip(nodes, MODELS, strict=True)
-    return core.collect({node: Reply(arrays=model, num_examples=1, metrics=metrics) for node, model in pairs})
+        return core.collect(dict.fromkeys(nodes, reply(arrays=None)), stack)
+    return core.collect({node: reply(arrays=model) for node, model in zip(nodes, MODELS, strict=True)})
 
 
 def test_the_norm_is_over_all_floating_point_arrays() -> None:
@@ -138,8 +135,7 @@ def test_a_client_cannot_hide_an_update_in_integers() -> None:
     """The global model decides which arrays count."""
     core = core_of(Random(clients_per_round=1, seed=0), max_latency=5.0, max_update_norm=5.0)
     core.choose(["a"], GLOBAL, Written(facts("a")))
-    model = [np.full((2, 2), 900), GLOBAL[1], GLOBAL[2]]
-    outcome = core.collect({"a": Reply(arrays=model, num_examples=1, metrics={"latency_s": 1.0})})
+    outcome = core.collect({"a": reply(arrays=[np.full((2, 2), 900), *GLOBAL[1:]])})
     assert outcome.results["a"].problems == ("update norm: 1798 is above max_update_norm = 5",)
 
 
@@ -152,4 +148,4 @@ def test_there_is_no_limit_where_there_are_no_norms() -> None:
     core = core_of(Random(clients_per_round=1), max_update_norm=1.0)
     core.choose(["a"], None, Written(facts("a")))  # a global model that cannot be decoded
     with pytest.raises(RunError, match="max_update_norm needs its numbers"):
-        core.collect({"a": Reply(num_examples=1, metrics={"latency_s": 1.0})})
+        core.collect({"a": reply(arrays=None)})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import Random
-from tests.rounds.written import Written, core_of
+from tests.rounds.written import Written, core_of, play_round
 from tests.strategies.either_api import Server, selection
 from tests.strategies.scripted import A, C, Counted, Scripted, Spy, play_scripted, two_examples
 
@@ -51,15 +51,12 @@ def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
 def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     """Thousands a round claim one id, or never say who they are, and come back under other names."""
     core = core_of(Random(clients_per_round=1, seed=0))
-    core.choose(["victim"], None, Written({"victim": {"client_id": "v"}}))
-    core.collect({})
-    core.finish()
+    play_round(core, ["victim"], transport=Written({"victim": {"client_id": "v"}}))
     for number in range(6):
         thieves = [f"t{number}-{k}" for k in range(2000)]
         hanging = [f"h{number}-{k}" for k in range(2000)]
-        core.choose(["victim", *thieves, *hanging], None, Written({one: {"client_id": "v"} for one in thieves}))
-        core.collect({})
-        core.finish()
+        claims = Written({one: {"client_id": "v"} for one in thieves})
+        play_round(core, ["victim", *thieves, *hanging], transport=claims)
     assert core.parts.roster.ids == ["v"]
     state = core.state_dict()
     assert len(state["roster"]["refused"]) == 2000  # of those connected now

@@ -19,7 +19,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply
 from fedsel_flwr.rounds.roster import canonical_id, id_order
 from fedsel_flwr.rounds.settings import MetricKeys, Settings
-from tests.rounds.written import Written, core_of
+from tests.rounds.written import Written, core_of, play_round
 
 KEYS = MetricKeys()
 OURS = [getattr(KEYS, entry.name) for entry in fields(MetricKeys)]
@@ -212,12 +212,9 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
     selector = selectors.CSUCB(clients_per_round=3, max_latency=5.0, seed=0)
     core = core_of(selector)
     facts = {node: {"client_id": c, "num_examples": n} for node, (c, n) in said.items()}
-    chosen = core.choose(said, None, Written(facts))
+    chosen = play_round(core, list(said), model=None, transport=Written(facts))
     assert set(chosen) <= set(said)
     assert len(chosen) == min(3, len(set(core.parts.roster.ids)))
-    if chosen:
-        core.collect({})
-        core.finish()
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 

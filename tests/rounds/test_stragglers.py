@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,14 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy, message
 from fedsel_flwr.wireless import finish_times, round_time
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
 from tests.strategies.scripted import Spy, play_scripted
 
-MODEL = [np.zeros(2)]
-
 
 def _result(seconds: float, error: str = "", max_latency: float = 60.0) -> Any:
-    reply = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": seconds}, error=error)
-    return read_reply(reply, Settings(max_latency=max_latency), client_id="x")
+    return read_reply(replace(reply(seconds), error=error), Settings(max_latency=max_latency), client_id="x")
 
 
 def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) -> tuple[list[int], float]:
@@ -356,14 +354,7 @@ def test_on_the_servers_clock_the_time_of_a_late_reply_is_learned() -> None:
 
 def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
     core = core_of(Everyone(), wait_for=2, max_latency=9.0)
-    nodes, asked = ["a", "b", "c"], []
-    for _ in range(3):
-        asked.append(core.choose(nodes, MODEL, Written(facts(*nodes))))
-        replies = {
-            node: Reply(num_examples=1, metrics={"latency_s": 1.0 + (node == "c")}, arrays=MODEL) for node in asked[-1]
-        }
-        core.collect(replies | ({"a": Reply(error="gone")} if "a" in asked[-1] else {}))
-        core.finish(MODEL)
-    assert asked == [nodes, ["b", "c"], ["b", "c"]]
+    replies = {"a": Reply(error="gone"), "b": reply(1.0), "c": reply(2.0)}
+    assert [play_round(core, ["a", "b", "c"], replies) for _ in range(3)] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
     assert [record.round_s for record in core.parts.history.rounds] == [2.0] * 3
     assert [row.completed for row in core.parts.history.clients] == [False, True, True, True, True, True, True]

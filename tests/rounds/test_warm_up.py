@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import GPFL, LocalAccuracy, Random, create
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.app import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.simulations import inprocess
 from tests.simulations.test_diversity import choices
 from tests.strategies.either_api import make
 from tests.strategies.numpy_world import validation
 
-MODEL = [np.zeros(2)]
 NODES = [str(k) for k in range(10)]
 KEYS: dict[str, Any] = {
     "num_clients": 8, "clients_per_round": 3, "rounds": 5, "aggregation.warmup_rounds": 2, "model.name": "logistic",
@@ -53,19 +51,11 @@ def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
 
 
 def test_a_core_is_resumed_in_the_middle_of_it() -> None:
-    def play(core: Any, rounds: int) -> list[list[str]]:
-        asked = []
-        for _ in range(rounds):
-            asked.append(core.choose(NODES, MODEL, Written(facts(*NODES))))
-            core.collect({})
-            core.finish()
-        return asked
-
     straight, first, second = (core_of(Random(clients_per_round=2, seed=4), warmup_rounds=3) for _ in range(3))
-    expected = play(straight, 8)
-    asked = play(first, 2)
+    expected = [play_round(straight, NODES) for _ in range(8)]
+    asked = [play_round(first, NODES) for _ in range(2)]
     second.load_state_dict(first.state_dict())
-    assert asked + play(second, 6) == expected
+    assert asked + [play_round(second, NODES) for _ in range(6)] == expected
     assert [len(cohort) for cohort in expected] == [10] * 3 + [2] * 5
 
 
@@ -78,8 +68,7 @@ def test_an_opening_that_keeps_the_model_gives_way() -> None:
     for rounds, enough in ((0, False), (1, True)):
         core = core_of(Measures(clients_per_round=2, seed=0), warmup_rounds=rounds)
         chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
-        reply = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0})
-        assert core.collect(dict.fromkeys(chosen, reply)).enough is enough
+        assert core.collect(dict.fromkeys(chosen, reply())).enough is enough
 
 
 def test_a_warm_up_that_leaves_nothing_is_refused(api: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.rounds.late import importance
 from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, Pisces, PowerOfChoice, active_fl, oort
 from fedsel_flwr.selectors._draws import top
 from tests.golden.authors import recipe
@@ -60,7 +61,7 @@ class Draws:
 CASES: dict[str, Any] = {
     "oort": recipe.OORT, "fedscale": recipe.FEDSCALE, "fedcor": recipe.FEDCOR,
     "active-fl": recipe.LOSSES, "power-of-choice": recipe.LOSSES, "divfl": recipe.DIVFL,
-    "pisces": recipe.PISCES,
+    "pisces": recipe.PISCES, "refl": recipe.REFL,
 }  # fmt: skip
 
 
@@ -262,3 +263,11 @@ def test_divfl() -> None:
     assert equal + others == 720
     print(f"divfl: {equal} of 720 sets equal, {others} decided by ties")
     assert equal >= 710
+
+
+def test_the_weights_of_late_updates() -> None:
+    """REFL's function."""
+    for case, row in zip(recipe.REFL, trace("refl"), strict=True):
+        found = importance(case.fresh(), case.late(), case.staleness(), case.scale_coff)
+        assert found == pytest.approx(floats(row["weights"]), rel=1e-9)
+    assert len(recipe.REFL) == 80
