@@ -12,39 +12,25 @@ import pytest
 
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import CSUCB, SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, run_rounds
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 LATENCIES = [1.0, 3.0, 2.0, 0.5, 4.0]  # of the clients 0..4, all trained each round
 ENERGIES = [0.5, 0.25, 1.0, 2.0, 0.125]
 NaN = float("nan")
 
 
-def _strategy(m: int, **options: Any) -> SelectionStrategy:
-    return SelectionStrategy(
-        Random(clients_per_round=m, seed=0), fedavg(), **{"max_latency": 10.0, "min_available": 1, **options}
-    )
-
-
-def _all(proxies: list[FakeProxy], rounds: int = 3, **options: Any) -> SelectionStrategy:
-    strategy = _strategy(len(proxies), **options)
+def _of_all(proxies: list[FakeProxy], rounds: int = 3, **base: Any) -> History:
+    """The history of rounds in which everybody trains."""
+    selector = Random(clients_per_round=len(proxies), seed=0)
+    strategy = SelectionStrategy(selector, fedavg(**base), max_latency=10.0, min_available=1)
     Federation(strategy, proxies).play(rounds)
-    return strategy
-
-
-def _five() -> list[FakeProxy]:
-    return [FakeProxy(f"n{9 - k}", k, number=k, latency=LATENCIES[k], energy=ENERGIES[k]) for k in (3, 1, 4, 0, 2)]
-
-
-def _evaluated_by(evaluate_fn: Any, rounds: int, **options: Any) -> tuple[SelectionStrategy, Any]:
-    """A strategy and Flower's own history of rounds whose base evaluates with this function."""
-    base = fedavg(evaluate_fn=evaluate_fn)
-    strategy = CSUCB(clients_per_round=3, max_latency=10.0, seed=0, base=base, **options)
-    return strategy, run_rounds(strategy, fleet(5), rounds)[1]
+    return strategy.history
 
 
 def test_seconds_and_joules_accumulate() -> None:
-    rounds = _all(_five()).history.rounds
+    five = [FakeProxy(f"n{9 - k}", k, number=k, latency=LATENCIES[k], energy=ENERGIES[k]) for k in (3, 1, 4, 0, 2)]
+    rounds = _of_all(five).rounds
     assert [r.round_s for r in rounds] == [4.0, 4.0, 4.0]
     assert [r.simulated_s for r in rounds] == [4.0, 8.0, 12.0]
     assert [r.energy_j for r in rounds] == [3.875] * 3
@@ -55,15 +41,15 @@ def test_seconds_and_joules_accumulate() -> None:
 
 @pytest.mark.parametrize("lost", [{"latency": 99.0}, {"fault": "raises"}])
 def test_the_round_time_is_capped_and_a_failed_client_takes_the_whole_time(lost: dict[str, Any]) -> None:
-    history = _all([*fleet(2, prefix="a", latency=1.0), FakeProxy("x", "z", **lost)], 2).history
+    history = _of_all([*fleet(2, prefix="a", latency=1.0), FakeProxy("x", "z", **lost)], 2)
     assert [(r.round_s, r.simulated_s) for r in history.rounds] == [(10.0, 10.0), (10.0, 20.0)]
 
 
 def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> None:
     parts = {"download_s": 0.125, "compute_s": 0.5, "upload_s": 0.375, "train_loss": -1.5}
     told = FakeProxy("n", 7, number=2, latency=1.0, energy=0.75, extra=parts)
-    strategy = _all([told, FakeProxy("m", 8, number=3, latency=2.0), FakeProxy("x", 9, fault="raises")], 2)
-    first, silent, failed, *later = strategy.history.clients
+    history = _of_all([told, FakeProxy("m", 8, number=3, latency=2.0), FakeProxy("x", 9, fault="raises")], 2)
+    first, silent, failed, *later = history.clients
     assert replace(first, energy_score=0.0, first_s=0.0) == ClientRecord(
         energy_score=0.0, first_s=0.0, round=1, client_id="7", client=0, completed=True, problem="", latency_s=1.0,
         energy_j=0.75, **parts, num_examples=16,
@@ -76,12 +62,12 @@ def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> Non
 
 
 def test_a_history_with_nan_is_equal_to_itself_and_to_a_copy() -> None:
-    strategy = _all([FakeProxy("n", 7, number=2, latency=1.0), FakeProxy("x", 9, fault="raises")], 1)
-    copy = pickle.loads(pickle.dumps(strategy.history))
+    history = _of_all([FakeProxy("n", 7, number=2, latency=1.0), FakeProxy("x", 9, fault="raises")], 1)
+    copy = pickle.loads(pickle.dumps(history))
     assert np.isnan(copy.clients[-1].energy_j)
     assert copy.__eq__(copy)
-    assert copy == strategy.history
-    assert copy != _all([FakeProxy("n", 7, number=3, latency=1.0)], 1).history
+    assert copy == history
+    assert copy != _of_all([FakeProxy("n", 7, number=3, latency=1.0)], 1)
     assert copy != 3
 
 
@@ -95,14 +81,14 @@ def test_a_history_with_nan_is_equal_to_itself_and_to_a_copy() -> None:
 def test_any_kind_of_number_serves_as_accuracy(accuracy: Any, expected: float) -> None:
     """Only round 2 is evaluated; None: there is a loss alone."""
     said = {} if accuracy is None else {"accuracy": accuracy}
-    strategy, _ = _evaluated_by(lambda r, arrays, config: (np.float32(0.25), said) if r == 2 else None, 3)
-    rounds = strategy.history.rounds
+    evaluate_fn = lambda r, arrays, config: (np.float32(0.25), said) if r == 2 else None  # noqa: E731
+    rounds = _of_all(fleet(5), evaluate_fn=evaluate_fn).rounds
     np.testing.assert_array_equal([r.loss for r in rounds], [NaN, 0.25, NaN])
     np.testing.assert_array_equal([r.accuracy for r in rounds], [NaN, expected, NaN])
 
 
 def test_counts_by_row_and_by_kind() -> None:
-    history = _all([*fleet(2), FakeProxy("x", 2, fault="latency-text"), FakeProxy("y", 3, fault="nan")], 3).history
+    history = _of_all([*fleet(2), FakeProxy("x", 2, fault="latency-text"), FakeProxy("y", 3, fault="nan")])
     assert history.selection_counts(6).tolist() == [3, 3, 3, 3, 0, 0]
     assert history.selection_counts(6).dtype == np.int64
     assert dict(history.problem_counts()) == {"latency": 3, "arrays": 3}

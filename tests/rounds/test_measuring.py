@@ -133,10 +133,6 @@ def gpfl() -> Any:
     return create("gpfl", clients_per_round=2, total_rounds=9, seed=0)
 
 
-def measurer_of(selector: Any) -> Measurer:
-    return Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
-
-
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
     selector, predict = gpfl(), Counted()
@@ -151,7 +147,8 @@ def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
 
 
 def test_without_a_direction_the_projection_is_zero() -> None:
-    measurer = measurer_of(selector := gpfl())
+    selector = gpfl()
+    measurer = Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
     opposite = [[np.array([1.0, 0.0])], [np.array([-1.0, 0.0])]]
     for _ in range(2):
         selector.select(np.arange(2))
@@ -187,9 +184,7 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
 @pytest.mark.parametrize(
     ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
     [
-        (("latency", "energy"), False, 0),
-        (("update", "projection"), False, 0),
-        (("global_loss",), False, 3),
+        (("latency", "energy", "update", "projection"), False, 0),
         (("global_loss", "global_accuracy"), False, 3),
         (("accuracy",), False, 1 + 9),  # that of the initial model once
         ((), True, 9),

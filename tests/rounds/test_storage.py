@@ -12,17 +12,9 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.storage import check_entries, check_links, lock_folder, open_file, read_file
 
 
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def make_link(path: Path) -> None:
     path.with_name("victim").write_text("precious")
     path.symlink_to(path.with_name("victim"))
-
-
-def make_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
 
 
 def make_sparse(path: Path) -> None:
@@ -31,9 +23,9 @@ def make_sparse(path: Path) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pipe": (make_pipe, "it is not a regular file"),
+    "pipe": (os.mkfifo, "it is not a regular file"),
     "link": (make_link, "it is a link"),
-    "link to a device": (make_device, "it is a link"),
+    "link to a device": (lambda path: path.symlink_to("/dev/zero"), "it is a link"),
     "folder": (Path.mkdir, "it is not a regular file"),
     "40 GB": (make_sparse, "it has 40,000,000,000 bytes, more than"),
 }

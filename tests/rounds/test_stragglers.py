@@ -30,8 +30,8 @@ from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
 from tests.strategies.scripted import Spy, play_scripted
 
 
-def _result(seconds: float, error: str = "", max_latency: float = 60.0) -> Any:
-    return read_reply(replace(reply(seconds), error=error), Settings(max_latency=max_latency), client_id="x")
+def _result(seconds: float, error: str = "") -> Any:
+    return read_reply(replace(reply(seconds), error=error), Settings(max_latency=60.0), client_id="x")
 
 
 def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) -> tuple[list[int], float]:
@@ -203,92 +203,70 @@ def _spy(*needs: str) -> Spy:
     return spy
 
 
-def _told(api: str, needs: tuple[str, ...], report: dict[int, dict[str, float]]) -> Any:
-    """What a selector hears of four clients of which two are needed."""
-    spy = _spy(*needs)
+@pytest.mark.parametrize(
+    ("needs", "last_s", "completed", "spare", "latency"),
+    [
+        (("loss", "spare"), 4.0, [True] * 4, [False, True, False, True], [2.0, 8.0, 1.0, 4.0]),
+        # for a selector that reads no spares they have failed
+        (("loss",), 4.0, [True, False, True, False], [False] * 4, [2.0, 9.0, 1.0, 9.0]),
+        # client 3 takes longer than max_latency = 9 s, so that it is no spare
+        (("loss", "spare"), 40.0, [True, True, True, False], [False, True, False, False], [2.0, 8.0, 1.0, 9.0]),
+    ],
+)
+def test_what_a_selector_is_told_of_spares(
+    api: str, needs: tuple[str, ...], last_s: float, completed: list[bool], spare: list[bool], latency: list[float]
+) -> None:
+    """Clients 0 to 3 take 2, 8, 1 and 4 s or more; the first two answers are needed, those of 0 and 2."""
+    spy, seconds = _spy(*needs), (2.0, 8.0, 1.0, last_s)
     play_scripted(
-        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: report[k], over_selection=1.0
-    )
+        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, over_selection=1.0,
+        report=lambda k, t: {"latency_s": seconds[k], "loss": k / 10},
+    )  # fmt: skip
     (one,) = spy.reports
-    return one
+    assert [column.tolist() for column in (one.completed, one.spare, one.latency)] == [completed, spare, latency]  # type: ignore[union-attr]
+    assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]  # type: ignore[union-attr]
+    assert one.failed.tolist() == [not done for done in completed]
 
 
-def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> None:
-    """Clients 0 to 3 take 2, 8, 1 and 4 s; 0 and 2 are needed. For a selector that reads no spares they have failed."""
-    report = {k: {"latency_s": seconds, "loss": k / 10} for k, seconds in enumerate((2.0, 8.0, 1.0, 4.0))}
-    told = []
-    for needs in (("loss", "spare"), ("loss",)):
-        one = _told(api, needs, report)
-        told.append((one.completed.tolist(), one.spare.tolist(), one.latency.tolist()))
-        assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]
-    assert told == [
-        ([True] * 4, [False, True, False, True], [2.0, 8.0, 1.0, 4.0]),
-        ([True, False, True, False], [False] * 4, [2.0, 9.0, 1.0, 9.0]),
-    ]
-
-
-def test_a_client_that_fails_among_spares_has_failed(api: str) -> None:
-    """Client 3 takes longer than max_latency = 9 s, client 1 is a spare; both engines' rounds read replies alike."""
-    one = _told(api, ("spare",), {k: {"latency_s": seconds} for k, seconds in enumerate((2.0, 8.0, 1.0, 40.0))})
-    assert (one.completed.tolist(), one.failed.tolist()) == ([True, True, True, False], [False, False, False, True])
-    assert one.latency.tolist() == [2.0, 8.0, 1.0, 9.0]
-
-
-def _on_the_servers_clock(selector: Any, ready: list[float], **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A round of clients that are ready after these seconds: the history's round, and its rows by client."""
+def _on_the_servers_clock(
+    selector: Any, ready: list[float], rounds: int = 1, base: Any = None, **options: Any
+) -> tuple[Any, list[FakeNode]]:
+    """The history of rounds, and the nodes of clients that are ready after these seconds."""
     strategy = message.SelectionStrategy(
-        selector, fedavg(), clock="server", identity="claim", max_latency=60.0, **options
+        selector, base or fedavg(), clock="server", identity="claim", max_latency=60.0, **options
     )
-    nodes = {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)}
+    nodes = [FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)]
     begin = time.monotonic()
-    play(strategy, FakeGrid(nodes), 1)
-    assert time.monotonic() - begin < 5.0
-    return strategy.history.rounds[0], {row.client_id: row for row in strategy.history.clients}
+    play(strategy, FakeGrid({k + 5: node for k, node in enumerate(nodes)}), rounds)
+    assert time.monotonic() - begin < 5.0 * rounds
+    return strategy.history, nodes
 
 
 def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None:
     """A spare that has not answered took at least as long as the server waited."""
     spy = _spy("spare")
-    record, rows = _on_the_servers_clock(spy, [0.0, 30.0, 0.4], over_selection=0.5)
-    assert [rows[k].completed for k in "012"] == [True, False, True]
-    assert rows["1"].problem.startswith("late: no answer after 0.")
-    assert rows["1"].latency_s == 60.0
-    assert 0.4 <= record.round_s < 2.0
+    history, _ = _on_the_servers_clock(spy, [0.0, 30.0, 0.4], over_selection=0.5)
+    assert [row.completed for row in history.clients] == [True, False, True]
+    assert history.clients[1].problem.startswith("late: no answer after 0.")
+    assert history.clients[1].latency_s == 60.0
+    assert 0.4 <= history.rounds[0].round_s < 2.0
     (one,) = spy.reports
     assert (one.completed.tolist(), one.spare.tolist()) == ([True, False, True], [False, True, False])  # type: ignore[union-attr]
     assert 0.4 <= one.latency[1] < 2.0
 
 
 def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
-    record, rows = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
-    assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
-    assert record.round_s == 0.6
+    history, _ = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
+    assert history.clients[1].problem == "late: no answer within round_deadline_s = 0.6 s"
+    assert history.rounds[0].round_s == 0.6
 
 
 @pytest.mark.parametrize(("option", "completed"), [({"wait_for": 2}, 4), ({"over_selection": 1.0}, 2)])
 def test_on_the_servers_clock_replies_that_have_arrived_are_used(option: dict[str, Any], completed: int) -> None:
     """All four arrive in the same request. Over-selection uses exactly two, and ``wait_for`` at least two."""
     selector = Everyone() if "wait_for" in option else Random(clients_per_round=2, seed=0)
-    record, _ = _on_the_servers_clock(selector, [0.0] * 4, **option)
-    assert (record.num_selected, record.num_completed) == (4, completed)
-
-
-def _with_a_slow_node(rounds: int, slow_s: float, **options: Any) -> tuple[Any, list[Any], FakeNode]:
-    """Nodes 0 and 1 answer after .25 s, node 2 after some more; the strategy, its base's replies and the slow node."""
-    given_: list[Any] = []
-
-    def note(contents: list[Any], key: str) -> Any:
-        given_.append(copy.deepcopy(contents))
-        return contents[0]["metrics"]
-
-    base = fedavg(train_metrics_aggr_fn=note)
-    strategy = message.SelectionStrategy(
-        Everyone(), base, clock="server", identity="claim", max_latency=60.0, **options
-    )
-    ready = {0: 0.25, 1: 0.25, 2: slow_s}
-    nodes = {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=ready[k]) for k in ready}
-    play(strategy, FakeGrid(nodes), rounds)
-    return strategy, given_, nodes[7]
+    history, _ = _on_the_servers_clock(selector, [0.0] * 4, **option)
+    assert (history.rounds[0].num_selected, history.rounds[0].num_completed) == (4, completed)
 
 
 @pytest.mark.parametrize("late", ["use", "damped"])
@@ -296,8 +274,14 @@ def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(
     late: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "flwr")
-    strategy, replies, slow = _with_a_slow_node(7, 0.8, wait_for=2, late=late)
-    history = strategy.history
+    replies: list[Any] = []
+
+    def note(contents: list[Any], key: str) -> Any:
+        replies.append(copy.deepcopy(contents))
+        return contents[0]["metrics"]
+
+    base = fedavg(train_metrics_aggr_fn=note)
+    history, (*_, slow) = _on_the_servers_clock(Everyone(), [0.25, 0.25, 0.8], 7, base, wait_for=2, late=late)
     used = [one.round for one in history.rounds if one.num_late]
     assert used
     # Until its reply it is not asked. After it its failure is forgotten, so that it is asked in the next round.
@@ -315,8 +299,7 @@ def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(
             factor, examples = float(record.note.split("weight ")[1]), slow.proxy.num_examples
             weight = contents[-1]["metrics"]["num-examples"] / examples
             assert weight == pytest.approx(1.0 if late == "damped" else factor, abs=0.006)
-    trained = slow.messages("train")
-    assert len(trained) == len(asked)
+    assert len(slow.messages("train")) == len(asked)
 
 
 def test_on_the_servers_clock_a_round_without_clients_ends_at_once() -> None:
@@ -326,30 +309,27 @@ def test_on_the_servers_clock_a_round_without_clients_ends_at_once() -> None:
         def configure_train(self, server_round: int, *args: Any) -> Any:
             return [] if server_round == 3 else super().configure_train(server_round, *args)
 
-    strategy = message.SelectionStrategy(
-        Everyone(), Skips(fraction_evaluate=0.0), clock="server", identity="claim", wait_for=2,
-        round_deadline_s="auto", late="use", availability=lambda client, number, seconds: number != 2,
+    history, _ = _on_the_servers_clock(
+        Everyone(), [0.0] * 3, 4, Skips(fraction_evaluate=0.0), wait_for=2, round_deadline_s="auto", late="use",
+        availability=lambda client, number, seconds: number != 2,
     )  # fmt: skip
-    play(strategy, FakeGrid({k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k)) for k in range(3)}), 4)
-    assert [one.num_completed for one in strategy.history.rounds] == [3, 0, 0, 3]
+    assert [one.num_completed for one in history.rounds] == [3, 0, 0, 3]
 
 
 def test_on_the_servers_clock_late_replies_set_the_deadline() -> None:
     """The first deadline is 9 s after the first two replies, so that the slow node is waited for."""
-    strategy, _, _ = _with_a_slow_node(4, 0.9, round_deadline_s="auto")
-    assert all(one.num_completed == 3 for one in strategy.history.rounds)
-    assert all(9.2 < one.deadline_s < 12.0 for one in strategy.history.rounds)
+    history, _ = _on_the_servers_clock(Everyone(), [0.25, 0.25, 0.9], 4, round_deadline_s="auto")
+    assert all(one.num_completed == 3 for one in history.rounds)
+    assert all(9.2 < one.deadline_s < 12.0 for one in history.rounds)
 
 
-def test_on_the_servers_clock_the_time_of_a_late_reply_is_learned() -> None:
+def test_on_the_servers_clock_the_time_of_a_late_reply_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The margin is 0 here: the node of 1.2 s misses rounds of .25 s until its own time counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsel_flwr.rounds.deadlines.LEAST_S", 0.1)
-        strategy, _, _ = _with_a_slow_node(9, 1.2, round_deadline_s="auto")
-    rows = [row.completed for row in strategy.history.clients if row.client_id == "2"]
-    assert rows[0] is False
-    assert rows[-1] is True
-    assert strategy.history.rounds[-1].deadline_s > 1.2
+    monkeypatch.setattr("fedsel_flwr.rounds.deadlines.LEAST_S", 0.1)
+    history, _ = _on_the_servers_clock(Everyone(), [0.25, 0.25, 1.2], 9, round_deadline_s="auto")
+    rows = [row.completed for row in history.clients if row.client_id == "2"]
+    assert (rows[0], rows[-1]) == (False, True)
+    assert history.rounds[-1].deadline_s > 1.2
 
 
 def test_a_dead_site_is_no_reply_and_is_not_asked_in_the_next_round() -> None:
