@@ -20,8 +20,6 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import CSUCB, Everyone, Random, create, names
 from fedsel_flwr.selectors.registry import example
-from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy, message
 from fedsel_flwr.wireless import finish_times, round_time
 from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
@@ -186,14 +184,6 @@ def test_beyond_the_deadline_is_a_failure_and_named_in_the_log_a_spare_is_neithe
     assert summary.failed_clients == failures
     assert len([message for message in caplog.messages if "client 2: late" in message]) == failures
     assert sum("energy" in message for message in caplog.messages) == 3
-
-
-def test_an_opening_that_measures_everybody_waits_for_all() -> None:
-    scenario = load_scenario("digits", {
-        "num_clients": 8, "clients_per_round": 2, "selector": "gpfl", "rounds": 3, "aggregation.over_selection": 0.5,
-    })  # fmt: skip
-    history = simulate(scenario, engine="vectorized").history
-    assert [(record.num_selected, record.num_completed) for record in history.rounds] == [(8, 8), (3, 2), (3, 2)]
 
 
 def _spy(*needs: str) -> Spy:

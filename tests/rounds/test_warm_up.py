@@ -47,6 +47,7 @@ def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
     assert transport.probed == []
     assert len(core.choose(NODES, MODEL, transport)) == 3
     assert core.collector.waits_for(3) == 2
+    assert core.collector.waits_for(4) is None  # more than asked: an opening that measures everybody
     assert len(transport.probed) == 1
 
 
@@ -66,8 +67,9 @@ def test_an_opening_that_keeps_the_model_gives_way() -> None:
         keeps_model = True
 
     for rounds, enough in ((0, False), (1, True)):
-        core = core_of(Measures(clients_per_round=2, seed=0), warmup_rounds=rounds)
+        core = core_of(Measures(clients_per_round=2, seed=0), warmup_rounds=rounds, over_selection=0.5)
         chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+        assert core.collector.waits_for(3) is None
         assert core.collect(dict.fromkeys(chosen, reply())).enough is enough
 
 
