@@ -13,8 +13,10 @@ import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -221,7 +223,8 @@ def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -
     assert names(tmp_path) == ["notes.txt", *kept, newer]
 
 
-def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tmp_path: Path) -> None:
+def test_a_folder_of_another_run_and_what_is_no_folder_are_refused(tmp_path: Path) -> None:
+    """It is neither overwritten nor continued unasked."""
     Checkpoints(tmp_path).write(checkpoint())
     with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run\. .*resume=True"):
         Checkpoints(tmp_path)
@@ -232,6 +235,9 @@ def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tm
     with pytest.raises(RunError, match=r"holds rounds in journal\.jsonl of another run"):
         Checkpoints(tmp_path / "new")
     assert Checkpoints(tmp_path / "new", resume=True).newest(lambda one: None) is None
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot be created: "):
+        Checkpoints(tmp_path / "file")
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"keep": 0}, {"every": 1.5}, {"resume": "yes"}, {"resume": None}])
@@ -240,58 +246,43 @@ def test_odd_options_are_refused(options: dict[str, Any], tmp_path: Path) -> Non
         Checkpoints(tmp_path, **options)
 
 
-def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be created: "):
-        Checkpoints(tmp_path / "file")
+def failing(number: int) -> Callable[..., Any]:
+    """A call of the operating system that fails for this reason."""
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
-def _full(*args: Any, **kwargs: Any) -> Any:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_a_full_disk_names_the_file_and_leaves_what_was_there(call: str, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("call", "number", "cure"),
+    [
+        *((call, errno.ENOSPC, "Free disk space") for call in ("open", "write", "fsync", "replace")),
+        *(("open", number, "Raise the limit of open files") for number in (errno.EMFILE, errno.ENFILE)),
+        ("open", errno.EDQUOT, "Free disk space"), ("open", errno.EACCES, "Make the folder writable"),
+    ],
+)  # fmt: skip
+def test_a_failed_write_names_the_file_with_the_cure_and_leaves_what_was_there(
+    call: str, number: int, cure: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint(2))
     before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
+    wanted = (
+        rf"round 3: the checkpoint '.*round-000003\.safetensors' cannot be written: {os.strerror(number)}\. "
+        rf"Earlier checkpoints are unchanged\. {cure}"
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, _full)
-        wanted = r"round 3: the checkpoint '.*round-000003\.safetensors' cannot be written: No space left on device"
-        with pytest.raises(RunError, match=wanted):
+        patch.setattr(os, call, failing(number))
+        with pytest.raises(RunError, match=wanted) as raised:
             store.write(checkpoint(3))
+    assert ("Free disk space" in str(raised.value)) == (cure == "Free disk space")
     assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
     store.write(checkpoint(3))
     assert same(vars(newest(store)), vars(checkpoint(3)))
 
 
-@pytest.mark.parametrize(
-    ("number", "cure"),
-    [
-        (errno.EMFILE, "Raise the limit of open files"),
-        (errno.ENFILE, "Raise the limit of open files"),
-        (errno.ENOSPC, "Free disk space"),
-        (errno.EDQUOT, "Free disk space"),
-        (errno.EACCES, "Make the folder writable"),
-    ],
-)
-def test_the_cure_of_a_failed_write_fits_its_reason(number: int, cure: str, tmp_path: Path, monkeypatch: Any) -> None:
-    def fail(*args: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    store = Checkpoints(tmp_path)
-    monkeypatch.setattr(os, "open", fail)
-    with pytest.raises(RunError) as raised:
-        store.write(checkpoint(1))
-    monkeypatch.undo()
-    assert f"{os.strerror(number)}. Earlier checkpoints are unchanged. {cure}" in str(raised.value)
-    assert ("Free disk space" in str(raised.value)) == (cure == "Free disk space")
-
-
 def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     store = Checkpoints(tmp_path, keep=1)
     store.write(checkpoint(2))
-    monkeypatch.setattr(os, "unlink", _full)
+    monkeypatch.setattr(os, "unlink", failing(errno.ENOSPC))
     with caplog.at_level(logging.WARNING):
         store.write(checkpoint(3))
     assert "old checkpoints" in caplog.text
