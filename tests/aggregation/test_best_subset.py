@@ -244,21 +244,14 @@ LABELS = np.zeros(3, dtype=np.int64)
 @pytest.mark.parametrize(
     ("logits", "labels", "score", "named"),
     [
-        (LOGITS[0], LABELS, "loss", "logits"),
-        (LOGITS[None], LABELS, "loss", "logits"),
-        (LOGITS[:0], LABELS, "loss", "logits"),
-        (LOGITS[:, :0], LABELS[:0], "loss", "logits"),
-        (LOGITS * math.nan, LABELS, "loss", "logits"),
-        (LOGITS + math.inf, LABELS, "accuracy", "logits"),
-        (LOGITS, LABELS[:2], "loss", "labels"),
-        (LOGITS, LABELS[:, None], "loss", "labels"),
-        (LOGITS, np.array([0, 1, 4]), "loss", "labels"),
-        (LOGITS, np.array([0, -1, 2]), "accuracy", "labels"),
-        (LOGITS, np.array([0.0, 0.5, 2.0]), "loss", "labels"),
-        (LOGITS, LABELS, "dirac", "score"),
-        (LOGITS, LABELS, "", "score"),
+        (LOGITS[0], LABELS, "loss", "logits"), (LOGITS[None], LABELS, "loss", "logits"),
+        (LOGITS[:0], LABELS, "loss", "logits"), (LOGITS[:, :0], LABELS[:0], "loss", "logits"),
+        (LOGITS * math.nan, LABELS, "loss", "logits"), (LOGITS + math.inf, LABELS, "accuracy", "logits"),
+        (LOGITS, LABELS[:2], "loss", "labels"), (LOGITS, LABELS[:, None], "loss", "labels"),
+        (LOGITS, [0, 1, 4], "loss", "labels"), (LOGITS, [0, -1, 2], "accuracy", "labels"),
+        (LOGITS, [0.0, 0.5, 2.0], "loss", "labels"), (LOGITS, LABELS, "dirac", "score"), (LOGITS, LABELS, "", "score"),
     ],
-)
+)  # fmt: skip
 def test_wrong_input_is_refused_by_name(logits: Any, labels: Any, score: str, named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named} must"):
         best_subset(logits, labels, score)

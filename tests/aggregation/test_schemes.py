@@ -67,14 +67,9 @@ def test_weights_and_mix(name: str, weights: list[float], old: float, new: float
     for array, one, other in zip(mixed, before, mean, strict=True):
         assert (array.shape, array.dtype) == (one.shape, one.dtype)
         np.testing.assert_allclose(array, old + 3 * new)
+        assert (array is other) == ((old, new) == (0.0, 1.0))  # an identity hands the mean on unchanged
         assert (np.unique(one).tolist(), np.unique(other).tolist()) == ([1.0], [3.0])
     assert given.tolist() == [10.0, 30.0]
-
-
-def test_an_identity_hands_the_mean_on_unchanged() -> None:
-    mean = [np.array([0.1, np.pi], dtype=np.float32)]
-    for name in ("fedpdp", "mean"):
-        assert averaging(name, np.array([1.0, 2.0]), 7.0, 4).mix([np.zeros(2)], mean)[0] is mean[0]
 
 
 def test_fedprox_counts_a_client_drawn_twice_twice() -> None:
@@ -86,19 +81,11 @@ def test_fedprox_counts_a_client_drawn_twice_twice() -> None:
 @pytest.mark.parametrize(
     ("name", "numbers", "total", "draws", "named"),
     [
-        ("fedsgd", [1.0], 2.0, None, "scheme 'fedsgd'"),
-        ("fedpdp", [], 2.0, None, "num_examples"),
-        ("fedpdp", [1.0, 0.0], 2.0, None, "num_examples"),
-        ("fedpdp", [1.0, -1.0], 2.0, None, "num_examples"),
-        ("fedpdp", [1.0, float("nan")], 2.0, None, "num_examples"),
-        ("fedpdp", [[1.0]], 2.0, None, "num_examples"),
-        ("fedavg-absent", [1.0], 0.0, None, "num_examples"),
-        ("mean", [1.0, 2.0], 3.0, [1.0], "draws"),
-        ("mean", [1.0, 2.0], 3.0, [1, 0], "draws"),
-        ("mean", [1.0, 2.0], 3.0, [1, float("nan")], "draws"),
-        ("mean", [1.0, 2.0], 3.0, [[1, 1]], "draws"),
+        ("fedsgd", [1.0], 2.0, None, "scheme 'fedsgd'"), ("fedavg-absent", [1.0], 0.0, None, "num_examples"),
+        *(("fedpdp", one, 2.0, None, "num_examples") for one in ([], [1.0, 0.0], [1.0, -1.0], [1.0, np.nan], [[1.0]])),
+        *(("mean", [1.0, 2.0], 3.0, one, "draws") for one in ([1.0], [1, 0], [1, np.nan], [[1, 1]])),
     ],
-)
+)  # fmt: skip
 def test_refusals_by_name(name: str, numbers: Any, total: float, draws: Any, named: str) -> None:
     with pytest.raises(ParameterError, match=named):
         averaging(name, np.array(numbers), total, 3, draws=draws)

@@ -36,6 +36,7 @@ class Judge:
 
     m: int
     max_latency = 5.0
+    sizes: Any = None  # by client
     decided = 0  # rounds in which at least one choice would have been wrong
     state: Mapping[str, Any]  # the selector's, after its choice or its update
 
@@ -43,7 +44,9 @@ class Judge:
         """Draw what the clients are like."""
 
     def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
-        """Inform the selector about clients that come, or come again."""
+        """Inform the selector about clients that come, or come again: of their sizes, if they have any."""
+        if self.sizes is not None:
+            selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
 
     def forget(self, client: int) -> None:
         """Take the client's next appearance for that of a newcomer."""

@@ -42,6 +42,15 @@ def play(selector: Any, available: Iterable[int], *arguments: Any, **keywords: A
     return list(chosen)
 
 
+def answer(selector: Any, available: Iterable[int], values: Mapping[int, float]) -> list[int]:
+    """Answer the selector's probe with a number of each client, NaN if it has none; returns who was asked."""
+    if (question := selector.probe(np.array(list(available), dtype=np.int64))) is None:
+        return []
+    asked, (column,) = question.clients.tolist(), question.columns
+    selector.inform(question.clients, **{column: np.array([values.get(k, np.nan) for k in asked])})
+    return list(asked)
+
+
 def frozen(selector: Any, available: Iterable[int]) -> Callable[[], list[int]]:
     """A function that chooses in the state as it is now, with new draws each time."""
     state, here = selector.state_dict(), np.array(list(available))

@@ -18,19 +18,18 @@ NAN = math.nan
 WRONG: dict[str, list[tuple[str, Any]]] = {
     "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1), ("accuracy_weight", 1.1)],
     "bsfl": [
-        ("alpha", -1.0), ("alpha", NAN), ("min_latency", 0.0), ("min_latency", -0.1), ("min_latency", NAN),
-        ("beta", -1), ("beta", 0), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0),
+        ("alpha", -1.0), ("alpha", NAN), ("beta", -1), ("beta", 0), ("clients_per_round", 0), ("solver", "brute"),
         ("data_weights", [1.0, -1.0]), ("data_weights", [0.0, 0.0]), ("data_weights", [1.0, NAN]),
-        ("data_weights", [[1.0, 2.0]]), ("exploration", -0.1), ("exploration", math.inf), ("solver_steps", -5),
+        ("data_weights", [[1.0, 2.0]]), ("exploration", -0.1), ("exploration", math.inf), ("solver_steps", 0),
+        ("solver_steps", -5),
     ],
     "cpow-d": [("candidates", 1)],
-    "cs-ucb": [("max_latency", 0.0), ("max_latency", -1.0), ("max_latency", NAN), ("clients_per_round", 0),
-               ("exploration", -0.1)],
+    "cs-ucb": [("clients_per_round", 0), ("exploration", -0.1)],
     "cs-ucb-q": [
         ("queue_weight", -0.1), ("queue_weight", 1.1), ("queue_weight", NAN), ("fairness_scale", -0.5),
-        ("fairness_scale", 1.5), ("fairness_scale", NAN), ("max_latency", 0.0), ("max_latency", NAN),
-        ("clients_per_round", 0), ("fairness", [0.5, -0.1]), ("fairness", [0.5, 1.5]), ("fairness", [0.5, NAN]),
-        ("fairness", [[0.5, 0.5]]), ("fairness", {0: -0.1}), ("fairness", {0: NAN}),
+        ("fairness_scale", 1.5), ("fairness_scale", NAN), ("clients_per_round", 0), ("fairness", [0.5, -0.1]),
+        ("fairness", [0.5, 1.5]), ("fairness", [0.5, NAN]), ("fairness", [[0.5, 0.5]]), ("fairness", {0: -0.1}),
+        ("fairness", {0: NAN}),
     ],
     "divfl": [
         ("epsilon", 0.0), ("epsilon", 1.0), ("sketch_size", 0), ("max_clients", 0), ("accuracy_weight", NAN),

@@ -28,12 +28,9 @@ def chances(value: Mapping[int, float], m: int, a1: float, a2: float, a3: float)
 
 
 def informed(losses: Mapping[int, float], sizes: Mapping[int, float], **parameters: Any) -> ActiveFL:
-    selector = build(**parameters)
-    clients = np.array(sorted(losses))
-    selector.inform(clients, num_examples=np.array([sizes[k] for k in clients.tolist()]))
-    question = selector.probe(clients)
-    assert question is not None
-    selector.inform(question.clients, loss=np.array([losses[k] for k in question.clients.tolist()]))
+    selector, clients = build(**parameters), sorted(losses)
+    selector.inform(np.array(clients), num_examples=np.array([sizes[k] for k in clients]))
+    assert rounds.answer(selector, clients, losses) == clients
     return selector
 
 
@@ -120,15 +117,12 @@ def test_a_spare_keeps_its_utility() -> None:
 
 def test_everybody_is_asked_once_and_newcomers_when_they_come() -> None:
     selector = build()
-    first = selector.probe(np.arange(4))
-    assert first is not None
-    assert (first.clients.tolist(), first.columns) == ([0, 1, 2, 3], ("loss",))
-    selector.inform(first.clients, loss=np.array([1.0, np.nan, 1.0, 1.0]))
+    assert rounds.answer(selector, range(4), {0: 1.0, 2: 1.0, 3: 1.0}) == [0, 1, 2, 3]
     selector.select(np.arange(4))
     assert selector.probe(np.arange(4)) is None  # client 1 did not answer, and is not asked again
     second = selector.probe(np.arange(6))
     assert second is not None
-    assert second.clients.tolist() == [4, 5]
+    assert (second.clients.tolist(), second.columns) == ([4, 5], ("loss",))
 
 
 def test_valuations_are_refreshed_with_the_loss_before_training() -> None:

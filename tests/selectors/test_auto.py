@@ -189,6 +189,6 @@ def test_who_is_forgotten_no_longer_counts(name: str) -> None:
 @pytest.mark.parametrize("name", AUTO)
 def test_what_is_neither_a_number_nor_auto_is_refused(name: str) -> None:
     (parameter,) = AUTO[name]
-    for wrong in ("Auto", "", 0, -1.0, None, math.nan, math.inf, True, b"auto"):
+    for wrong in ("Auto", "", 0, 0.0, -1.0, None, math.nan, math.inf, True, b"auto"):
         with pytest.raises(ParameterError, match=rf'{parameter} must be .*"auto"'):
             create(name, clients_per_round=2, **{parameter: wrong})

@@ -44,8 +44,8 @@ class CSUCBQOracle(CSUCBOracle):
             self.first.setdefault(int(client), len(self.rounds) + 1)
 
     def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
+        super().tell(selector, clients, rng)
         if self.sizes is not None:
-            selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
             self.inform(clients)
 
     def observe(self, report: Any) -> None:
@@ -121,38 +121,27 @@ def test_rounds_by_hand(as_mapping: bool) -> None:
         assert choices == [[0, 2], [0, 1], [0, 1], [0, 1], [2], [0, 2], [0, 2], [1, 2]]
 
 
-@pytest.mark.parametrize("queue_weight", [0.0, 0.01, 0.3, 1.0])
+SIZES = dict(enumerate(np.random.default_rng(1).integers(100, 900, 6).tolist()))
+GIVEN = [({"fairness": FAIRNESS, "queue_weight": weight}, {}) for weight in (0.0, 0.01, 0.3, 1.0)]
+FROM_SIZES = [({"fairness_scale": 0.6, "queue_weight": weight}, {"sizes": SIZES}) for weight in (0.01, 0.3)]
+DEFAULTS = [({}, {"queue_weight": 0.01, "fairness_scale": 0.5})]
+
+
+@pytest.mark.parametrize(("own", "only_oracle"), [*GIVEN, *FROM_SIZES, *DEFAULTS])
 @pytest.mark.parametrize(("inform", "seed"), [(True, 0), (False, 1)])
-def test_every_choice_maximizes(inform: bool, seed: int, queue_weight: float) -> None:
-    """Given fairness: random availability, failures, unreported rounds and two newcomers, against all subsets."""
-    selector = build(fairness=FAIRNESS, queue_weight=queue_weight, seed=seed)
-    oracle = CSUCBQOracle(2, 1.0, queue_weight=queue_weight, fairness=FAIRNESS)
-    if inform:
+def test_every_choice_maximizes(inform: bool, seed: int, own: dict[str, Any], only_oracle: dict[str, Any]) -> None:
+    """Random availability, failures, unreported rounds and two newcomers, against all subsets.
+
+    Fairness is given, or it is c_k = phi m s_k/sum(s) with the sizes that `inform` told, or equal ones.
+    """
+    selector, oracle = build(**own, seed=seed), CSUCBQOracle(2, 1.0, **own, **only_oracle)
+    if inform and "sizes" not in only_oracle:
         selector.inform(np.arange(6))
         oracle.inform(range(6))
     world = World(num_clients=6, newcomers={0: 40, 5: 90}, grid=(0.1, 0.9, 1.0) if inform else ())
     assert follow(selector, oracle, world=world, rounds=ROUNDS, seed=3000 + seed) == []
-    assert oracle.decided > ROUNDS / 2 or queue_weight == 0  # yhat alone is cut at 1 for many rounds: all tie
-
-
-@pytest.mark.parametrize(("seed", "queue_weight"), [(1, 0.01), (2, 0.3)])
-def test_every_choice_maximizes_with_fairness_from_sizes(seed: int, queue_weight: float) -> None:
-    """c_k = phi m s_k/sum(s), from what `inform` told; clients 0 and 5 are told in rounds 40 and 90."""
-    sizes = dict(enumerate(np.random.default_rng(seed).integers(100, 900, 6).tolist()))
-    settings = {"queue_weight": queue_weight, "fairness_scale": 0.6}
-    oracle = CSUCBQOracle(2, 1.0, sizes=sizes, **settings)
-    world = World(num_clients=6, newcomers={0: 40, 5: 90})
-    assert follow(build(**settings, seed=seed), oracle, world=world, rounds=250, seed=4000 + seed) == []
-    assert oracle.decided > 125
-
-
-def test_defaults_are_the_documented_ones() -> None:
-    """Scale .5, weight .01, and equal sizes where nobody's size is known: c_k = m/2K."""
-    selector, oracle = build(seed=3), CSUCBQOracle(2, 1.0, queue_weight=0.01)
-    selector.inform(np.arange(5))
-    oracle.inform(range(5))
-    assert follow(selector, oracle, world=World(num_clients=5), rounds=250, seed=5) == []
-    assert oracle.decided > 125
+    # Of weight 0 yhat alone, which is cut at 1 for many rounds, decides: all tie.
+    assert oracle.decided > ROUNDS / 2 or own.get("queue_weight") == 0
 
 
 def queues(selector: CSUCBQ, available: list[int], rounds: int) -> list[list[float]]:

@@ -65,9 +65,6 @@ class OortOracle(Judge):
                     found[client] = (0.0, latency, number)
         return found
 
-    def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
-        selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
-
     def columns(self, clients: np.ndarray, completed: np.ndarray, t: int, rng: np.random.Generator) -> dict[str, Any]:
         """Some losses are not told."""
         told = completed & (rng.random(len(clients)) < 0.9)
@@ -171,14 +168,11 @@ def test_the_defaults_are_those_of_the_authors_code() -> None:
 @pytest.mark.parametrize(
     ("score_range", "cut_off", "weights"),
     [
-        ("paper", 0.0, {0: 0.1159, 1: 0.4638, 2: 0.2639}),
-        ("paper", 0.5, {1: 0.4638, 2: 0.2639}),
-        ("paper", 0.7, {1: 0.4638}),
-        ("clipped", 0.0, {0: 0.3158, 1: 1.2633, 2: 0.2663}),
-        ("clipped", 0.2, {0: 0.3158, 1: 1.2633, 2: 0.2663}),
-        ("clipped", 0.22, {0: 0.3158, 1: 1.2633}),
+        ("paper", 0.0, {0: 0.1159, 1: 0.4638, 2: 0.2639}), ("paper", 0.5, {1: 0.4638, 2: 0.2639}),
+        ("paper", 0.7, {1: 0.4638}), ("clipped", 0.0, {0: 0.3158, 1: 1.2633, 2: 0.2663}),
+        ("clipped", 0.2, {0: 0.3158, 1: 1.2633, 2: 0.2663}), ("clipped", 0.22, {0: 0.3158, 1: 1.2633}),
     ],
-)
+)  # fmt: skip
 def test_scores_and_penalty_by_hand(score_range: str, cut_off: float, weights: dict[int, float]) -> None:
     """Three clients tried in round 1, one to be exploited in round 2.
 

@@ -38,9 +38,6 @@ class PiscesOracle(Judge):
     decided: int = 0  # rounds in which some explored client was left out for another one
     lasts: int = 0  # rounds in which a client that failed repeatedly was there
 
-    def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
-        selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
-
     def forget(self, client: int) -> None:
         self.rows = [row for row in self.rows if row[1] != client]
 

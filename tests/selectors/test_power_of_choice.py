@@ -20,14 +20,6 @@ def build(name: str = "power-of-choice", **parameters: Any) -> Any:
     return create(name, **{"clients_per_round": 2, "candidates": 30, "seed": 0} | parameters)
 
 
-def answer(selector: Any, available: list[int], losses: dict[int, float]) -> list[int]:
-    """Ask and answer; returns the candidates."""
-    question = selector.probe(np.array(available))
-    (column,) = question.columns
-    selector.inform(question.clients, **{column: np.array([losses[k] for k in question.clients.tolist()])})
-    return list(question.clients.tolist())
-
-
 def play(selector: Any, available: list[int], losses: dict[int, float], failed: tuple[int, ...] = ()) -> list[int]:
     """Choose; then those chosen report their training's loss, but for those who fail."""
     told = {k: loss for k, loss in losses.items() if k not in failed}
@@ -48,7 +40,7 @@ def test_a_round_by_hand(name: str, column: str) -> None:
         assert selector.probe(np.arange(5)).columns == (column,)
         losses = {0: 0.4, 1: 2.0, 2: 1.1, 3: 9.9, 4: 1.3}
         for told, expected in (losses, [1, 4]), (losses | {1: np.nan}, [2, 4]):
-            assert answer(selector, [0, 1, 2, 3, 4], told) == [0, 1, 2, 4]
+            assert rounds.answer(selector, range(5), told) == [0, 1, 2, 4]
             if column == "batch_loss":
                 selector.inform(np.arange(5), loss=np.array([9.0, 0.0, 8.0, 0.0, 0.0]))
             assert selector.select(np.arange(5)).tolist() == expected
@@ -97,7 +89,7 @@ def test_candidates_that_left_are_replaced() -> None:
     """d = 3 of 0..9 were asked, and only clients that were not are there, or one that was: m are chosen."""
     for stayed in (0, 1):
         selector = build(candidates=3)
-        candidates = answer(selector, list(range(10)), dict.fromkeys(range(10), 1.0))
+        candidates = rounds.answer(selector, range(10), dict.fromkeys(range(10), 1.0))
         here = np.append(np.setdiff1d(np.arange(10), candidates), candidates[:stayed]).astype(np.int64)
         chosen = selector.select(here)
         assert chosen.size == 2

@@ -37,11 +37,7 @@ def play(
     selector: TiFL, available: Sequence[int], seconds: dict[int, float], accuracy: dict[int, float] | None = None
 ) -> tuple[list[int], list[int]]:
     """Answer the probe, choose, report; a client without seconds fails. Returns the choice and who was asked."""
-    question = selector.probe(np.array(available))
-    asked = [] if question is None else question.clients.tolist()
-    if question is not None:
-        answers = [(accuracy or {}).get(k, np.nan) for k in asked]
-        selector.inform(question.clients, local_accuracy=np.array(answers))
+    asked = rounds.answer(selector, available, accuracy or {})
     return rounds.play(selector, available, seconds), asked
 
 

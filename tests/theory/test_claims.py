@@ -84,9 +84,6 @@ def test_bsfl_shares_miss_their_targets_by_1_over_alpha(unequal: tuple[np.ndarra
     assert 5 < distance[10.0] / distance[100.0] < 15
 
 
-EQUAL = {"bsfl": {"min_latency": 0.1, "alpha": 10.0}, "cs-ucb": {"max_latency": 2.0}, "random": {}}
-
-
 @pytest.mark.slow
 def test_only_bsfl_s_regret_flattens() -> None:
     """Ben Ami, Fig. 5 left: K = 20, m = 5, mean speeds U(.1, .9), min_latency .1 s, alpha = 10, i.i.d. target.
@@ -96,8 +93,9 @@ def test_only_bsfl_s_regret_flattens() -> None:
     """
     mean = np.random.default_rng(2023).uniform(0.1, 0.9, 20)
     latency = 0.1 / (mean + np.random.default_rng(7).uniform(-0.05, 0.05, (ROUNDS, 20)))
+    parameters = {"bsfl": {"min_latency": 0.1, "alpha": 10.0}, "cs-ucb": {"max_latency": 2.0}, "random": {}}
     regret, growth = {}, {}
-    for name, more in EQUAL.items():
+    for name, more in parameters.items():
         chosen = play(name, latency, 5, **more)
         assert (chosen.sum(axis=1) == 5).all()
         regret[name] = bsfl_regret(mean, chosen, 5, 10.0)

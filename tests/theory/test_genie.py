@@ -26,13 +26,18 @@ def instances(count: int) -> list[tuple[np.ndarray, np.ndarray, int, float]]:
     return cases
 
 
-def test_xia_genie_is_the_best_of_all_sets() -> None:
-    for mean, _, m, _ in instances(300):
+def test_the_genies_are_the_best_of_all_sets() -> None:
+    for mean, g, m, alpha in instances(300):
+        sets = [list(s) for s in combinations(range(mean.size), m)]
         chosen, value = xia_genie(mean, m)
         assert chosen.size == m
         assert (np.diff(chosen) > 0).all()
-        assert value == mean[chosen].min() == max(mean[list(s)].min() for s in combinations(range(mean.size), m))
-        assert mean[chosen].sum() == pytest.approx(max(mean[list(s)].sum() for s in combinations(range(mean.size), m)))
+        assert value == mean[chosen].min() == max(mean[s].min() for s in sets)
+        assert mean[chosen].sum() == pytest.approx(max(mean[s].sum() for s in sets))
+        assert bsfl_genie(mean, g, m, 0.0)[1] == pytest.approx(value, abs=1e-15)
+        chosen, value = bsfl_genie(mean, g, m, alpha)
+        assert value == pytest.approx(max(mean[s].min() + alpha / m * g[s].sum() for s in sets), abs=1e-12)
+        assert value == pytest.approx(mean[chosen].min() + alpha / m * g[chosen].sum(), abs=1e-12)
 
 
 def all_groups(clients: tuple[int, ...], m: int) -> list[list[tuple[int, ...]]]:
@@ -59,15 +64,6 @@ def test_sorted_groups_wait_least_of_all_groups() -> None:
         assert sum(mean[group].max() for group in groups) == pytest.approx(least)
 
 
-def test_bsfl_genie_is_the_best_of_all_sets() -> None:
-    for mean, g, m, alpha in instances(300):
-        chosen, value = bsfl_genie(mean, g, m, alpha)
-        values = [mean[list(s)].min() + alpha / m * g[list(s)].sum() for s in combinations(range(mean.size), m)]
-        assert value == pytest.approx(max(values), abs=1e-12)
-        assert value == pytest.approx(mean[chosen].min() + alpha / m * g[chosen].sum(), abs=1e-12)
-        assert bsfl_genie(mean, g, m, 0.0)[1] == pytest.approx(xia_genie(mean, m)[1], abs=1e-15)
-
-
 def test_a_genie_with_more_places_than_clients_takes_everyone() -> None:
     assert xia_genie([0.5, 0.2], 5)[0].tolist() == [0, 1]
     chosen, value = bsfl_genie([0.5, 0.2], [0.3, 0.1], 4, 2.0)
@@ -78,14 +74,11 @@ def test_a_genie_with_more_places_than_clients_takes_everyone() -> None:
 @pytest.mark.parametrize(
     ("mean", "g", "m", "alpha", "named"),
     [
-        ([], [], 1, 1.0, "mean_"),
-        ([0.1, np.nan], [0.3, 0.1], 1, 1.0, "mean_"),
-        (0.5, 0.3, 1, 1.0, "mean"),
-        ([0.1], [0.3], 0, 1.0, "clients_per_round"),
-        ([0.1, 0.2], [0.3], 1, 1.0, "generalization"),
+        ([], [], 1, 1.0, "mean_"), ([0.1, np.nan], [0.3, 0.1], 1, 1.0, "mean_"), (0.5, 0.3, 1, 1.0, "mean"),
+        ([0.1], [0.3], 0, 1.0, "clients_per_round"), ([0.1, 0.2], [0.3], 1, 1.0, "generalization"),
         ([0.1, 0.2], [0.3, 0.1], 1, -1.0, "alpha"),
     ],
-)
+)  # fmt: skip
 def test_genies_refuse_by_name(mean: Any, g: Any, m: int, alpha: float, named: str) -> None:
     with pytest.raises(ParameterError, match=named):
         bsfl_genie(mean, g, m, alpha)

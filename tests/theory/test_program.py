@@ -118,14 +118,11 @@ def test_policy_is_feasible_and_nothing_is_better(seed: int) -> None:
 @pytest.mark.parametrize(
     ("availability", "fairness", "named"),
     [
-        (1.0, [0.9, 0.9, 0.9], "fairness cannot be met with m = 2"),
-        (0.9, [0.95, 0.0, 0.0], "fairness cannot be met"),
-        (1.5, 0.1, "^availability"),
-        ([0.5, 0.5], 0.1, "^availability"),
-        (1.0, [0.1, 0.1], "^fairness"),
+        (1.0, [0.9, 0.9, 0.9], "fairness cannot be met with m = 2"), (0.9, [0.95, 0.0, 0.0], "fairness cannot be met"),
+        (1.5, 0.1, "^availability"), ([0.5, 0.5], 0.1, "^availability"), (1.0, [0.1, 0.1], "^fairness"),
         (1.0, -0.1, "^fairness"),
     ],
-)
+)  # fmt: skip
 def test_refuses_what_cannot_be_met_or_is_out_of_range(availability: Any, fairness: Any, named: str) -> None:
     with pytest.raises(ParameterError, match=named):
         fair_optimum(MEANS, availability, fairness, 2)
