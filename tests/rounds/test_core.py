@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import Stopwatch
 from fedsel_flwr.rounds.run_length import RoundNumbering
-from fedsel_flwr.selectors import PCZFL, Probe, create
+from fedsel_flwr.selectors import PCZFL, create
+from tests.golden.make_traces import selector_under_trace
 from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
-from tests.strategies.scripted import Spy, two_examples
+from tests.strategies.scripted import two_examples
 
 NODES = ["a", "b", "c"]
 
@@ -40,84 +42,49 @@ def test_a_round_is_collected_and_finished_once() -> None:
     assert [(record.round, record.num_selected) for record in core.parts.history.rounds] == [(1, 2), (3, 2)]
 
 
-def test_a_round_without_clients_is_entered_at_once() -> None:
-    core = core_of(create("random", clients_per_round=2, seed=0), availability=lambda client, number, seconds: False)
-    assert core.choose(NODES, MODEL, Written(facts(*NODES))) == []
-    record = core.parts.history.rounds[0]
-    assert (record.num_selected, record.round_s, record.energy_j) == (0, 0.0, 0.0)
+@pytest.mark.parametrize("name", ["random", "active-fl", "fedcs", "oort", "pisces", "rpow-d", "tifl"])
+def test_a_round_without_clients_is_entered_at_once(name: str) -> None:
+    """Nobody is connected, or nobody is available; also for selectors that read spares."""
+    core = core_of(selector_under_trace(name), availability=lambda client, number, seconds: False)
+    for nodes, model in (([], None), (NODES, MODEL)):
+        assert core.choose(nodes, model, Written(facts(*nodes))) == []
+    figures = [(record.num_selected, record.round_s, record.energy_j) for record in core.parts.history.rounds]
+    assert figures == [(0, 0.0, 0.0)] * 2
     with pytest.raises(RunError, match="finish was called before collect, or twice"):
         core.finish()
 
 
-class Clock:
-    """A clock that stands still unless somebody works."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class SlowSelector(Spy):
-    """Takes 1 s for its question, 2 s for the answers, 4 s for its choice, and 8 s for what came back."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__("loss")
-        self._clock = clock
-
-    def _probe(self, available: Any) -> Probe:
-        self._clock.work(1)
-        return Probe(clients=available, columns=("loss",))
-
-    def _inform(self, clients: Any, columns: Any) -> None:
-        self._clock.work(2 if columns else 0)
-
-    def _select(self, available: Any) -> Any:
-        self._clock.work(4)
-        return available
-
-    def _observe(self, report: Any) -> None:
-        self._clock.work(8)
-
-
-class SlowClients(Written):
-    """Takes 1,000 s to introduce the clients, and 2,000 s to probe them."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(facts(*NODES), {node: {"loss": 1.0, "latency_s": 1.0} for node in NODES})
-        self._clock = clock
-
-    def introduce(self, nodes: list[str]) -> Any:
-        self._clock.work(1000)
-        return super().introduce(nodes)
-
-    def probe(self, nodes: list[str], config: Any) -> Any:
-        self._clock.work(2000)
-        return super().probe(nodes, config)
-
-
 def test_the_servers_steps_are_timed_without_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe 1 + 2, select 4, collect 16, aggregate 32, observe 8: 63 s; the clients 6,000 s, 7,000 s in round 1."""
-    clock = Clock()
-    core, transport = core_of(SlowSelector(clock)), SlowClients(clock)
-    core.stopwatch, collect = Stopwatch(clock), core.collector.collect
+    now = [0.0]  # of a clock that stands still unless somebody works
 
-    def slow(*given: Any) -> Any:
-        clock.work(16)
-        return collect(*given)
+    def slow(owner: Any, method: str, seconds: float) -> None:
+        call = getattr(owner, method)
 
-    monkeypatch.setattr(core.collector, "collect", slow)
+        def worked(*given: Any) -> Any:
+            now[0] += seconds
+            return call(*given)
+
+        monkeypatch.setattr(owner, method, worked)
+
+    selector = create("local-accuracy", clients_per_round=3)
+    transport = Written(facts(*NODES), {node: {"local_accuracy": 1.0, "latency_s": 1.0} for node in NODES})
+    core = core_of(selector)
+    core.stopwatch = Stopwatch(lambda: now[0])
+    for method, seconds in (("_probe", 1), ("_select", 4), ("_observe", 8)):
+        slow(selector, method, seconds)
+    slow(core.parts.probing, "answer", 2)
+    slow(core.collector, "collect", 16)
+    slow(transport, "introduce", 1000)
+    slow(transport, "probe", 2000)
     for number in (1, 2, 3):
-        clock.work(10_000)  # between two rounds
+        now[0] += 10_000  # between two rounds
         chosen = core.choose(NODES, MODEL, transport)
-        clock.work(4000)
+        now[0] += 4000
         if number == 2:
             continue  # never collected: its times are dropped
-        core.collect(dict.fromkeys(chosen, reply(loss=1.0)))
-        clock.work(32)
+        core.collect(dict.fromkeys(chosen, reply()))
+        now[0] += 32
         core.finish(MODEL)
     expected = {"probe": 3, "select": 4, "collect": 16, "aggregate": 32, "observe": 8}
     columns = core.stopwatch.columns(3)
@@ -164,29 +131,15 @@ def test_availability_is_asked_once_per_client_and_round() -> None:
     assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
 
 
-class Trace:
-    """Availability that is asked for everybody at once."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[str], int, float]] = []
-        self.answer: Any = [True, False, True]
-
-    def __call__(self, client_id: str, number: int, seconds: float) -> bool:
-        raise AssertionError
-
-    def at(self, ids: list[str], number: int, seconds: float) -> Any:
-        self.calls.append((list(ids), number, seconds))
-        return np.array(self.answer)
-
-
 def test_availability_may_be_asked_for_everybody_at_once() -> None:
-    trace = Trace()
+    trace = Mock(spec=["at"], side_effect=AssertionError)
+    trace.at.return_value = np.array([True, False, True])
     core = core_of(create("random", clients_per_round=3, seed=0), availability=trace)
     for _ in range(2):
         play_round(core, NODES, reply())
-    assert trace.calls == [(["a", "b", "c"], 1, 0.0), (["a", "b", "c"], 2, 1.0)]
+    assert trace.at.call_args_list == [call(NODES, 1, 0.0), call(NODES, 2, 1.0)]
     assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
-    trace.answer = [True]
+    trace.at.return_value = np.array([True])
     with pytest.raises(RunError, match=r"a boolean for each of 3 clients, got shape \(1,\)"):
         play_round(core, NODES)
 

@@ -1,4 +1,4 @@
-"""Energy scores, reported or from joules; staleness; rounds without clients."""
+"""Energy scores, reported or from joules; staleness."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.golden.make_traces import selector_under_trace
-from tests.rounds.written import Written, core_of
 from tests.strategies.scripted import MAX_LATENCY, Spy, play_scripted
 
 
@@ -69,10 +67,3 @@ def test_no_update_of_a_synchronous_round_is_stale(api: str) -> None:
     spy = Spy("staleness")
     play_scripted(api, spy, lambda k, t, w: w, 2, start=[1.0])
     assert [report.staleness.tolist() for report in spy.reports] == [[0.0, 0.0]] * 2  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "pisces", "rpow-d", "tifl"])
-def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -> None:
-    core = core_of(selector_under_trace(name))
-    assert core.choose([], None, Written()) == []
-    assert [record.num_selected for record in core.parts.history.rounds] == [0]
