@@ -78,13 +78,11 @@ def test_of_a_multiset_the_copies_are_searched_and_weigh(api: str) -> None:
     wins. The mean over the multiset has client 0 three times.
     """
 
-    class Drawn(Spy):
-        def draws(self, clients: Any) -> Any:
-            return np.array([3, 1])[clients]
-
+    spy = Spy("kept")
+    vars(spy)["draws"] = lambda clients: np.array([3, 1])[clients]
     right, wrong = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-2.0, 0.0], [0.0, -2.0]])
     strategy, (after,) = play_scripted(
-        api, Drawn("kept"), lambda k, t, w: (right, wrong)[k], 1, start=np.zeros((2, 2)), clients=2,
+        api, spy, lambda k, t, w: (right, wrong)[k], 1, start=np.zeros((2, 2)), clients=2,
         validation=two_examples(), filter=Filter(score="accuracy"), averaging="mean",
     )  # fmt: skip
     assert [record.kept for record in strategy.history.clients] == [True, True]

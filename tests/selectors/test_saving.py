@@ -23,13 +23,6 @@ class Keeper(Random):
     scalar_state = ("_best", "_count", "_ready")
     free_state: ClassVar[dict[str, Any]] = {"_centre": (float, (2,)), "_bits": (bool, ()), "_wide": (np.uint64, ())}
 
-    _context: Any
-    _hash: Any
-    _plays: Any
-    _centre: Any
-    _bits: Any
-    _wide: Any
-
     def __init__(self, *, clients_per_round: int = 2, seed: int | None = None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self._best, self._count, self._ready = 0.0, 0, False
