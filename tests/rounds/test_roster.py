@@ -73,27 +73,10 @@ def test_the_first_roll_call_binds_all_at_once_as_it_would_one_by_one(
     assert again.register({"late": "b"}, 2)[0].keys() == at_once.register({"late": "b"}, 2)[0].keys()
 
 
-def enroll(roster: Roster, claims: dict[str, str], number: int) -> tuple[dict[int, str], list[int]]:
-    new, evicted = roster.register(claims, number)
-    return new, evicted.tolist()
-
-
 def here(roster: Roster, connected: Any) -> dict[int, str]:
     present = roster.present(connected)
     assert present.nodes_of(present.rows) == dict(zip(present.rows.tolist(), present.nodes, strict=True))
     return present.nodes_of(present.rows)
-
-
-def test_a_connection_is_bound_once() -> None:
-    roster = Roster()
-    assert enroll(roster, {"n1": "b", "n2": "a"}, 1) == ({0: "n2", 1: "n1"}, [])
-    assert roster.ids == ["a", "b"]
-    assert here(roster, ["n1", "n2"]) == {0: "n2", 1: "n1"}
-    assert roster.unregistered(["n1", "n2", "n3"]) == ["n3"]
-    assert enroll(roster, {"n3": "a"}, 2) == ({}, [])
-    assert list(roster.refused) == ["n3"]
-    assert here(roster, ["n1", "n2", "n3"]) == {0: "n2", 1: "n1"}
-    assert roster.unregistered(["n1", "n2", "n3"]) == []
 
 
 @given(
@@ -116,6 +99,8 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
         assert max_clients is None or len(roster.ids) <= max_clients
         assert all(0 <= row < len(roster.ids) for row in present)
         assert list(present) == sorted(present)
+        # A connection is bound or refused once.
+        assert not {*roster.unregistered(claims)} & {*present.values(), *roster.refused}
 
 
 NAMES = st.sampled_from(["", "", "name p", "name q", "name r"])
