@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -226,28 +225,18 @@ def decided_by_ties(distances: Floats, members: Ints) -> bool:
     return complete(np.full(len(distances), np.inf), frozenset(members.tolist()))
 
 
-def divfl_rounds(fleet: recipe.GradientFleet) -> Generator[tuple[Floats, Ints], Ints, None]:
-    """The gradients and our choice of each round; what is sent is theirs, with which both continue."""
-    everybody, gradients = np.arange(fleet.clients), fleet.first()
-    selector = DivFL(clients_per_round=fleet.chosen, seed=fleet.seed)
-    selector.inform(everybody, gradient=gradients)
-    for number in range(1, fleet.rounds + 1):
-        theirs = yield gradients, selector.select(everybody)
-        gradients[theirs] = fleet.next(number, gradients[theirs])
-        selector.observe(report(theirs, gradient=gradients[theirs]))
-
-
 def test_divfl() -> None:
     rows = iter(trace("divfl"))
     equal = others = 0
     for fleet in recipe.DIVFL:
-        play = divfl_rounds(fleet)
-        gradients, ours = next(play)
+        everybody, gradients = np.arange(fleet.clients), fleet.first()
+        selector = DivFL(clients_per_round=fleet.chosen, seed=fleet.seed)
+        selector.inform(everybody, gradient=gradients)
         for number in range(1, fleet.rounds + 1):
             row = next(rows)
             case = (fleet.kind, fleet.clients, fleet.chosen, fleet.seed, number)
             assert tuple(row.values())[:-1] == tuple(map(str, case))
-            theirs = ints(row["chosen"])
+            ours, theirs = selector.select(everybody), ints(row["chosen"])
             if ours.tolist() == theirs.tolist():
                 equal += 1
             else:
@@ -257,8 +246,8 @@ def test_divfl() -> None:
                 assert abs(left / least - 1.0) <= fleet.chosen * TIE  # a tie may be lost at each step
                 assert decided_by_ties(distances, ours)
                 assert decided_by_ties(distances, theirs)
-            if number < fleet.rounds:
-                gradients, ours = play.send(theirs)
+            gradients[theirs] = fleet.next(number, gradients[theirs])  # both continue with their choice
+            selector.observe(report(theirs, gradient=gradients[theirs]))
     assert next(rows, None) is None
     assert equal + others == 720
     print(f"divfl: {equal} of 720 sets equal, {others} decided by ties")

@@ -7,8 +7,8 @@ which sums every candidate in every step.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -24,7 +24,6 @@ from tests.selectors.rounds import report
 
 Array = npt.NDArray[Any]
 Gradients = Mapping[int, Sequence[float]]
-EQUAL: Mapping[int, float] = defaultdict(lambda: 1.0)
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
@@ -32,29 +31,21 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
 
 
-def uncovered(gradients: Gradients, chosen: Iterable[int], weight: Mapping[int, float] = EQUAL) -> float:
-    """(4): what is left between every client and the nearest chosen one, times the weight of the client."""
-    chosen = list(chosen)
-    return sum(weight[i] * min(apart(gradients[i], gradients[j]) for j in chosen) for i in gradients)
+def uncovered(gradients: Gradients, chosen: Collection[int]) -> float:
+    """(4): what is left between every client and the nearest chosen one."""
+    return sum(min(apart(mine, gradients[j]) for j in chosen) for mine in gradients.values())
 
 
-def greedy(
-    gradients: Gradients, available: Iterable[int], count: int, weight: Mapping[int, float] = EQUAL
-) -> set[frozenset[int]]:
+def greedy(gradients: Gradients, available: Iterable[int], count: int) -> set[frozenset[int]]:
     """(5): whoever leaves the least, one after the other; all sets that this may end in, as two may leave the same."""
     candidates, sets = [k for k in available if k in gradients], {frozenset[int]()}
     for _ in range(min(count, len(candidates))):
         longer = set()
         for chosen in sets:
-            left = {k: uncovered(gradients, {*chosen, k}, weight) for k in candidates if k not in chosen}
+            left = {k: uncovered(gradients, {*chosen, k}) for k in candidates if k not in chosen}
             longer |= {chosen | {k} for k, value in left.items() if value <= min(left.values()) * (1 + 1e-6)}
         sets = longer
     return sets
-
-
-def best(gradients: Gradients, count: int) -> float:
-    """The least that any set of this size leaves."""
-    return min(uncovered(gradients, chosen) for chosen in combinations(gradients, count))
 
 
 def plain_greedy(distances: Array, candidates: Array, count: int, looked_at: Callable[[Array], Array]) -> list[int]:
@@ -231,8 +222,9 @@ def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:
         selector._step_candidates = lambda *args, ask=original: (steps.update([len(got := ask(*args))]), got)[1]
         left.append(uncovered(gradients, selector.select(np.arange(12)).tolist()))
     reach = max(apart(a, b) for a in gradients.values() for b in gradients.values())
+    best = min(uncovered(gradients, chosen) for chosen in combinations(gradients, 3))
     assert steps == {5: 180}
-    assert reach * 12 - float(np.mean(left)) >= (1 - 1 / math.e - 0.3) * (reach * 12 - best(gradients, 3))
+    assert reach * 12 - float(np.mean(left)) >= (1 - 1 / math.e - 0.3) * (reach * 12 - best)
     assert len({round(value, 9) for value in left}) > 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,10 +76,7 @@ class PCZFLOracle(Judge):
         """Place clients that have no model yet."""
         accuracy, energy = rng.uniform(0.08, 0.12, len(clients)), self.energy[clients]
         selector.inform(np.array(clients), accuracy=accuracy, energy_score=energy)
-        self.inform(dict(zip(clients, zip(accuracy.tolist(), energy.tolist(), strict=True), strict=True)))
-
-    def inform(self, contexts: Mapping[int, Point]) -> None:
-        self.context.update(contexts)
+        self.context.update(zip(clients, zip(accuracy.tolist(), energy.tolist(), strict=True), strict=True))
 
     def columns(self, clients: np.ndarray, completed: np.ndarray, t: int, rng: np.random.Generator) -> dict[str, Any]:
         accuracy = 0.1 + (self.level[clients] - 0.1) * (1 - np.exp(-t / 25)) + rng.normal(0, 0.02, len(clients))
@@ -247,16 +244,13 @@ def test_rounds_by_hand() -> None:
         {0: (0.5, 0.5)},
     ]
     contexts = {0: (0.1, 0.9), 1: (0.1, 0.6), 2: (0.1, 0.3)}
-    selector, oracle = build(), PCZFLOracle(0.02)
+    selector = build()
     inform(selector, contexts)
-    oracle.inform(contexts)
     for t, given in enumerate(rewards, start=1):
         assert play(selector, [2, 0, 1], given) == set(given), f"round {t}"
-        assert oracle.explain([2, 0, 1], list(given)) == "", f"round {t}"
-        oracle.observe(report(list(given), given))
-    centres = [(0.5, 0.5), (0.5, 0.9), (0.4, 0.3), (0.8, 0.9), (0.45, 0.6)]
-    assert [(ball.centre, ball.radius) for ball in oracle.balls] == list(zip(centres, [1, 0.5, 0.5, 0.25, 0.25]))  # noqa: B905
-    assert oracle.ambiguous == 0
+    balls = selector.state_dict()
+    assert balls["centre"].tolist() == [[0.5, 0.5], [0.5, 0.9], [0.4, 0.3], [0.8, 0.9], [0.45, 0.6]]
+    assert balls["radius"].tolist() == [1, 0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(
