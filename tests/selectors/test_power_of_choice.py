@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import create
-from fedsel_flwr.selectors._draws import draw
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
 
@@ -64,16 +63,6 @@ def test_the_candidates_follow_the_sizes(d: int, name: str) -> None:
     counts = frequencies(candidates, 2000)
     assert p_value(counts, drawn_one_by_one(sizes, d)) > 1e-3
     assert p_value(counts, drawn_one_by_one(dict.fromkeys(sizes, 1.0), d)) < 1e-9  # the test can tell
-
-
-def test_clients_of_weight_zero_are_drawn_last_and_in_any_order() -> None:
-    generator = np.random.default_rng(3)
-    with np.errstate(divide="ignore"):
-        weight = np.log(np.array([0.0, 1.0, 0.0, 0.0]))
-    drawn = [draw(generator, np.array([4, 5, 6, 7]), weight, 2).tolist() for _ in range(600)]
-    assert {first for first, _ in drawn} == {5}
-    second = [other for _, other in drawn]
-    assert all(abs(second.count(k) - 200) < 4.5 * np.sqrt(600 * 2 / 9) for k in (4, 6, 7))
 
 
 def test_who_is_asked_again_before_the_choice_is_drawn_again() -> None:
