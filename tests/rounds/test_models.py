@@ -51,13 +51,16 @@ def test_the_same_verdicts_on_a_stack_as_on_each_model(stack: list[np.ndarray]) 
     assert ModelStack(stack).faults(REFERENCE) == one_by_one
 
 
-def test_numbers_of_which_the_squares_overflow_are_looked_at_one_by_one() -> None:
+def test_what_is_wrong_with_an_array_is_named() -> None:
+    """Where squares overflow, numbers are looked at one by one."""
     halves = [np.zeros(4, dtype=np.float16), np.zeros(2, dtype=np.float32)]
     stack = [np.full((4, 4), 6e4, dtype=np.float16), np.full((4, 2), 9e17, dtype=np.float32)]
     stack[0][1, 0], stack[1][2, 1], stack[1][3, 0] = np.inf, -2e18, np.nan
     wrong = ["", "arrays: not finite at 0", "arrays: 2e+18 at 1, beyond 1e+18", "arrays: not finite at 1"]
     assert ModelStack(stack).faults(halves) == wrong
     assert [fault_in_arrays([layer[i] for layer in stack], halves) for i in range(4)] == wrong
+    waves = [np.ones(2, np.complex64)]
+    assert fault_in_arrays(waves, waves) == "arrays: expected real numbers at 0, got complex64"
 
 
 @pytest.mark.parametrize("name", ["gpfl", "fedcm-ucb", "pczfl", "spy"])
@@ -137,11 +140,6 @@ def test_a_client_cannot_hide_an_update_in_integers() -> None:
     core.choose(["a"], GLOBAL, Written(facts("a")))
     outcome = core.collect({"a": reply(arrays=[np.full((2, 2), 900), *GLOBAL[1:]])})
     assert outcome.results["a"].problems == ("update norm: 1798 is above max_update_norm = 5",)
-
-
-def test_complex_numbers_are_named() -> None:
-    kinds = [np.ones(2, np.complex64)], [np.ones(2, np.complex64)]
-    assert fault_in_arrays(*kinds) == "arrays: expected real numbers at 0, got complex64"
 
 
 def test_there_is_no_limit_where_there_are_no_norms() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -98,28 +99,15 @@ def test_gpfl_counts_it_as_its_initialization() -> None:
     assert alone.keeps_model
 
 
-def test_fedcor_s_own_warm_up_and_tifl_s_interval_come_after_it() -> None:
-    """FedCor: W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11, asked before and after.
-
-    TiFL: intervals of four rounds: accuracies are asked before rounds 4, 8 and 12; round 1 gives its profile.
-    """
-    fedcor, tifl, asked = warm("fedcor"), warm("tifl"), {"fedcor": list[int](), "tifl": list[int]()}
-    for number in range(1, 13):
-        for selector in (fedcor, tifl):
-            if (question := selector.probe(np.arange(FLEET))) is not None:
-                asked[selector.name].append(number)
-                losses = np.linspace(1.0, 2.0, FLEET) / number
-                selector.inform(question.clients, **dict.fromkeys({"loss"} & set(question.columns), losses))
-            chosen = selector.select(np.arange(FLEET))
-            assert len(chosen) == (FLEET if number <= WARMUP else 2)
-            if selector is tifl:
-                selector.observe(report(chosen, chosen + number))
-                assert number <= WARMUP or len(set(chosen // 3)) == 1
-                left = {WARMUP: [2, 2], WARMUP + 1: [1, 2]}.get(number)
-                assert left is None or sorted(selector.state_dict()["credits"].tolist()) == left
-                assert number != WARMUP or selector.state_dict()["profile"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert asked == {"fedcor": [4, 5, 6, 8, 9, 11, 12], "tifl": [4, 8, 12]}
-    assert fedcor.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
+def test_tifl_profiles_by_its_first_round_and_spends_credits_after_it() -> None:
+    selector = warm("tifl")
+    for number in range(1, WARMUP + 2):
+        chosen = selector.select(np.arange(FLEET))
+        selector.observe(report(chosen, chosen + number))
+        spent = number - WARMUP
+        assert spent <= 0 or len(set(chosen // 3)) == 1  # of one tier
+        assert spent < 0 or sorted(selector.state_dict()["credits"].tolist()) == [2 - spent, 2]
+    assert selector.state_dict()["profile"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:
@@ -151,14 +139,16 @@ def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "count", "expected"),
     [
-        ("power-of-choice", [(4, 3), (5, 3)]), ("cpow-d", [(4, 3), (5, 3)]), ("rpow-d", []),
-        ("local-accuracy", [(4, FLEET), (5, FLEET)]), ("active-fl", []), ("divfl", []), ("lsh", [(4, FLEET)]),
-        ("nccb", [(4, FLEET)]),
+        ("power-of-choice", 3, range(4, 13)), ("cpow-d", 3, range(4, 13)), ("local-accuracy", FLEET, range(4, 13)),
+        ("rpow-d", 0, []), ("active-fl", 0, []), ("divfl", 0, []), ("lsh", FLEET, [4]), ("nccb", FLEET, [4]),
+        # two random rounds of its own, then every third: rounds 4, 5, 8 and 11 are samples, asked before and after
+        ("fedcor", FLEET, [4, 5, 6, 8, 9, 11, 12]),
+        ("tifl", FLEET, [4, 8, 12]),  # intervals of four rounds, which begin with round 1
     ],
 )  # fmt: skip
-def test_who_is_asked_after_it(name: str, expected: list[tuple[int, int]]) -> None:
+def test_who_is_asked_after_it(name: str, count: int, expected: Iterable[int]) -> None:
     """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
     selector = warm(name)
     probe, asked = selector.probe, []
@@ -169,8 +159,9 @@ def test_who_is_asked_after_it(name: str, expected: list[tuple[int, int]]) -> No
         return question
 
     vars(selector)["probe"] = noted
-    play(selector, range(WARMUP + 2), num_clients=FLEET, availability=1.0, completing=1.0)
-    assert asked == expected
+    play(selector, range(12), num_clients=FLEET, availability=1.0, completing=1.0)
+    assert asked == [(number, count) for number in expected]
+    assert name != "fedcor" or selector.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
 
 
 def test_rounds_with_nobody_are_counted() -> None:
