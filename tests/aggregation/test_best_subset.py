@@ -30,16 +30,13 @@ def score_of(members: tuple[int, ...], logits: np.ndarray, labels: np.ndarray, s
     return total / len(labels)
 
 
-def enumerate_subsets(logits: np.ndarray, labels: np.ndarray, score: str) -> dict[tuple[int, ...], float]:
-    """Score every non-empty subset, in the order in which ties are broken: larger first, then the lowest indices."""
-    n = len(logits)
-    sets = [members for size in range(n, 0, -1) for members in combinations(range(n), size)]
-    return {members: score_of(members, logits, labels, score) for members in sets}
-
-
 def check(logits: np.ndarray, labels: np.ndarray, score: str) -> tuple[int, ...]:
-    """Compare with enumeration: the value, and the first of the sets that reach it; returns that set."""
-    values = enumerate_subsets(logits, labels, score)
+    """Compare with enumeration: the value, and the first of the sets that reach it; returns that set.
+
+    Every set is scored, in the order in which ties are broken: larger first, then the lowest indices.
+    """
+    sets = [members for size in range(len(logits), 0, -1) for members in combinations(range(len(logits)), size)]
+    values = {members: score_of(members, logits, labels, score) for members in sets}
     best = max(values.values())
     expected = next(members for members, value in values.items() if value >= best - 1e-12)
     kept, value = best_subset(logits, labels, score)
@@ -205,23 +202,17 @@ def test_sums_that_overflow_do_not_warn(n: int, score: str) -> None:
     assert value == (0.5 if score == "accuracy" else -1.7e308 / 2)
 
 
-def two_of_size(difference: float, n: int) -> np.ndarray:
-    """``n`` models, one example, label 0: model 0 is right by 1, model 1 by 1 + difference, the others are wrong."""
-    logits = np.zeros((n, 1, 2))
-    logits[:, 0, 1] = 50.0
-    logits[:2, 0] = [[1.0, 0.0], [1.0 + difference, 0.0]]
-    return logits
-
-
 @pytest.mark.parametrize("n", [2, 21], ids=["exact", "greedy"])
 @pytest.mark.parametrize("difference", [1e-6, 1e-8, 1e-9, 1e-11, 1e-14])
 def test_a_small_difference_is_no_tie_but_rounding_is(difference: float, n: int) -> None:
-    """The loss falls with the margin d by 1/(1 + e^d) = .27 a unit at 1: {1} is .27e-9 better than {0} at 1e-9.
+    """Model 0 is right by 1, model 1 by 1 + difference, the others are wrong.
 
-    {0, 1} has the mean margin 1 + 0.5e-9, half as much better, though it is larger and 0 the lower index. At 1e-14,
-    below the rounding of a mean of many examples, the larger set wins.
+    The loss falls with the margin d by 1/(1 + e^d) = .27 a unit at 1: {1} is .27e-9 better than {0} at 1e-9. {0, 1} has
+    the mean margin 1 + 0.5e-9, half as much better, though it is larger and 0 the lower index. At 1e-14, below the
+    rounding of a mean of many examples, the larger set wins.
     """
-    kept, value = best_subset(two_of_size(difference, n), np.array([0]))
+    logits = np.array([[[1.0, 0.0]], [[1.0 + difference, 0.0]], *[[[0.0, 50.0]]] * (n - 2)])
+    kept, value = best_subset(logits, np.array([0]))
     assert np.flatnonzero(kept).tolist() == ([1] if difference > 1e-13 else [0, 1])
     assert value == pytest.approx(-math.log1p(math.exp(-1 - difference)), abs=1e-14)
 

@@ -119,24 +119,19 @@ def test_reasons_are_those_that_cost_the_update_and_few_of_them_are_named(caplog
     assert len(caplog.messages[-1].splitlines()) == 1
 
 
-KEYS = {
-    "num_clients": 8, "clients_per_round": 8, "rounds": 4, "wireless.max_latency_s": 0.2, "model.name": "logistic",
-    "clients.failure_probability": 0.2, "selector": "random",
-}  # fmt: skip
-
-
-def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= level]
-
-
 @pytest.mark.parametrize("name", ["vectorized", "ray"])
 def test_a_simulation_warns_once_and_counts(name: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setattr(engine, "run_simulation", in_process)
     caplog.set_level(logging.INFO, "fedsel_flwr")
-    counts = simulate(load_scenario("smoke", {**KEYS, "api": "message"}), engine=name).history.problem_counts()
+    scenario = load_scenario("smoke", {
+        "num_clients": 8, "clients_per_round": 8, "rounds": 4, "wireless.max_latency_s": 0.2, "model.name": "logistic",
+        "clients.failure_probability": 0.2, "selector": "random", "api": "message",
+    })  # fmt: skip
+    counts = simulate(scenario, engine=name).history.problem_counts()
     assert min(counts["late"], counts["lost"]) > 3
-    assert lines(caplog) == [
+    ours = [record for record in caplog.records if record.name == "fedsel_flwr"]
+    assert [record.getMessage() for record in ours if record.levelno >= logging.WARNING] == [
         f"{counts['late']} late, {counts['lost']} lost of 32 expected replies in 4 rounds. "
         "The history lists the clients"
     ]
-    assert len([line for line in lines(caplog, logging.INFO) if ": late: " in line]) == counts["late"]
+    assert len([record for record in ours if ": late: " in record.getMessage()]) == counts["late"]

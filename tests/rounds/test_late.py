@@ -201,19 +201,13 @@ def test_the_first_round_walks_through_its_answers(times: list[float], answers: 
     assert Deadline(answers=answers).settled(sorted(times)) == ended
 
 
-def _course_of(core: Any, seconds: list[dict[str, float | None]]) -> list[float]:
-    """The deadlines of rounds in which everyone takes these seconds, or never answers."""
-    for times in seconds:
-        replies = {node: Reply(error="gone") if took is None else reply(took) for node, took in times.items()}
-        play_round(core, sorted(times), replies)
-    return [one.deadline_s for one in core.parts.history.rounds]
-
-
 def test_a_course_of_automatic_deadlines() -> None:
     """a and b take 10 and 12 s, c 100 s at first. The dead d raises nothing, and who is always slow is waited for."""
     core = core_of(Everyone(), round_deadline_s="auto", cooldown=False, max_latency=500.0)
-    usual: dict[str, float | None] = {"a": 10.0, "b": 12.0, "c": 100.0, "d": None}
-    found = _course_of(core, [usual] * 3 + [usual | {"c": 300.0}] * 8)
+    usual = {"a": reply(10.0), "b": reply(12.0), "c": reply(100.0), "d": Reply(error="gone")}
+    for replies in [usual] * 3 + [usual | {"c": reply(300.0)}] * 8:
+        play_round(core, sorted(usual), replies)
+    found = [one.deadline_s for one in core.parts.history.rounds]
     # Round 1 has no times: three of four are more than half. 10, 12 and 100 s: 12 + 9 s, but the third comes after
     # 100 s. From round 2 on c's own time counts: 100 + 30 s. From round 4 on, at 360 s, c takes 300 s, which the server
     # knows in rounds 6, 7 and 8. Then 100 s and 300 s are three of each: median 200, MAD 100. Later median 300, MAD 0.

@@ -30,10 +30,6 @@ def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -
     assert spy.num_clients == 3
 
 
-def _of_accuracy(spy: Spy) -> list[tuple[list[int], list[float]]]:
-    return [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
-
-
 def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     """One newcomer a round: they hear w0's accuracy, although the model is right on both by then."""
     spy, predict = Spy("accuracy"), Counted()
@@ -43,7 +39,8 @@ def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     server = Server(api, strategy, first, start=[np.array(C)]).play(2)
     server.connect(late)
     server.play(2)
-    assert _of_accuracy(spy) == [([0, 1], [0.5, 0.5]), ([2], [0.5])]
+    told = [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
+    assert told == [([0, 1], [0.5, 0.5]), ([2], [0.5])]
     assert predict.models.count(C) == 1
     assert [report.clients.tolist() for report in spy.reports] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
 

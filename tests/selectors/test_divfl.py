@@ -51,11 +51,7 @@ def greedy(gradients: Gradients, available: Iterable[int], count: int) -> set[fr
 def plain_greedy(distances: Array, candidates: Array, count: int, looked_at: Callable[[Array], Array]) -> list[int]:
     """(5), step by step: the first candidate whose sum is the least, to one in a million.
 
-    Args:
-        distances: From each candidate to everybody, shape (n, K).
-        candidates: Shape (n,).
-        count: Steps.
-        looked_at: Places of the candidates that are left -> those that a step sums.
+    Distances are those from each candidate to everybody; a step sums only candidates that are looked at.
     """
     nearest, left, chosen = np.full(distances.shape[1], np.inf), np.ones(len(candidates), dtype=np.bool_), list[int]()
     for _ in range(count):

@@ -145,11 +145,11 @@ def play(selector: Any, available: list[int], kept: tuple[int, ...] = (), failed
     return set(chosen.tolist())
 
 
-def with_means(mean: list[float], **parameters: Any) -> Any:
-    """Make fedcm-ucb with these initial draws in place of its own."""
-    selector = build(**parameters)
-    selector.inform(np.arange(len(mean)))
-    selector.load_state_dict(selector.state_dict() | {"mean": np.array(mean)})
+def known(name: str, clients_per_round: int, seed: int, **own: list[Any]) -> Any:
+    """A selector with this state by client in place of its own."""
+    selector = build(name, clients_per_round=clients_per_round, seed=seed)
+    selector.inform(np.arange(len(next(iter(own.values())))))
+    selector.load_state_dict(selector.state_dict() | own)
     return selector
 
 
@@ -169,7 +169,7 @@ def test_ucb_rounds_by_hand() -> None:
     Round 6, 3 ln 6/2 = 2.6876: (.3333 + .9465 = 1.2798, .5 + .8197 = 1.3197, 1.6394)              -> 2
     """
     for seed in range(10):
-        selector = with_means([0.0, 1.0, 0.0], clients_per_round=1, seed=seed)
+        selector = known("fedcm-ucb", 1, seed, mean=[0.0, 1.0, 0.0])
         everyone = [0, 1, 2]
         assert play(selector, everyone, kept=(1,)) == {1}
         assert play(selector, everyone) == {1}
@@ -218,36 +218,23 @@ def test_initial_means_are_fair_coins_drawn_once() -> None:
 # ---- Thompson sampling ---------------------------------------------------------------------------------------------
 
 
-def teach(selector: Any, client: int, kept: int, lost: int) -> None:
-    """Let a client be kept and lost so often, every second loss a failure."""
-    for _ in range(kept):
-        play(selector, [client], kept=(client,))
-    for number in range(lost):
-        play(selector, [client], failed=(client,) if number % 2 else ())
+FIVE = [(5, 2), (1, 4), (7, 7), (2, 1), (1, 1)]
 
 
 @pytest.mark.parametrize(
-    ("m", "lessons"),
-    [
-        (1, {0: (2, 0), 1: (0, 0)}),
-        (1, {0: (0, 2), 1: (0, 0)}),
-        (1, {0: (3, 2), 1: (0, 0)}),
-        (1, {0: (4, 1), 1: (0, 3), 2: (6, 6), 3: (1, 0), 4: (0, 0)}),
-        (2, {0: (4, 1), 1: (0, 3), 2: (6, 6), 3: (1, 0), 4: (0, 0)}),
-        (3, {0: (4, 1), 1: (0, 3), 2: (6, 6), 3: (1, 0), 4: (0, 0)}),
-    ],
+    ("m", "posteriors"),
+    [(1, [(3, 1), (1, 1)]), (1, [(1, 3), (1, 1)]), (1, [(4, 3), (1, 1)]), (1, FIVE), (2, FIVE), (3, FIVE)],
 )
-def test_ts_frequencies(m: int, lessons: dict[int, tuple[int, int]]) -> None:
-    """Each client was kept and lost so often: every set of m as often as independent draws of the posteriors give it.
+def test_ts_frequencies(m: int, posteriors: list[tuple[int, int]]) -> None:
+    """Successes and failures by client: every set of m as often as independent draws of the posteriors give it.
 
     Nothing is observed meanwhile, so that posteriors stay; and no choice remembers the one before: pairs of choices
     are as often equal as independent ones.
     """
-    selector = build("fedcm-ts", clients_per_round=m, seed=m)
-    for client, (kept, lost) in lessons.items():
-        teach(selector, client, kept, lost)
-    odds = chances({client: (1 + kept, 1 + lost) for client, (kept, lost) in lessons.items()}, m)
-    choices = [frozenset(selector.select(np.arange(len(lessons))).tolist()) for _ in range(4000)]
+    successes, failures = zip(*posteriors, strict=True)
+    selector = known("fedcm-ts", m, m, successes=list(successes), failures=list(failures))
+    odds = chances(dict(enumerate(posteriors)), m)
+    choices = [frozenset(selector.select(np.arange(len(posteriors))).tolist()) for _ in range(4000)]
     assert p_value(frequencies(iter(choices).__next__, 4000), odds) > 1e-3
     twice, repeated = sum(a == b for a, b in pairwise(choices)), 4000 * sum(p * p for p in odds.values())
     assert abs(twice - repeated) < 6 * np.sqrt(repeated)

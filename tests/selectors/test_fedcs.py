@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import combinations, permutations
 from typing import Any
@@ -24,18 +25,9 @@ def measured(seconds: dict[int, float], **parameters: Any) -> FedCS:
     return selector
 
 
-def slowest_parting(seconds: list[float], channels: int) -> float:
+def slowest_parting(seconds: Iterable[float], channels: int) -> float:
     """The longest round of these clients over all orders in which they may be served."""
     return max(round_time(list(order), channels) for order in permutations(seconds))
-
-
-def most_that_fit(seconds: dict[int, float], deadline: float, channels: int) -> int:
-    """The size of the largest set whose round ends by the deadline whoever shares a wave."""
-    for size in range(len(seconds), 0, -1):
-        for members in combinations(sorted(seconds), size):
-            if slowest_parting([seconds[k] for k in members], channels) <= deadline:
-                return size
-    return 0
 
 
 def test_rounds_by_hand() -> None:
@@ -71,7 +63,8 @@ def test_as_many_as_fit_by_enumeration(channels: int | None, seed: int) -> None:
     seconds = {k: float(s) for k, s in enumerate(rng.choice([0.5, 1.0, 1.5, 2.0, 3.0, 5.0], 6))}
     deadline = float(rng.choice([2.0, 4.0, 6.0, 9.0]))
     chosen = measured(seconds, deadline=deadline, channels=channels).select(np.arange(6)).tolist()
-    size = most_that_fit(seconds, deadline, channels or 6)
+    sets = [members for size in range(1, 7) for members in combinations(seconds.values(), size)]
+    size = max((len(one) for one in sets if slowest_parting(one, channels or 6) <= deadline), default=0)
     assert len(chosen) == max(1, size)
     if size:
         assert slowest_parting([seconds[k] for k in chosen], channels or 6) <= deadline

@@ -280,27 +280,21 @@ def test_one_zoom_by_hand(uncertainty: float, one: Point, other: Point, expected
     assert set(selector.select(np.arange(2)).tolist()) == expected
 
 
-def zoomed(num_clients: int, num_balls: int) -> Any:
-    """A selector with so many balls of radii 1, 1/2, ... 1/32, over clients that stand anywhere."""
-    selector, rng = build(), np.random.default_rng(5)
-    selector.inform(np.arange(num_clients), accuracy=rng.random(num_clients), energy_score=rng.random(num_clients))
-    state = selector.state_dict()
-    state["radius"] = np.append(1.0, 0.5 ** rng.integers(1, 6, num_balls - 1))
-    state["centre"] = np.vstack([[0.5, 0.5], rng.random((num_balls - 1, 2))])
-    state["ball_plays"] = rng.integers(0, 9, num_balls)
-    state["ball_mean"] = rng.random((num_balls, 2))
-    selector.load_state_dict(state)
-    return selector
-
-
 @pytest.mark.parametrize(("num_clients", "chunk"), [(1, 7), (50, 1), (50, 7), (50, 64), (3000, pczfl.CHUNK)])
 def test_domains_as_definition_2_says(num_clients: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(2): a client lies in the domain of each ball around it than which no smaller one is around it, or is in none."""
+    """(2): a client lies in the domain of each ball around it than which no smaller one is around it, or is in none.
+
+    The 150 balls have radii of 1, 1/2, ... 1/32; clients stand anywhere.
+    """
     monkeypatch.setattr(pczfl, "CHUNK", chunk)
-    selector = zoomed(num_clients, 150)
+    selector, rng = build(), np.random.default_rng(5)
+    x, y = rng.random((2, num_clients))
+    selector.inform(np.arange(num_clients), accuracy=x, energy_score=y)
+    radius, centre = np.append(1.0, 0.5 ** rng.integers(1, 6, 149)), np.vstack([[0.5, 0.5], rng.random((149, 2))])
+    balls = {"radius": radius, "centre": centre, "ball_plays": np.ones(150, np.int64), "ball_mean": centre}
+    selector.load_state_dict(selector.state_dict() | balls)
     clients = np.arange(0, num_clients, 2)
-    x, y = selector._accuracy[clients], selector._energy_score[clients]
-    centre, radius = selector._centre, selector._radius
+    x, y = x[clients], y[clients]
     around = np.hypot(x[:, None] - centre[:, 0], y[:, None] - centre[:, 1]) <= radius + 1e-12
     expected = around & (radius <= np.where(around, radius, np.inf).min(axis=1, keepdims=True))
     np.testing.assert_array_equal(selector._domains(clients), expected)

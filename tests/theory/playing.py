@@ -10,15 +10,9 @@ from fedsel_flwr.selectors import RoundReport, create
 
 
 def play(
-    name: str,
-    latency: np.ndarray,
-    clients_per_round: int,
-    *,
-    seed: int = 1,
-    available: np.ndarray | None = None,
-    num_examples: np.ndarray | None = None,
-    **parameters: Any,
-) -> np.ndarray:
+    name: str, latency: np.ndarray, clients_per_round: int, *, seed: int = 1, available: np.ndarray | None = None,
+    num_examples: np.ndarray | None = None, **parameters: Any,
+) -> np.ndarray:  # fmt: skip
     """Run as many rounds as ``latency``, of shape (rounds, K), has rows; return the choices as booleans.
 
     A latency at or above the parameter max_latency is a failed client; ``available`` has the shape of the result.
