@@ -49,12 +49,10 @@ def test_three_of_five_clients_by_hand(name: str, total: float, expected: float)
 @pytest.mark.parametrize(
     ("name", "weights", "old", "new"),
     [
-        ("fedpdp", [10.0, 30.0], 0.0, 1.0),
-        ("fedpdp-exact", [10.0, 30.0], 0.0, 0.5 * 8 / 2),
-        ("fedavg-absent", [10.0, 30.0], 0.5, 0.5),
-        ("mean", [1.0, 1.0], 0.0, 1.0),
+        ("fedpdp", [10.0, 30.0], 0.0, 1.0), ("fedpdp-exact", [10.0, 30.0], 0.0, 0.5 * 8 / 2),
+        ("fedavg-absent", [10.0, 30.0], 0.5, 0.5), ("mean", [1.0, 1.0], 0.0, 1.0),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_weights_and_mix(name: str, weights: list[float], old: float, new: float, dtype: Any) -> None:
     """Two of eight clients hold half of the data; the given arrays stay, and the model keeps types and shapes."""

@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
 from fedsel_flwr.selectors import create
-from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
+from tests.rounds.written import MODEL, Written, core_of, play_round, reply
 from tests.strategies.scripted import Spy
 
 START, USUAL = 13.0, 0.25
@@ -86,14 +86,10 @@ def test_all_first_times_of_a_round_count_the_same() -> None:
 
 
 def test_one_liar_does_not_set_the_seconds_of_the_others() -> None:
-    core = server(Spy())
-    chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
-    said = dict.fromkeys(chosen, 0.2) | {chosen[0]: 1e-12}
-    replies = {
-        node: Reply(arrays=MODEL, num_examples=1, metrics={"compute_s": s}, observed_s=13.0) for node, s in said.items()
-    }
-    outcome = core.collect(replies)
-    assert {result.latency_s for result in outcome.results.values()} == {0.2}
+    core, honest = server(Spy()), Reply(arrays=MODEL, num_examples=1, metrics={"compute_s": 0.2}, observed_s=13.0)
+    liar = replace(honest, metrics={"compute_s": 1e-12})
+    play_round(core, NODES, dict.fromkeys(NODES, honest) | {NODES[0]: liar})
+    assert [row.latency_s for row in core.parts.history.clients] == [0.2] * 6
 
 
 def test_known_times_stand_for_a_newcomers_first_time() -> None:

@@ -15,8 +15,6 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
-LATENCIES = [1.0, 3.0, 2.0, 0.5, 4.0]  # of the clients 0..4, all trained each round
-ENERGIES = [0.5, 0.25, 1.0, 2.0, 0.125]
 NaN = float("nan")
 
 
@@ -29,8 +27,8 @@ def _of_all(proxies: list[FakeProxy], rounds: int = 3, **base: Any) -> History:
 
 
 def test_seconds_and_joules_accumulate() -> None:
-    five = [FakeProxy(f"n{9 - k}", k, number=k, latency=LATENCIES[k], energy=ENERGIES[k]) for k in (3, 1, 4, 0, 2)]
-    rounds = _of_all(five).rounds
+    costs = {3: (0.5, 2.0), 1: (3.0, 0.25), 4: (4.0, 0.125), 0: (1.0, 0.5), 2: (2.0, 1.0)}
+    rounds = _of_all([FakeProxy(f"n{9 - k}", k, number=k, latency=s, energy=j) for k, (s, j) in costs.items()]).rounds
     assert [r.round_s for r in rounds] == [4.0, 4.0, 4.0]
     assert [r.simulated_s for r in rounds] == [4.0, 8.0, 12.0]
     assert [r.energy_j for r in rounds] == [3.875] * 3

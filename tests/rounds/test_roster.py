@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -184,11 +185,15 @@ def test_as_a_mapping_values_follow_the_ids_of_those_enrolled() -> None:
             values[row]
 
 
-def _weighted(weights: Any, **kwargs: Any) -> SelectionStrategy:
+def _weighted(weights: Any, min_available: int = 2) -> SelectionStrategy:
     return BSFL(
-        clients_per_round=2, min_latency=0.1, alpha=1000.0, data_weights=weights, seed=0,
-        **{"base": fedavg(), "min_available": 2, **kwargs},
+        clients_per_round=2, min_latency=0.1, alpha=1000.0, data_weights=weights, seed=0, base=fedavg(),
+        min_available=min_available,
     )  # fmt: skip
+
+
+def _play(strategy: SelectionStrategy, ids: Sequence[Any], rounds: int) -> None:
+    Federation(strategy, [FakeProxy(f"node-{i}", client_id, number=i) for i, client_id in enumerate(ids)]).play(rounds)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +207,7 @@ def _weighted(weights: Any, **kwargs: Any) -> SelectionStrategy:
 )
 def test_data_weights_go_by_client_id_not_by_connection(weights: Any, ids: Any, shares: list[int]) -> None:
     strategy, before = _weighted(weights), str(weights)
-    proxies = [FakeProxy(f"node-{i}", client_id, number=i) for i, client_id in enumerate(ids)]
-    Federation(strategy, proxies).play(40)
+    _play(strategy, ids, 40)
     counts = strategy.history.selection_counts(4).tolist()
     assert counts == pytest.approx([2 * 40 * share / 8 for share in shares], abs=2)  # m t d_k / sum(d)
     assert str(weights) == before
@@ -211,17 +215,12 @@ def test_data_weights_go_by_client_id_not_by_connection(weights: Any, ids: Any, 
 
 @pytest.mark.parametrize(
     ("weights", "ids"),
-    [
-        ([1.0, 2.0, 3.0], ["a", "b", "c"]),
-        ([1.0, 2.0, 3.0], [1, 2, 3]),
-        ([1.0, 2.0], [0, 1, 2]),
-        ({"a": 1.0, "b": 2.0}, ["a", "b", "c"]),
-    ],
+    [([1.0, 2.0, 3.0], "abc"), ([1.0, 2.0, 3.0], [1, 2, 3]), ([1.0, 2.0], [0, 1, 2]), ({"a": 1.0, "b": 2.0}, "abc")],
 )
-def test_data_weights_that_do_not_fit_the_ids_are_refused(weights: Any, ids: list[Any]) -> None:
+def test_data_weights_that_do_not_fit_the_ids_are_refused(weights: Any, ids: Sequence[Any]) -> None:
     strategy = _weighted(weights, min_available=3)
     with pytest.raises(ParameterError, match="data_weights"):
-        Federation(strategy, [FakeProxy(f"node-{i}", client_id, number=i) for i, client_id in enumerate(ids)]).play(1)
+        _play(strategy, ids, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
+import numpy as np
 from scipy.stats import chisquare
 
 Chances = dict[frozenset[int], float]
@@ -32,6 +34,17 @@ def then_uniformly(first: Chances, clients: Iterable[int], size: int) -> Chances
         for more, share in drawn_one_by_one(dict.fromkeys(others, 1.0), size - len(members)).items():
             chances[members | more] = chances.get(members | more, 0.0) + chance * share
     return chances
+
+
+def frozen(selector: Any, available: Iterable[int]) -> Callable[[], list[int]]:
+    """A function that chooses in the state as it is now, with new draws each time."""
+    state, here = selector.state_dict(), np.array(list(available))
+
+    def choose() -> list[int]:
+        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
+        return list(selector.select(here).tolist())
+
+    return choose
 
 
 def frequencies(choose: Callable[[], Sequence[int]], times: int) -> Counter[frozenset[int]]:

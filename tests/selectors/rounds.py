@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,3 @@ def answer(selector: Any, available: Iterable[int], values: Mapping[int, float])
     asked, (column,) = question.clients.tolist(), question.columns
     selector.inform(question.clients, **{column: np.array([values.get(k, np.nan) for k in asked])})
     return list(asked)
-
-
-def frozen(selector: Any, available: Iterable[int]) -> Callable[[], list[int]]:
-    """A function that chooses in the state as it is now, with new draws each time."""
-    state, here = selector.state_dict(), np.array(list(available))
-
-    def choose() -> list[int]:
-        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
-        return list(selector.select(here).tolist())
-
-    return choose

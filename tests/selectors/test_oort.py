@@ -13,9 +13,8 @@ import pytest
 
 from fedsel_flwr.selectors.oort import Oort
 from tests.selectors import rounds
-from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
+from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, frozen, p_value
 from tests.selectors.oracles import Judge, World, follow, miscounted
-from tests.selectors.rounds import frozen
 
 Row = tuple[int, bool, float, float]  # client, completed, latency, rms loss (NaN where not told)
 

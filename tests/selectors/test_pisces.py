@@ -14,9 +14,8 @@ import pytest
 
 from fedsel_flwr.selectors.pisces import Pisces
 from tests.selectors import rounds
-from tests.selectors.oracle_draws import Chances, frequencies, p_value
+from tests.selectors.oracle_draws import Chances, frequencies, frozen, p_value
 from tests.selectors.oracles import Judge, World, follow, miscounted
-from tests.selectors.rounds import frozen
 
 Row = tuple[int, int, bool, bool, float, float]  # round, client, completed, spare, rms loss, staleness
 

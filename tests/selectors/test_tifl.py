@@ -12,8 +12,7 @@ import pytest
 
 from fedsel_flwr.selectors.tifl import TiFL
 from tests.selectors import rounds
-from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, p_value
-from tests.selectors.rounds import frozen
+from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, frozen, p_value
 
 
 def cohorts(tiers: Sequence[Sequence[int]], chances: Sequence[float], credits: Sequence[int] | None, m: int) -> Chances:
