@@ -53,10 +53,6 @@ def step(core: SelectionCore, before: list[np.ndarray], answers: dict[str, Reply
     return mean
 
 
-def of(arrays: list[np.ndarray], seconds: float, examples: int = 10) -> Reply:
-    return reply(seconds, arrays, examples)
-
-
 def rows(core: SelectionCore, number: int) -> list[tuple[str, int, float]]:
     own = [row for row in core.parts.history.clients if row.round == number]
     return [(row.client_id, row.staleness, row.arrived_s) for row in own]
@@ -74,17 +70,17 @@ def test_a_step_of_fedbuff_by_hand() -> None:
     selector, nodes = InTurn(2, "staleness"), ["a", "b", "c", "d"]
     core = core_of(selector, concurrency=4, max_latency=9.0)
     first = {
-        "a": of(model(1.0), 1, 10), "b": of(model(3.0), 2, 30), "c": of(model(2.0, 9.0, 9), 3, 30),
-        "d": of(model(8.0), 4, 10),
+        "a": reply(1, model(1.0), 10), "b": reply(2, model(3.0), 30), "c": reply(3, model(2.0, 9.0, 9), 30),
+        "d": reply(4, model(8.0), 10),
     }  # fmt: skip
     w1 = step(core, model(0.0), first, nodes)
     assert w1[0] == pytest.approx([2.5, -2.5])
-    again = {"a": of(model(6.5, 4.0, 5), 1, 10), "b": of(model(4.5), 2, 30)}
+    again = {"a": reply(1, model(6.5, 4.0, 5), 10), "b": reply(2, model(4.5), 30)}
     w2 = step(core, w1, again, nodes)
     s, ss = 1 / math.sqrt(2), 1 / math.sqrt(3)
     assert w2[0] == pytest.approx([3.5 + 1.5 * s, -3.5 - 1.5 * s])
     assert w2[1:] == [pytest.approx([7.75]), 8]
-    w3 = step(core, w2, {"a": of(model(0.0), 9.0), "c": of(model(0.0), 9.0)}, nodes)
+    w3 = step(core, w2, {"a": reply(9.0, model(0.0)), "c": reply(9.0, model(0.0))}, nodes)
     delta = (30 * s * (4.5 - 2.5) + 10 * ss * (8.0 - 0.0)) / 40
     assert w3[0] == pytest.approx(w2[0] + np.array([delta, -delta]))
     assert [rows(core, number) for number in (1, 2, 3)] == [
@@ -96,17 +92,17 @@ def test_a_step_of_fedbuff_by_hand() -> None:
 
 def test_uniform_weights_are_those_of_the_paper() -> None:
     core = core_of(InTurn(2), concurrency=2, weighting="uniform")
-    new = step(core, model(0.0), {"a": of(model(1.0), 1, 10), "b": of(model(3.0), 2, 30)}, ["a", "b"])
+    new = step(core, model(0.0), {"a": reply(1, model(1.0), 10), "b": reply(2, model(3.0), 30)}, ["a", "b"])
     assert new[0] == pytest.approx([2.0, -2.0])
 
 
 def test_integers_that_an_average_made_floats_stay_the_clients_own() -> None:
     """After step 1 the global counter of batches is a float; b, one step late, reports 9 as an integer."""
     core, start = core_of(InTurn(1), concurrency=2, max_latency=9.0), model(0.0)
-    step(core, start, {"a": of(model(1.0, 1.0, 4), 1), "b": of(model(1.0, 1.0, 9), 1.5)}, ["a", "b"])
+    step(core, start, {"a": reply(1, model(1.0, 1.0, 4)), "b": reply(1.5, model(1.0, 1.0, 9))}, ["a", "b"])
     averaged = [*model(1.0)[:2], np.array(4.0)]
     chosen = core.choose(["a", "b"], averaged, Written(facts("a", "b")))
-    outcome = core.collect({node: of(model(1.0), 5.0) for node in chosen})
+    outcome = core.collect({node: reply(5.0, model(1.0)) for node in chosen})
     ((weight, _, batches),) = outcome.models.as_list()
     assert float(batches) == 9.0
     assert weight == pytest.approx([1 + 1 / math.sqrt(2), -1 - 1 / math.sqrt(2)])
@@ -128,7 +124,7 @@ def test_public_codes_that_make_the_papers_step_agree() -> None:
         for node in chosen:
             one = CODES["arrivals"][int(node)]
             trained = [x + delta for x, delta in zip(w, arrays(one["delta"]), strict=True)]
-            replies[node] = of(trained, 5.0 if node == "2" else 1.0, one["examples"])
+            replies[node] = reply(5.0 if node == "2" else 1.0, trained, one["examples"])
         outcome = core.collect(replies)
         w = [np.mean(layers, axis=0) for layers in zip(*outcome.models.as_list(), strict=True)]
         core.finish(w)
@@ -159,7 +155,7 @@ def test_arrivals_are_the_earliest_events(seed: int) -> None:
         for node in chosen:
             seconds, update = float(generator.uniform(0.1, 4.0)), float(generator.normal())
             failed = generator.random() < 0.2
-            replies[node] = Reply(error="no") if failed else of([np.array([w + update])], seconds)
+            replies[node] = Reply(error="no") if failed else reply(seconds, [np.array([w + update])])
             work.append((now + (5.0 if failed else seconds), node, number, math.nan if failed else update))
         outcome = core.collect(replies)
         work.sort(key=lambda one: one[:2])
@@ -179,8 +175,8 @@ def test_arrivals_are_the_earliest_events(seed: int) -> None:
 
 def test_updates_beyond_the_largest_staleness_are_failures() -> None:
     core, nodes = core_of(InTurn(1), concurrency=2, max_staleness=0, max_latency=9.0), ["a", "b"]
-    w = step(core, model(0.0), {"a": of(model(1.0), 1), "b": of(model(7.0), 1.5)}, nodes)
-    assert step(core, w, {"a": of(model(2.0), 1)}, nodes)[0] == pytest.approx([1.0, -1.0])
+    w = step(core, model(0.0), {"a": reply(1, model(1.0)), "b": reply(1.5, model(7.0))}, nodes)
+    assert step(core, w, {"a": reply(1, model(2.0))}, nodes)[0] == pytest.approx([1.0, -1.0])
     (row,) = [row for row in core.parts.history.clients if row.round == 2]
     assert (row.client_id, row.completed, row.problem) == (
         "b", False, "stale: 1 steps, more than max_staleness = 0",
@@ -198,7 +194,7 @@ def test_a_probe_delays_only_those_who_are_selected_after_it() -> None:
     transport = Written(facts(*nodes, num_examples=5), answers)
     for arrived in (1.5, 1.5):
         chosen = core.choose(nodes, model(0.0), transport)
-        core.collect(dict.fromkeys(chosen, of(model(1.0), 1.0)))
+        core.collect(dict.fromkeys(chosen, reply(1.0, model(1.0))))
         core.finish(model(1.0))
         assert [row.arrived_s for row in core.parts.history.clients][-1] == pytest.approx(arrived)
     assert [(record.round_s, record.probe_s) for record in core.parts.history.rounds] == [(1.5, 1.0), (0.0, 0.5)]
@@ -208,7 +204,7 @@ def test_a_saved_core_knows_who_is_at_work() -> None:
     def begun() -> SelectionCore:
         return core_of(InTurn(2), concurrency=4, max_latency=9.0)
 
-    nodes, first = ["a", "b", "c", "d"], {node: of(model(k), k + 1.0) for k, node in enumerate("abcd")}
+    nodes, first = ["a", "b", "c", "d"], {node: reply(k + 1.0, model(k)) for k, node in enumerate("abcd")}
     core, other = begun(), begun()
     w = step(core, model(0.0), first, nodes)
     other.load_state_dict(core.state_dict())
@@ -220,7 +216,7 @@ def test_a_saved_core_knows_who_is_at_work() -> None:
     assert batch.nodes == nodes
     assert batch.model[0].tolist() == [0.0, 0.0]
     flights.receive(batch, first, None)
-    again = {"a": of(model(5.0), 9.0), "b": of(model(6.0), 9.0)}
+    again = {"a": reply(9.0, model(5.0)), "b": reply(9.0, model(6.0))}
     one, two = step(core, w, again, nodes), step(other, w, again, nodes)
     assert [array.tobytes() for array in one] == [array.tobytes() for array in two]
     assert rows(core, 2) == rows(other, 2) == [("c", 1, 3.0), ("d", 1, 4.0)]

@@ -330,32 +330,25 @@ def test_a_round_without_an_answer_changes_no_ball() -> None:
         np.testing.assert_array_equal(value, before[key] + (key == "round"), err_msg=key)
 
 
+@pytest.mark.parametrize(("seed", "energy_noise"), [(1, 0.05), (2, 0.0)])
 @pytest.mark.parametrize(
-    ("uncertainty", "seed", "energy_noise"),
-    [(a, seed, noise) for a in (0.005, 0.02, 0.1, 0.5) for seed, noise in ((1, 0.05), (2, 0.0))],
-)
-def test_every_choice_is_the_front(uncertainty: float, seed: int, energy_noise: float) -> None:
+    "own",
+    [
+        *({"uncertainty": a} for a in (0.005, 0.02, 0.1, 0.5)), {"warmup_rounds": 30}, {"clients_per_round": 2},
+        {"warmup_rounds": 30, "clients_per_round": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_choice_is_the_front(own: dict[str, Any], seed: int, energy_noise: float) -> None:
     """Random availability, failures, unreported rounds, newcomers, returning strangers; deep enough zooms.
 
-    Without noise, as in the paper, each client's energy score is drawn once.
+    A warm-up takes everyone: every relevant ball is updated and zoomed as usual. A cap drops clients of the front: then
+    only balls with a surviving client. Without noise, as in the paper, each client's energy score is drawn once.
     """
-    oracle = PCZFLOracle(uncertainty, energy_noise=energy_noise)
-    selector = build(uncertainty=uncertainty, seed=seed)
+    oracle = PCZFLOracle(**{"uncertainty": 0.02, "energy_noise": energy_noise} | own)
+    selector = build(**own, seed=seed)
     assert follow(selector, oracle, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8  # zoomed three times, one inside the other
-    assert oracle.decided > ROUNDS / 2
+    assert oracle.decided > (ROUNDS - oracle.warmup_rounds) / 2
     assert oracle.shared > ROUNDS / 10
     assert oracle.ambiguous == 0
-
-
-@pytest.mark.parametrize(("warmup_rounds", "cap"), [(30, None), (30, 2), (0, 2)], ids=["all", "all, cap", "cap"])
-@pytest.mark.parametrize("seed", range(2))
-def test_warmup_takes_everyone_and_a_cap_drops_clients_of_the_front(
-    seed: int, warmup_rounds: int, cap: int | None
-) -> None:
-    """In the warm-up every relevant ball is updated and zoomed as usual; then only balls with a surviving client."""
-    settings = {"warmup_rounds": warmup_rounds, "clients_per_round": cap}
-    oracle, selector = PCZFLOracle(0.02, **settings), build(**settings, seed=seed)
-    assert follow(selector, oracle, world=WORLD, rounds=ROUNDS, seed=seed) == []
-    assert oracle.decided > (ROUNDS - warmup_rounds) / 2
-    assert min(ball.radius for ball in oracle.balls) <= 1 / 8
