@@ -47,13 +47,11 @@ WEIRD = st.lists(
 )
 ARRAYS = st.one_of(st.none(), GOOD, WEIRD)
 REPLIES = st.builds(
-    Reply,
-    arrays=ARRAYS,
-    num_examples=st.one_of(ANYTHING, st.integers(1, 1000)),
-    metrics=METRICS,
+    Reply, arrays=ARRAYS, num_examples=st.one_of(ANYTHING, st.integers(1, 1000)), metrics=METRICS,
     observed_s=st.one_of(st.none(), st.floats(0, 1e6)),
     error=st.sampled_from(["", "", "", "no answer", "exception: ValueError: x"]),
-)
+)  # fmt: skip
+CLOCKS = st.sampled_from(["virtual", "server"])
 
 
 def read(reply: Reply, clock: Any = "virtual", max_latency: float = 5.0, slack: float = 0.5) -> ClientResult:
@@ -67,12 +65,7 @@ def good(**metrics: Any) -> Reply:
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    reply=REPLIES,
-    clock=st.sampled_from(["virtual", "server"]),
-    max_latency=st.floats(1e-3, 1e3),
-    slack=st.floats(0, 10),
-)
+@given(reply=REPLIES, clock=CLOCKS, max_latency=st.floats(1e-3, 1e3), slack=st.floats(0, 10))
 def test_reading_never_raises_changes_nothing_and_keeps_its_promises(
     reply: Reply, clock: Any, max_latency: float, slack: float
 ) -> None:
@@ -219,7 +212,7 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
 
 
 @settings(max_examples=80, deadline=None)
-@given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=st.sampled_from(["virtual", "server"]))
+@given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=CLOCKS)
 def test_a_round_of_anything_leaves_the_selector_and_the_history_finite(replies: list[Reply], clock: Any) -> None:
     selector = selectors.BSFL(clients_per_round=4, min_latency=0.1, seed=0)
     core = core_of(selector, max_latency=5.0, channels=2, clock=clock, missing_columns="random")
