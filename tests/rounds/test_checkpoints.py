@@ -75,17 +75,15 @@ EVERY_FORM: dict[Any, Any] = {
 }  # fmt: skip
 LEAVES = st.sampled_from([*EVERY_FORM.values()]) | st.integers() | st.floats() | st.text() | st.binary()
 KEYS = st.sampled_from([*EVERY_FORM, "$items"]) | st.text(max_size=4) | st.integers()
+STATES = st.recursive(
+    LEAVES, max_leaves=8,
+    extend=lambda part: st.lists(part, max_size=3) | st.tuples(part, part) | st.dictionaries(KEYS, part, max_size=3),
+)  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)
 @example(EVERY_FORM)
-@given(
-    st.recursive(
-        LEAVES,
-        lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
-        max_leaves=8,
-    )
-)
+@given(STATES)
 def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
     arrays: dict[str, Any] = {}
     text = pack_state(state, "state", arrays)

@@ -54,10 +54,7 @@ def test_the_first_roll_call_binds_all_at_once_as_it_would_one_by_one(
 ) -> None:
     """One by one is the way of a roster that has a client already."""
     holders = {node: f"name {node}" for node in "pqrst" if held}
-    at_once, later = (
-        Roster(max_clients=max_clients),
-        Roster(max_clients=None if max_clients is None else max_clients + 1),
-    )
+    at_once, later = Roster(max_clients=max_clients), Roster(max_clients=max_clients and max_clients + 1)
     later.register({"first": "0"}, 1)
     new, evicted = at_once.register(claims, 1, holders)
     one_by_one, _ = later.register(claims, 1, holders)

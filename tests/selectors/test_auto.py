@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import BSFL, RoundReport, create
+from fedsel_flwr.selectors import BSFL, create
 from tests.selectors.oracles import BSFLOracle, CSUCBOracle, World, follow
+from tests.selectors.rounds import report
 
 AUTO: dict[str, dict[str, Any]] = {
     "bsfl": {"min_latency": "auto"},
@@ -22,11 +23,6 @@ AUTO: dict[str, dict[str, Any]] = {
     "cs-ucb-q": {"max_latency": "auto"},
 }
 Plays = list[tuple[int, bool, float]]  # client, completed, seconds
-
-
-def report(plays: Plays) -> RoundReport:
-    clients, completed, latency = zip(*plays, strict=True)
-    return RoundReport(clients=np.array(clients), completed=np.array(completed), latency=np.array(latency))
 
 
 class AutoBSFLOracle(BSFLOracle):
@@ -112,7 +108,7 @@ def test_choices_are_those_of_the_fixed_number(name: str) -> None:
         latency[[k not in seen for k in chosen[0].tolist()]] = 1.0 if name == "bsfl" else 8.0
         seen |= set(chosen[0].tolist())
         for selector in pair:
-            selector.observe(RoundReport(clients=chosen[0], completed=[True, True], latency=latency))
+            selector.observe(report(chosen[0], latency))
     assert len(seen) == 7
     numbers = [getattr(selector, f"{key}_now") for selector in pair for key in AUTO[name]]
     assert numbers == [next(iter(fixed.values()))] * 2
@@ -150,7 +146,8 @@ def test_scores_by_hand(names: list[str], rounds: list[Plays], now: float, expec
         selector: Any = create(name, clients_per_round=11, seed=0, **AUTO[name])
         selector.inform(np.arange(11))
         for plays in rounds:
-            selector.observe(report(plays))
+            clients, completed, seconds = map(np.array, zip(*plays, strict=True))
+            selector.observe(report(clients, seconds, failed=clients[~completed]))
         (parameter,) = AUTO[name]
         assert getattr(selector, f"{parameter}_now") == pytest.approx(now, rel=1e-15)
         assert scores(selector) == pytest.approx(expected, abs=1e-12)
@@ -162,11 +159,11 @@ def test_before_anybody_completed_all_are_alike(name: str) -> None:
     selector = create(name, clients_per_round=2, seed=1, **AUTO[name])
     for _ in range(10):
         chosen = selector.select(np.arange(6))
-        selector.observe(report([(k, False, 60.0) for k in chosen.tolist()]))
+        selector.observe(report(chosen, 60.0, failed=chosen))
     assert np.ptp(scores(selector)) == 0.0
     assert np.isfinite(scores(selector)).all()
     assert selector.state_dict()["plays"].min() > 0
-    selector.observe(report([(0, True, 3.0)]))
+    selector.observe(report([0], 3.0))
     assert np.argmax(scores(selector)) == 0 or name != "bsfl"
 
 
@@ -175,7 +172,7 @@ def test_who_is_forgotten_no_longer_counts(name: str) -> None:
     """Client 0 was the fastest (.5 s), client 1 the slowest (30 s): without them the others' 2 and 4 s say it."""
     selector: Any = create(name, clients_per_round=2, seed=1, **AUTO[name])
     selector.inform(np.arange(4))
-    selector.observe(report([(0, True, 0.5), (1, True, 30.0), (2, True, 2.0), (3, True, 4.0)]))
+    selector.observe(report(range(4), [0.5, 30.0, 2.0, 4.0]))
     selector.forget(np.array([0, 1]))
     now = selector.min_latency_now if name == "bsfl" else selector.max_latency_now
     assert now == (2.0 if name == "bsfl" else np.nextafter(4.0, math.inf))
