@@ -32,16 +32,13 @@ def test_without_updates_in_time_only_staleness_counts() -> None:
 
 # ---- a course by hand ---------------------------------------------------------------------------------------------
 
-SECONDS = {0: 2.0, 1: 3.0, 2: 7.5}
-CHANGE = {0: 1.0, 1: 3.0, 2: 8.0}
-
 
 def _course(api: str, rounds: int, **options: Any) -> tuple[Any, list[Any]]:
     """Three clients take 2, 3 and 7.5 s and change the number that they get by 1, 3 and 8; rounds last up to 4 s."""
-    report = lambda k, t: {"latency_s": SECONDS[k], "energy_j": 10.0 * (k + 1)}  # noqa: E731
+    seconds, change = (2.0, 3.0, 7.5), (1.0, 3.0, 8.0)
     return play_scripted(
-        api, Everyone(), lambda k, t, w: w + CHANGE[k], rounds, start=[0.0], clients=3, report=report,
-        round_deadline_s=4.0, **options,
+        api, Everyone(), lambda k, t, w: w + change[k], rounds, start=[0.0], clients=3, round_deadline_s=4.0,
+        report=lambda k, t: {"latency_s": seconds[k], "energy_j": 10.0 * (k + 1)}, **options,
     )  # fmt: skip
 
 

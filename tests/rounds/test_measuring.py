@@ -17,8 +17,6 @@ from fedsel_flwr.testing.in_process import play_round
 from tests.strategies.either_api import base_of, private, selection
 from tests.strategies.scripted import A, B, C, Counted, Spy, play_scripted, two_examples
 
-NAN = np.full((2, 2), np.nan)
-
 
 def test_loss_and_accuracy_by_hand() -> None:
     """Rows (2, 0) and (0, 1): both right; loss = (ln(1 + e^-2) + ln(1 + e^-1)) / 2 = (.12693 + .31326) / 2."""
@@ -195,8 +193,8 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
 def test_the_model_is_run_no_more_often_than_needed(api: str, needs: tuple[str], filtered: bool, calls: int) -> None:
     predict = Counted()
     play_scripted(
-        api, Spy(*needs), lambda k, t, w: [A, B, C, NAN][k], 3, start=np.zeros((2, 2)), clients=4, learning_rate=1.0,
-        validation=two_examples(predict), filter=Filter() if filtered else None, averaging="fedpdp",
+        api, Spy(*needs), lambda k, t, w: [A, B, C, np.full((2, 2), np.nan)][k], 3, start=np.zeros((2, 2)), clients=4,
+        learning_rate=1.0, validation=two_examples(predict), filter=Filter() if filtered else None, averaging="fedpdp",
     )  # fmt: skip
     assert len(predict.models) == calls
 

@@ -101,16 +101,10 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
         assert not {*roster.unregistered(claims)} & {*present.values(), *roster.refused}
 
 
-NAMES = st.sampled_from(["", "", "name p", "name q", "name r"])
+CLAIMS = st.tuples(st.sampled_from(["a", "b", "1"]), st.sampled_from(["", "", "name p", "name q", "name r"]))
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from("uvwxyz"), st.tuples(st.sampled_from(["a", "b", "1"]), NAMES), max_size=5),
-        max_size=7,
-    ),
-    st.booleans(),
-)
+@given(st.lists(st.dictionaries(st.sampled_from("uvwxyz"), CLAIMS, max_size=5), max_size=7), st.booleans())
 def test_a_row_that_somebody_held_by_name_is_his(calls: list[dict[str, tuple[str, str]]], evicts: bool) -> None:
     """Whoever claims its id, in whatever order they come and go, and after saving and loading; unless it is evicted."""
     roster = Roster(max_clients=2, evict_after=1) if evicts else Roster()

@@ -12,8 +12,6 @@ from fedsel_flwr.selectors import create
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
 
-ASKING = pytest.mark.parametrize(("name", "column"), [("power-of-choice", "loss"), ("cpow-d", "batch_loss")])
-
 
 def build(name: str = "power-of-choice", **parameters: Any) -> Any:
     return create(name, **{"clients_per_round": 2, "candidates": 30, "seed": 0} | parameters)
@@ -25,7 +23,7 @@ def play(selector: Any, available: list[int], losses: dict[int, float], failed: 
     return rounds.play(selector, available, failed=failed, train_loss=told)
 
 
-@ASKING
+@pytest.mark.parametrize(("name", "column"), [("power-of-choice", "loss"), ("cpow-d", "batch_loss")])
 def test_a_round_by_hand(name: str, column: str) -> None:
     """Five clients, d = 4, m = 2; client 3 has no examples (p_3 = 0), so the candidates are 0, 1, 2, 4.
 
