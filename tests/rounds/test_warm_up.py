@@ -15,7 +15,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.simulations import inprocess
-from tests.simulations.test_diversity import choices
+from tests.simulations.inprocess import choices
 from tests.strategies.either_api import make
 from tests.strategies.numpy_world import validation
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import Error, Message
 from flwr.client import ClientApp
 from flwr.common import (
@@ -29,12 +30,33 @@ from flwr.common import (
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.building import make_server, make_strategy, server_arrays
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id
+
+WAYS = ("legacy", "message", "vectorized")
+"""Ways to simulate a scenario: with one of Flower's APIs, or in the vectorized engine."""
+
+
+def simulated(scenario: Scenario, way: str, **options: Any) -> RunResult:
+    """A scenario by one of :data:`WAYS`; without Ray if the test has the fixture ``without_ray``."""
+    if way == "vectorized":
+        return simulate(scenario, engine=way, **options)
+    return simulate(scenario.model_copy(update={"api": way}), engine="ray", **options)
+
+
+def choices(result: RunResult) -> list[tuple[Any, ...]]:
+    """Who was chosen, and what it took."""
+    return [(row.round, row.client_id, row.completed, row.latency_s, row.energy_j) for row in result.history.clients]
+
+
+def distance(one: RunResult, other: RunResult) -> float:
+    """The largest difference between two final models."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(one.arrays, other.arrays, strict=True))
 
 
 class LocalProxy(ClientProxy):

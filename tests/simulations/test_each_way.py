@@ -16,57 +16,30 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import answer
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.report.run_folder import read_history, read_model
-from fedsel_flwr.rounds.models import update_norm
 from fedsel_flwr.selectors import Probe, RoundReport, Selector
-from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
-from tests.simulations.inprocess import grid_of
+from tests.simulations.inprocess import WAYS, grid_of, simulated
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("without_ray")]
 SMOKE = load_scenario("smoke")
-WAYS = pytest.mark.parametrize("way", ["legacy", "message", "vectorized"])
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
 
 
 def run(way: str, rounds: int, keys: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    api = {} if way == "vectorized" else {"api": way}
-    scenario = load_scenario("smoke", {"rounds": rounds, "selector": "round-robin", **(keys or {}), **api})
-    return simulate(scenario, engine="vectorized" if way == "vectorized" else "ray", **options)
+    scenario = load_scenario("smoke", {"rounds": rounds, "selector": "round-robin", **(keys or {})})
+    return simulated(scenario, way, **options)
 
 
 def bits(result: Any) -> list[bytes]:
     return [array.tobytes() for array in result.arrays]
 
 
-# ---- hostile clients ----------------------------------------------------------------------------------------------
-
-FOUR = {"num_clients": 4, "clients_per_round": 4}
+# ---- who is asked, and nobody -------------------------------------------------------------------------------------
 
 
-@WAYS
-def test_updates_above_the_limit_are_refused_and_the_model_stays(way: str) -> None:
-    start = World(SMOKE).initial_arrays()
-    free = run(way, 1)
-    assert free.history.problem_counts() == {}
-    assert update_norm(free.arrays, start) > 1e-3
-    held = run(way, 1, {"aggregation.max_update_norm": 1e-6})
-    (record,) = held.history.rounds
-    assert (record.num_completed, held.history.problem_counts()) == (0, {"update norm": record.num_selected})
-    assert bits(held) == [array.tobytes() for array in start]
-    assert bits(run(way, 1, {"aggregation.max_update_norm": 1e6})) == bits(free)
-
-
-@WAYS
-@pytest.mark.parametrize(("cooldown", "asked"), [(True, [4, 0, 0, 4, 0, 0, 0, 0, 4]), (False, [4] * 3)])
-def test_clients_that_fail_are_left_in_peace(way: str, cooldown: bool, asked: list[int]) -> None:
-    """Everybody fails: out for two rounds after the first failure, for four after the second."""
-    keys = {"aggregation.max_update_norm": 1e-6, "aggregation.cooldown": cooldown}
-    rounds = run(way, len(asked), FOUR | keys).history.rounds
-    assert [record.num_selected for record in rounds] == [record.num_available for record in rounds] == asked
-
-
-@WAYS
+@EACH_WAY
 def test_everyone_is_asked_and_the_first_replies_end_the_round(way: str) -> None:
     """The scenario's clients_per_round limits nothing, and without channels all eight send at once."""
     keys = {"num_clients": 8, "clients_per_round": 2, "selector": "everyone"}
@@ -81,7 +54,7 @@ def test_everyone_is_asked_and_the_first_replies_end_the_round(way: str) -> None
         assert wave.round_s > all_there.round_s
 
 
-@WAYS
+@EACH_WAY
 def test_a_round_without_clients_is_recorded_and_told(way: str, tmp_path: Path) -> None:
     absent = "".join(f"2,{k},down\n4,{k},up\n" for k in range(10))
     (tmp_path / "trace.csv").write_text(f"round,client,state\n{absent}")
@@ -91,37 +64,6 @@ def test_a_round_without_clients_is_recorded_and_told(way: str, tmp_path: Path) 
     assert ([one.num_available for one in rounds], told) == ([10, 0, 0, 10], [1, 2, 3, 4])
     assert [(one.num_selected, one.round_s, one.energy_j) for one in rounds[1:3]] == [(0, 0.0, 0.0)] * 2
     assert rounds[2].simulated_s == rounds[0].simulated_s > 0
-
-
-@WAYS
-def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
-    """With one example each the mean is that of equal weights."""
-    free, held = (run(way, 1, {"partition.kind": "dirichlet", "aggregation.max_examples": n}) for n in (0, 1))
-    assert {row.num_examples for row in held.history.clients} == {1}
-    assert all(row.completed for row in held.history.clients)
-    assert held.history.problem_counts() == {"max_examples": len(held.history.clients)}
-    assert len({row.num_examples for row in free.history.clients}) > 1
-    assert bits(free) != bits(held)
-
-
-@WAYS
-def test_claims_above_the_automatic_limit_are_counted(way: str) -> None:
-    """Of 4 clients with 2, 2, 2 and 40 examples the last one counts as 8."""
-    sizes = {"partition.kind": "sizes", "partition.sizes": [2, 2, 2, 40], "aggregation.max_examples": "auto"}
-    history = run(way, 1, FOUR | sizes).history
-    assert [row.num_examples for row in history.clients] == [2, 2, 2, 8]
-    assert history.problem_counts() == {"max_examples": 1}
-
-
-@WAYS
-@pytest.mark.parametrize(("cap", "low", "high"), [(0.0, 1.0, 1.0), (0.5, 0.4, 0.55)])
-def test_a_client_is_asked_in_no_larger_share_than_the_cap(way: str, cap: float, low: float, high: float) -> None:
-    """CS-UCB without exploration takes the quickest: without the cap the same ones in every round."""
-    keys = {"num_clients": 8, "clients_per_round": 2, "selector": "cs-ucb", "selectors.cs-ucb.exploration": 0.0}
-    history = run(way, 40 if cap else 15, keys | {"aggregation.max_participation": cap, "evaluation_every": 40}).history
-    assert {record.num_selected for record in history.rounds} == {2}
-    late = [row.client for row in history.clients if row.round > len(history.rounds) / 2]
-    assert low <= np.bincount(late).max() / (len(late) / 2) <= high
 
 
 # ---- what a selector asks of the clients --------------------------------------------------------------------------
@@ -167,7 +109,7 @@ class Asking(Reading):
         """Nothing."""
 
 
-@WAYS
+@EACH_WAY
 @pytest.mark.parametrize(("kind", "count"), [(Reading, 3), (Asking, 2)])
 def test_the_selector_reads_what_the_clients_answered_and_it_is_charged(way: str, kind: Any, count: int) -> None:
     selector = kind(clients_per_round=3, seed=1)
@@ -213,7 +155,7 @@ def stop_at_the_end(done: int, history: Any) -> bool:
     return done >= END and history.rounds[-1].round == done
 
 
-@WAYS
+@EACH_WAY
 def test_a_simulation_ends_with_the_round_of_the_signal(way: str, tmp_path: Path) -> None:
     told: list[tuple[int, bool]] = []
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 5}
@@ -288,7 +230,7 @@ def test_flwr_run_leaves_it_too(
 SLOW = {"num_clients": 8, "clients_per_round": 4, "selector": "random", "seed": 3, "wireless.max_latency_s": 0.16}
 
 
-@WAYS
+@EACH_WAY
 @pytest.mark.parametrize(
     "options", [{"round_deadline_s": 0.15, "late": "use"}, {"wait_for": 2, "late": "damped"},
                 {"over_selection": 0.5, "round_deadline_s": "auto", "late": "use", "max_staleness": 2}],
@@ -314,7 +256,7 @@ def normalizing() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
 
 
-@WAYS
+@EACH_WAY
 @pytest.mark.parametrize(
     "options", [{"aggregation.round_deadline_s": 0.15, "aggregation.late": "damped"},
                 {"aggregation.concurrency": 8, "clients_per_round": 2}],

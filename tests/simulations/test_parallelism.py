@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, run_size, threads_for
 from tests.clients.batched.helpers import COMPILES
 from tests.simulations.cut_off_runs import parts, smoke
+from tests.simulations.inprocess import choices, distance
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,12 @@ from tests.simulations.cut_off_runs import parts, smoke
         ({}, "fast", "backend must be one of auto, numba, manual, vmap, sequential, got 'fast'"),
         ({"engine": "ray"}, "manual", "backend = 'manual' is for the vectorized engine"),
         ({"model__name": "cnn"}, "numba", "backend = 'numba' cannot train this model"),
+        # Only clients that train one by one can do this.
+        ({"clients__latency_mode": "measured"}, None, "clients.latency_mode = 'measured' is for the engine 'ray'"),
+        ({"clients__delay": "sleep"}, None, "clients.delay = 'sleep' is for the engine 'ray'"),
     ],
 )
-def test_a_backend_that_cannot_train_is_refused(keys: dict[str, Any], backend: Any, said: str) -> None:
+def test_what_the_engine_cannot_do_is_refused(keys: dict[str, Any], backend: Any, said: str) -> None:
     with pytest.raises(ParameterError) as caught:
         simulate(smoke(4, **keys), backend=backend)
     assert str(caught.value).startswith(said)
@@ -92,7 +95,5 @@ def test_a_run_with_numba_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch
     run, repeated = (simulate(scenario, backend="numba") for _ in range(2))
     assert taken == ["numba"] * 8
     assert parts(run) == parts(repeated)
-    for layer, expected in zip(run.arrays, alone.arrays, strict=True):
-        np.testing.assert_allclose(layer, expected, rtol=1e-5, atol=1e-6)
-    choices = [[(row.round, row.client_id) for row in one.history.clients] for one in (run, alone)]
-    assert choices[0] == choices[1]
+    assert choices(run) == choices(alone)
+    assert distance(run, alone) <= 1e-6
