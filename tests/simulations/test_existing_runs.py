@@ -235,18 +235,6 @@ def test_rounds_on_flower_are_not_played_again(tmp_path: Path, monkeypatch: pyte
     assert result.agreement == Agreement(rounds=2, parted=0)
 
 
-def test_a_server_in_the_message_api_goes_on(tmp_path: Path, without_ray: None) -> None:
-    """Over other nodes than before; and of a run that had finished there is the result."""
-    scenario = smoke(api="message", engine="ray", aggregation__base="fedadam")
-    straight = simulate(scenario)
-    cut_off(scenario, checkpoint_dir=tmp_path)
-    for expected in ([3, 4, 5, 6], [6]):
-        told: list[Any] = []
-        result = simulate(scenario, checkpoint_dir=tmp_path, resume=True, on_round=told.append)
-        assert parts(result) == parts(straight)
-        assert [record.round for record in told] == expected
-
-
 # ---- folders that another process holds ----------------------------------------------------------------------------
 
 HOLDING = """

@@ -335,12 +335,6 @@ def test_the_figures_of_table_and_picture_follow_from_the_files(tmp_path: Path) 
         assert not (folder / "classes.parquet").exists()
 
 
-def test_without_classes_it_is_refused() -> None:
-    keys = {"data__dataset": "synthetic-regression", "model__name": "linear", "partition__kind": "iid"}
-    with pytest.raises(ParameterError, match="per_class_accuracy needs classes"):
-        simulate(digits(**keys))
-
-
 def test_the_picture_of_a_comparison_shows_the_regret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn is the column theta of each run, also when the comparison is read back."""
     drawn: list[dict[str, Any]] = []

@@ -255,13 +255,6 @@ def test_links_in_a_folder_are_refused_by_name(name: str, theirs: Path, here: Pa
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*")} == before
 
 
-def test_a_pipe_in_a_folder_is_refused(theirs: Path, refused: Any) -> None:
-    """Reading it would wait for ever."""
-    os.mkfifo(theirs / "random-seed2" / "journal.jsonl")
-    for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
-        assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(*argv)
-
-
 def test_a_saved_comparison_is_not_written_through_links(theirs: Path, here: Path) -> None:
     (here / "saved").mkdir()
     (here / "victim").mkdir()

@@ -21,7 +21,6 @@ from fedsel_flwr.simulations.on_flower import app, building
 from fedsel_flwr.simulations.on_flower.app import client_of, drive, log_message_only, scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
-from fedsel_flwr.strategies import RoundRecord
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT
 from tests.simulations.inprocess import grid_of, play
@@ -159,15 +158,6 @@ def test_the_nodes_are_counted_before_the_data_are_read(num_nodes: int, monkeypa
         drive(grid_of(SMOKE, num_nodes), SMOKE)
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
-def test_drive_makes_the_strategy_and_tells_each_round(api: str) -> None:
-    scenario, told = SMOKE.model_copy(update={"api": api}), list[RoundRecord]()
-    result = drive(grid_of(scenario), scenario, on_round=told.append)
-    assert [record.round for record in told] == [1, 2, 3]
-    assert told == result.history.rounds
-    assert told[-1].accuracy == world_of(scenario).test(result.arrays)[1]
-
-
 def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client waits for another, and its round trip holds the wait; GPFL asks everybody in round 1."""
     servers: list[Any] = []
@@ -178,17 +168,12 @@ def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("partition_id", [4, "4"])
-def test_a_client_goes_by_the_partition_of_its_node(partition_id: object) -> None:
+def test_a_client_goes_by_the_partition_of_its_node(partition_id: Any) -> None:
     """An int or a str, depending on how the node was started."""
-
-    def properties_of(node: object) -> Any:
-        config: Any = {"partition-id": node, "num-partitions": 10}
-        context = Context(run_id=1, node_id=9, node_config=config, state=RecordDict(), run_config={})
-        return client_of(SMOKE, context).get_properties({})
-
-    assert properties_of(partition_id) == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
-    with pytest.raises(ParameterError, match=r"partition-id must be below num_clients = 10, got 10"):
-        properties_of(10)
+    node = {"partition-id": partition_id, "num-partitions": 10}
+    context = Context(run_id=1, node_id=9, node_config=node, state=RecordDict(), run_config={})
+    found = client_of(SMOKE, context).get_properties({})
+    assert found == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
 
 
 # ---- flwr run ------------------------------------------------------------------------------------------------------

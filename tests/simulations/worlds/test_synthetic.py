@@ -97,6 +97,7 @@ def test_an_option_that_a_regression_cannot_have_is_refused_before_round_1() -> 
         ("selector", "pczfl", r"pczfl \(accuracy\) measures classifiers"),
         ("selector", "fedcm-ts", r"fedcm-ts \(kept\) measures classifiers"),
         ("aggregation.filter", "loss", r"FedCA's filter \(aggregation.filter\) measures classifiers"),
+        ("per_class_accuracy", True, "per_class_accuracy needs classes"),
         ("model.name", "mlp", "model.name = 'mlp' does not fit .*'synthetic-regression', which has numbers to"),
         ("partition.kind", "dirichlet", "partition.kind = 'dirichlet' .*iid, sizes, sampled"),
         ("data.dataset", "digits", "model.name = 'linear' does not fit data.dataset = 'digits', which has classes"),
