@@ -11,7 +11,7 @@ import pytest
 from fedsel_flwr.simulations.reproductions import figure_pictures
 from fedsel_flwr.simulations.reproductions.claims import verdict_of
 from fedsel_flwr.simulations.reproductions.paper_figure import PaperFigure, Picture, load_figure, read_figure
-from fedsel_flwr.simulations.reproductions.rows import cells_of, open_rows, results_of
+from fedsel_flwr.simulations.reproductions.rows import Cell, Rows, cells_of, open_rows, results_of
 from tests.simulations.reproductions.test_rows import FIGURE
 from tests.simulations.reproductions.test_training_runs import BALLS
 
@@ -22,27 +22,18 @@ claim = "A claim."
 scenario = "xia-ideal"
 runner = "choices"
 seeds = 2
-[set]
-rounds = 40
-num_clients = 3
-clients_per_round = 2
-"selectors.cs-ucb-q.fairness" = [0.6, 0.5, 0.4]
-[arms.cs-ucb-q]
-[arms.random]
-[regret]
-kind = "fair"
-fairness = [0.6, 0.5, 0.4]
-[[checks]]
-says = "regret"
-outcome = "regret"
-left = "cs-ucb-q"
-right = "random"
-relation = "below"
-[picture]
-curves = ["regret", "margin_1"]
-bound = "bound"
-scale = "symlog"
+set = { rounds = 40, num_clients = 3, clients_per_round = 2, "selectors.cs-ucb-q.fairness" = [0.6, 0.5, 0.4] }
+arms = { cs-ucb-q = {}, random = {} }
+regret = { kind = "fair", fairness = [0.6, 0.5, 0.4] }
+checks = [{ says = "regret", outcome = "regret", left = "cs-ucb-q", right = "random", relation = "below" }]
+picture = { curves = ["regret", "margin_1"], bound = "bound", scale = "symlog" }
 """
+
+
+def add(rows: Rows, cell: Cell, outcomes: dict[str, float], curves: dict[str, list[float]] | None = None) -> None:
+    """Add the row of a run that was not played."""
+    rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
+              "cpu_s": 1.0, "outcomes": json.dumps(outcomes), "curves": json.dumps(curves or {})})  # fmt: skip
 
 
 def drawn_panels(figure: PaperFigure, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
@@ -78,9 +69,7 @@ def test_a_picture_has_a_panel_for_each_outcome_and_shows_possible_values(
     figure = figure.model_copy(update={"picture": picture, "seeds": 2})
     rows = open_rows(tmp_path, figure)
     for cell in cells_of(figure):
-        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": cell.scenario.seed,
-                  "cpu_s": 1.0, "outcomes": json.dumps({"regret": 1.0, "best_above": cell.scenario.seed - 1}),
-                  "curves": "{}"})  # fmt: skip
+        add(rows, cell, {"regret": 1.0, "best_above": cell.scenario.seed - 1})
     (share, regret), _ = drawn_panels(figure, tmp_path, monkeypatch)
     titles = [panel.spec["layer"][0]["encoding"]["y"]["title"] for panel in (share, regret)]
     assert titles == [["share of instances", "best state, equal steps"], ["regret of means"]]
@@ -98,8 +87,7 @@ def test_an_arm_that_sometimes_never_gets_there_is_in_the_picture(
     for cell in cells_of(figure):
         seed, final = cell.scenario.seed, 0.5 if cell.arm == "fedavg" else 0.4
         curves = {"record_at": [10 * seed], "record": [0.4 if cell.arm == "fedcm" and seed == 6 else 0.6]}
-        rows.add({"fingerprint": cell.fingerprint, "run": cell.run, "selector": cell.arm, "seed": seed, "cpu_s": 1.0,
-                  "outcomes": json.dumps({"accuracy_last10": final}), "curves": json.dumps(curves)})  # fmt: skip
+        add(rows, cell, {"accuracy_last10": final}, curves)
     ((panel,), labels) = drawn_panels(figure, tmp_path, monkeypatch)
     found = {labels[row["series"]]: (row["low"], row["value"], row["high"]) for row in panel.rows}
     # The interval of a median of six values is all of them.
@@ -122,8 +110,7 @@ def test_a_picture_that_needs_runs_of_another_arm_waits_for_them(tmp_path: Path)
     """The rounds to FedAvg's accuracy are unknown without FedAvg."""
     figure = load_figure("kim-table-5")
     cell = next(one for one in cells_of(figure, 1) if one.arm == "fedpdp")
-    row = dict.fromkeys(("run", "selector"), "x") | {"seed": 1, "cpu_s": 1.0, "fingerprint": cell.fingerprint}
-    outcomes, curves = {"accuracy_last10": 0.5}, {"at": [1, 2], "record_at": [1, 2], "record": [0.4, 0.6]}
-    open_rows(tmp_path, figure).add(row | {"outcomes": json.dumps(outcomes), "curves": json.dumps(curves)})
+    curves = {"at": [1, 2], "record_at": [1, 2], "record": [0.4, 0.6]}
+    add(open_rows(tmp_path, figure), cell, {"accuracy_last10": 0.5}, curves)
     assert figure_pictures.draw(figure, results_of(figure, tmp_path), tmp_path) is None
     assert list(tmp_path.glob("*.png")) == []

@@ -17,20 +17,10 @@ claim = "A claim."
 scenario = "smoke"
 runner = "choices"
 seeds = 2
-[set]
-rounds = 7
-[arms.random]
-[arms."bsfl slow"]
-selector = "bsfl"
-params = {min_latency = 0.5}
-only = ["three"]
-[cells.two]
-clients_per_round = 2
-[cells.three]
-clients_per_round = 3
-"regret.alpha" = 2.0
-[regret]
-kind = "bsfl"
+set = { rounds = 7 }
+arms = { random = {}, "bsfl slow" = { selector = "bsfl", params = { min_latency = 0.5 }, only = ["three"] } }
+cells = { two = { clients_per_round = 2 }, three = { clients_per_round = 3, "regret.alpha" = 2.0 } }
+regret = { kind = "bsfl" }
 [[checks]]
 says = "it"
 outcome = "regret"

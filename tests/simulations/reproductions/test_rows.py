@@ -141,18 +141,8 @@ figure = "Table 5"
 claim = "FedCM reaches FedAvg's accuracy in a quarter of the rounds."
 scenario = "digits"
 seeds = 2
-
-[arms.fedavg]
-selector = "random"
-[arms.fedcm]
-selector = "fedcm-ts"
-
-[[checks]]
-says = "rounds"
-outcome = "rounds_to.{other}"
-left = "fedcm"
-right = 100.0
-relation = "below"
+arms = {{ fedavg = {{ selector = "random" }}, fedcm = {{ selector = "fedcm-ts" }} }}
+checks = [{{ says = "it", outcome = "rounds_to.{other}", left = "fedcm", right = 100.0, relation = "below" }}]
 """
 
 

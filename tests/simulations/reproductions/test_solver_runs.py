@@ -61,13 +61,8 @@ def test_a_search_is_part_of_the_fingerprint_and_training_is_not() -> None:
     runner = "solvers"
     scenario = "fashion-500"
     seeds = 1
-    [cells.plain]
-    [cells.cold]
-    "search.temperature" = 0.1
-    [cells.trained]
-    "training.learning_rate" = 0.3
-    [arms.alsa]
-    selector = "bsfl"
+    arms = { alsa = { selector = "bsfl" } }
+    cells = { plain = {}, cold = { "search.temperature" = 0.1 }, trained = { "training.learning_rate" = 0.3 } }
     """
     plain, cold, trained = (cell.fingerprint for cell in cells_of(read_figure(text, "bsfl-fig-4")))
     assert plain != cold
