@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from fedsel_flwr.cli import main
 from tests.simulations.plans import but, good, parent, with_value, without, written
 
+pytestmark = pytest.mark.usefixtures("here", "no_pictures")
 HUGE = 10**400
 DEEP = "[" * 200_000
 """Brackets that Python's JSON does not follow."""
@@ -70,13 +70,6 @@ BAD_VALUES: dict[str, list[Any]] = {
     "selectors": [[{"label": "random", "name": name}] for name in ("", "a:b:c", "/no.py:X", ":", "os:abort")]
     + [[{"label": label, "name": "random"}] for label in (".", "..", "\\", " ")],
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
 
 
 @pytest.fixture

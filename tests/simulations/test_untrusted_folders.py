@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,11 @@ Path("was_run").touch()
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Iterator[Path]:
-    """A working directory with code in it; checkpoints come after every round."""
-    (tmp_path / "mine.py").write_text(BREAKING)
-    (tmp_path / "marking.py").write_text(MARKING)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def own_code(here: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> None:
+    """Code in the working directory; checkpoints come after every round."""
+    (here / "mine.py").write_text(BREAKING)
+    (here / "marking.py").write_text(MARKING)
     monkeypatch.setattr(run_options, "CHECKPOINT_SHARE", 1.0)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith(("fedsel_own_", "marking"))]:
-        del sys.modules[name]
 
 
 def run_with_code(folder: Path, label: str) -> None:

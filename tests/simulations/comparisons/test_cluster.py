@@ -62,10 +62,9 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("source", "command"), [("ray_address", "compare"), ("RAY_ADDRESS", "run")])
 def test_nobody_at_the_address_is_two_sentences_and_nothing_is_written(
-    source: str, command: str, free_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+    source: str, command: str, free_address: str, here: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
 ) -> None:
     """Ray itself would try for minutes."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", free_address)
     options = ["--ray-address", free_address] if command == "compare" else []
     assert re.fullmatch(
@@ -74,8 +73,8 @@ def test_nobody_at_the_address_is_two_sentences_and_nothing_is_written(
         refused(command, "smoke", *options),
     )
     with pytest.raises(RunError, match="no server answers there"):
-        reproducing.reproduce(["xia-fig-1a"], tmp_path / "figures", ray_address=free_address)
-    assert list(tmp_path.iterdir()) == []
+        reproducing.reproduce(["xia-fig-1a"], here / "figures", ray_address=free_address)
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -380,11 +379,10 @@ def test_an_interrupted_run_goes_on_on_a_node(tmp_path: Path) -> None:
     assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
 
 
-def test_an_error_of_the_users_code_comes_back_with_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(BREAKING)
-    (tmp_path / "broken").touch()
-    one = job(tmp_path / "study", f"{tmp_path / 'mine.py'}:Mine")
+def test_an_error_of_the_users_code_comes_back_with_the_rounds(here: Path) -> None:
+    (here / "mine.py").write_text(BREAKING)
+    (here / "broken").touch()
+    one = job(here / "study", f"{here / 'mine.py'}:Mine")
     outcome: Outcome = play_on_node((one, {}), OPTIONS, lambda rounds: None)
     assert isinstance(outcome.error, RunError)
     assert "the run of 'Mine' on seed 1 failed: ValueError: broken as asked (mine.py, line" in str(outcome.error)

@@ -7,7 +7,6 @@ import inspect
 import json
 import math
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ SEEDS = [1, 4]
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with mine.py, and an installed package that calls the same class "quickest"."""
     entries = "[fedsel.selectors]\nquickest = their_package.selection:Fastest\nbroken = their_package.nothing:X\n"
     files = {
@@ -38,13 +37,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "site/their_package-1.0.dist-info/entry_points.txt": entries + "bsfl = their_package:Stolen\n",
     }
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith(("their_package", "fedsel_own_mine"))]:
-        del sys.modules[name]
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+    monkeypatch.syspath_prepend(here / "site")
+    return here
 
 
 def figures(comparison: Comparison, label: str) -> list[dict[str, Any]]:

@@ -65,9 +65,8 @@ class Lines(Recorder):
             print(failed, file=file)
 
 
-def test_two_at_a_time_are_the_same_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_a_time_are_the_same_runs(here: Path) -> None:
     """Each is a run of the tracker."""
-    monkeypatch.chdir(tmp_path)
     told: list[tuple[str, int]] = []
     ended: list[tuple[int, int]] = []
 
@@ -78,34 +77,33 @@ def test_two_at_a_time_are_the_same_runs(tmp_path: Path, monkeypatch: pytest.Mon
         ended.append((len(told), record.round))
 
     selectors = {"bsfl": "bsfl", "mine": Own}
-    turn = compare(smoke(5), selectors, folder=tmp_path / "one", seeds=[3, 5])
-    both = compare(smoke(5), selectors, jobs=2, folder=tmp_path / "two", seeds=[3, 5], start_run=start_run,
+    turn = compare(smoke(5), selectors, folder=here / "one", seeds=[3, 5])
+    both = compare(smoke(5), selectors, jobs=2, folder=here / "two", seeds=[3, 5], start_run=start_run,
                    update=update, track=Lines)  # fmt: skip
     same(turn, both)
     for run in both.runs:
         accuracies = [f"{record.round} {record.accuracy}" for record in run.history.rounds]
         assert Path(f"{run.selector}-seed{run.scenario.seed}.lines").read_text().splitlines() == [*accuracies, "False"]
-    read = {(run.selector, run.scenario.seed) for run in Comparison.load(tmp_path / "two").runs}
+    read = {(run.selector, run.scenario.seed) for run in Comparison.load(here / "two").runs}
     assert read == {(label, seed) for label in selectors for seed in (3, 5)}
     assert told == [(f"{label}, seed {seed}", 5) for seed in (3, 5) for label in ("bsfl", "mine")]
     assert ended == [(1, 5), (2, 5), (3, 5), (4, 5)]  # each run once, before the next is told of
-    assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "two").iterdir()}
+    assert {path.name for path in (here / "one").iterdir()} == {path.name for path in (here / "two").iterdir()}
 
 
-def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
+def test_what_was_broken_off_goes_on(here: Path, fedsel: Any) -> None:
     """By the command, with a selector from a file; the folder's log has what the other processes said."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(BREAKING)
-    (tmp_path / "broken").touch()
+    (here / "mine.py").write_text(BREAKING)
+    (here / "broken").touch()
     keys = ["--seeds", "1", "--rounds", "5", "--set", "training.learning_rate=0.05"]
     said = fedsel("compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys, status=2)
     assert re.search(r"the run of 'Mine' on seed 1 failed: ValueError: broken as asked \(mine\.py, line \d+\)", said)
     assert "Resume with: fedsel" in said
-    (folder,) = (tmp_path / "runs").iterdir()
-    (tmp_path / "broken").unlink()
+    (folder,) = (here / "runs").iterdir()
+    (here / "broken").unlink()
     fedsel("compare", "--resume", folder, "--jobs", "1", "--json", "--trust")
     whole = Comparison.load(folder)
-    alone = compare(smoke(5, training__learning_rate=0.05), ["bsfl", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
+    alone = compare(smoke(5, training__learning_rate=0.05), ["bsfl", f"{here / 'mine.py'}:Mine"], seeds=1)
     rounds = {run.selector: repr(run.history.rounds) for run in whole.runs}
     assert rounds == {run.selector: repr(run.history.rounds) for run in alone.runs}
     assert "ValueError: broken as asked" in (folder / "flower.log").read_text()

@@ -126,10 +126,9 @@ def test_a_data_set_is_read_once_and_needs_no_folder_on_the_node(
     assert len(reads) == 1
 
 
-def test_own_data_by_reference_are_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.py").write_text(OWN)
-    np.save(tmp_path / "examples.npy", np.ones((9, 2)))
+def test_own_data_by_reference_are_made_here(here: Path) -> None:
+    (here / "data.py").write_text(OWN)
+    np.save(here / "examples.npy", np.ones((9, 2)))
     made, drawn = (load_scenario("smoke", {"data.dataset": f"./data.py:{name}"}) for name in ("examples", "seeded"))
     inputs = read_inputs([made, drawn], OwnParts())
     assert list(inputs) == [made.data.dataset]  # a function of the seed travels as code

@@ -107,20 +107,17 @@ def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(tmp_path: Path, 
     assert more.selectors == ["bsfl alpha=0", "bsfl alpha=1", "bsfl alpha=30", "random"]
 
 
-def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any, refused: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(FASTEST)
+def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(here: Path, fedsel: Any, refused: Any) -> None:
+    (here / "mine.py").write_text(FASTEST)
     argv = ["compare", "smoke", "--rounds", "2", "--selectors", "./mine.py:Fastest,random", "--seeds", "1", "--quiet"]
     fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5")
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (here / "runs").iterdir()
     rows = ["Fastest patience=1", "Fastest patience=2.5", "random"]
     assert Comparison.load(folder).selectors == rows
     refused("compare", "--resume", folder, "--quiet")
     fedsel("compare", "--resume", folder, "--quiet", "--trust")
     fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5", "--resume")
-    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert list((here / "runs").iterdir()) == [folder]
 
 
 def test_values_on_the_command_line() -> None:

@@ -47,10 +47,8 @@ TRACK = "./lines.py:Lines"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lines.py").write_text(LINES)
-    return tmp_path
+def tracker(here: Path) -> None:
+    (here / "lines.py").write_text(LINES)
 
 
 def lines(name: str) -> list[dict[str, Any]]:
@@ -103,7 +101,7 @@ def test_a_resumed_run_is_a_new_run_with_all_rounds_and_a_finished_one_is_not_se
     assert sorted(Path().glob("*.lines")) == before
 
 
-def test_one_run_in_python(here: Path) -> None:
+def test_one_run_in_python() -> None:
     seen: list[int] = []
     simulate(smoke(3), on_round=lambda record: seen.append(record.round), track=TRACK, track_clients=0)
     assert rounds("bsfl-seed1") == seen == [1, 2, 3]

@@ -102,14 +102,11 @@ def test_a_second_run_gives_the_recorded_row(name: str) -> None:
             np.testing.assert_allclose(again[key], before[key], rtol=1e-3, atol=1e-6, err_msg=key)
 
 
-def test_a_smoke_test_prints_no_verdict_and_writes_nothing(
-    tmp_path: Path, fedsel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_smoke_test_prints_no_verdict_and_writes_nothing(here: Path, fedsel: Any) -> None:
     said = fedsel("reproduce", NAME, "--smoke")
     assert re.search(rf"{NAME}: [0-9]+ short runs?, [0-9]+ s", said)
     assert not any(word in said for word in set(VERDICTS) - {"illustration"})
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_smoke_test_plays_digits_if_the_data_set_is_missing(

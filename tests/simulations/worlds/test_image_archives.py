@@ -94,15 +94,14 @@ def test_files_beside_an_archive_are_read_and_not_the_archive(tmp_path: Path, sm
 
 
 def test_without_xdg_the_cache_is_in_the_home_directory(
-    tmp_path: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    here: Path, small_cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_archive(tmp_path / "data" / "cifar-10.tar.xz", small_cifar)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write_archive(here / "data" / "cifar-10.tar.xz", small_cifar)
+    monkeypatch.setenv("HOME", str(here / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says: ignore a path that is not absolute
-    monkeypatch.chdir(tmp_path)
-    load_dataset("cifar-10", data_dir=tmp_path / "data")
-    assert {path.name for path in tmp_path.iterdir()} == {"data", "home"}
-    assert len(list((tmp_path / "home" / ".cache" / "fedsel-flwr").iterdir())) == 1
+    load_dataset("cifar-10", data_dir=here / "data")
+    assert {path.name for path in here.iterdir()} == {"data", "home"}
+    assert len(list((here / "home" / ".cache" / "fedsel-flwr").iterdir())) == 1
 
 
 def special(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,9 @@ def data():
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    (tmp_path / "mine.py").write_text(FILE)
-    monkeypatch.chdir(tmp_path)
-    module = load_reference("./mine.py:Net", "model").__module__
-    yield sys.modules[module]
-    del sys.modules[module]
+def mine(here: Path) -> Any:
+    (here / "mine.py").write_text(FILE)
+    return sys.modules[load_reference("./mine.py:Net", "model").__module__]
 
 
 NAMED = {"model.name": "./mine.py:Net", "data.dataset": "mine.py:data"}
