@@ -16,9 +16,9 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
-from fedsel_flwr.selectors import PCZFL, Random, Selector, names
+from fedsel_flwr.selectors import PCZFL, Random, Selector, catalogue, names
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, vectorized
-from fedsel_flwr.simulations.comparisons.contenders import read_contenders
+from fedsel_flwr.simulations.comparisons.contenders import read_contenders, runnable_selectors
 from tests.simulations.cut_off_runs import FASTEST, parts, smoke
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -238,3 +238,40 @@ def test_a_folder_with_runs_of_another_comparison_is_refused(tmp_path: Path) -> 
         with pytest.raises(ParameterError, match=r"holds runs of another comparison \(bsfl-seed1, bsfl-seed2\)"):
             compare(smoke(3), ["oort", "random"], seeds=2, folder=tmp_path, resume=resume)
     assert len(Comparison.load(tmp_path).runs) == 4
+
+
+# ---- `--selectors all`: every selector that the scenario can run ----------------------------------------------------
+
+
+def test_all_are_the_selectors_but_those_that_cannot_run() -> None:
+    able, left_out = runnable_selectors(load_scenario("digits"))
+    assert sorted([*able, *left_out]) == sorted(names())
+    assert {"bsfl", "cs-ucb", "divfl", "fedcs", "gpfl", "pczfl", "tifl"} < {*able}
+    # Only a selector with a parameter that has no default, and that the scenario does not give.
+    assert left_out.keys() <= catalogue.EXAMPLES.keys()
+    assert all("needs the parameter" in why for why in left_out.values())
+    keys = {"data.dataset": "synthetic-regression", "model.name": "linear", "partition.kind": "iid"}
+    utility = {"selectors.divfl.accuracy_weight": 0.5}
+    able, left_out = runnable_selectors(load_scenario("digits", {**keys, **utility, "aggregation.over_selection": 0.5}))
+    assert sorted([*able, *left_out]) == sorted(names())
+    assert {"bsfl", "active-fl"} < {*able}
+    assert "divfl (accuracy) measures classifiers" in left_out["divfl"]
+    assert "has numbers to predict" in left_out["gpfl"]
+    assert "clients_per_round" in left_out["fedcs"]
+    _, left_out = runnable_selectors(load_scenario("phones", {"num_clients": 1001, "partition.kind": "sampled"}))
+    assert left_out["divfl"] == "takes at most 1000 clients, and there are 1001"
+    assert left_out.keys() <= {"divfl", *catalogue.EXAMPLES}
+
+
+def test_a_comparison_of_all_says_who_is_left_out() -> None:
+    scenario = load_scenario("smoke", {"rounds": 1, "aggregation.over_selection": 0.4})
+    comparison, (able, left_out) = compare(scenario, "all", seeds=1), runnable_selectors(scenario)
+    assert (comparison.selectors, comparison.left_out) == (able, left_out)
+    assert left_out
+
+
+def test_the_command_says_who_is_left_out(tmp_path: Path, fedsel: Any) -> None:
+    argv = ["compare", "smoke", "--selectors", "all", "--rounds", "1", "--seeds", "1", "--runs-dir", str(tmp_path)]
+    out = fedsel(*argv, "--set", "aggregation.over_selection=0.4")
+    assert "left out: pczfl: over_selection = 0.4" in out
+    assert "\noort " in out
