@@ -91,11 +91,6 @@ def test_the_first_rounds_with_flower_are_a_run_of_their_own(finished: tuple[str
     assert (short.engine, short.rounds) == ("ray", 3)
 
 
-def test_a_comparison_starts_with_every_selector_on_the_first_seed(finished: tuple[str, Path]) -> None:
-    runs = [(run["selector"], run["seed"]) for run in json.loads((finished[1] / "summary.json").read_text())]
-    assert runs == [(name, seed) for seed in SEEDS for name in ("bsfl", "round-robin", "random")]
-
-
 def test_engines_that_part_are_said_to() -> None:
     def history(*rounds: list[int]) -> Any:
         numbers = range(1, len(rounds) + 1)

@@ -62,10 +62,8 @@ def test_run_config_overrides_the_scenario() -> None:
     ("config", "message"),
     [
         ({"scenario": "nosuch"}, "unknown scenario 'nosuch'"),
-        ({"selector": "nosuch"}, "unknown selector 'nosuch'"),
         ({"rounds": 0}, "scenario 'smoke': rounds = 0: "),
         ({"set": "bogus=1"}, "unknown key 'bogus'"),
-        ({"set": "learning_rate=1"}, "did you mean 'training.learning_rate'"),
         ({"set": "rounds"}, "set expects KEY=VALUE, "),
         ({"set": "api=, rounds=3"}, "set api= lacks a value"),
         ({"engine": "vectorized"}, "engine = 'vectorized'"),

@@ -103,12 +103,6 @@ def test_the_clients_of_a_scenario_then_hold_every_training_image(tmp_path: Path
     assert sum(world.num_examples().values()) == 100
 
 
-def test_validation_examples_of_the_users_data_are_given_by_the_user() -> None:
-    data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mine")
-    with pytest.raises(ParameterError, match=r"validation_from = 'test' .* 'mine' is your own .*OwnData\(validation="):
-        World(load_scenario("smoke", {"data.validation_from": "test"}), OwnParts(data=data))
-
-
 def test_the_seed_alone_decides_the_split() -> None:
     before = np.random.get_state()[1].copy()  # noqa: NPY002 (this is the state that must stay)
     first, again, other = (parts(load_dataset("digits", seed=seed)) for seed in (5, 5, 6))
@@ -311,10 +305,17 @@ def test_faults_of_the_partition_writers(
         World(load_scenario("smoke", {**WRITERS, "data.data_dir": str(tmp_path), "num_clients": 6, **keys}))
 
 
-def test_the_users_data_have_no_writers() -> None:
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (WRITERS | {"data.validation_fraction": 0.5}, r"'writers' needs data\.dataset = 'mnist'"),
+        ({"data.validation_from": "test"}, r"validation_from = 'test' .* 'mnist' is your own .*OwnData\(validation="),
+    ],
+)
+def test_the_users_data_have_no_writers_and_their_own_validation_examples(keys: dict[str, Any], said: str) -> None:
     data = OwnData(train=(np.zeros((40, 3)), np.arange(40) % 10), test=(np.zeros((9, 3)), np.arange(9)), name="mnist")
-    with pytest.raises(ParameterError, match=r"'writers' needs data\.dataset = 'mnist'"):
-        World(load_scenario("smoke", {**WRITERS, "data.validation_fraction": 0.5}), OwnParts(data=data))
+    with pytest.raises(ParameterError, match=said):
+        World(load_scenario("smoke", keys), OwnParts(data=data))
 
 
 def test_the_real_writers(shared_data: Path) -> None:
