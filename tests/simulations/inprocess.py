@@ -13,20 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Error, Message
 from flwr.client import ClientApp
-from flwr.common import (
-    Context,
-    DisconnectRes,
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    GetParametersIns,
-    GetParametersRes,
-    GetPropertiesIns,
-    GetPropertiesRes,
-    ReconnectIns,
-    RecordDict,
-)
+from flwr.common import Context, RecordDict
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.selectors import Selector
@@ -73,19 +60,19 @@ class LocalProxy(ClientProxy):
         with self._turn:
             return getattr(self._world.client(self._partition_id).to_client(), method)(ins)
 
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+    def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
         return self._answer("fit", ins)
 
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
         return self._answer("get_properties", ins)
 
-    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
+    def evaluate(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
         return self._answer("evaluate", ins)
 
-    def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> GetParametersRes:
+    def get_parameters(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
         raise NotImplementedError("the scenario has an initial model")
 
-    def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
+    def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
         raise NotImplementedError
 
 

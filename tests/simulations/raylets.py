@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,15 @@ class Cluster:
             return told
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[set[int]]:
-        """While the block runs: the process ids of actors that were seen answering a message."""
-        seen: set[int] = set()
+    def watched(self, look: Callable[[int], Iterable[Any]]) -> Iterator[set[Any]]:
+        """While the block runs: all that was found by looking at each raylet, again and again."""
+        seen: set[Any] = set()
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(0.05):
                 for number in range(len(self.commands)):
-                    seen.update(child.pid for child in self.children(number) if at_work(child))
+                    seen.update(look(number))
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -104,6 +104,10 @@ class Cluster:
         with contextlib.suppress(psutil.Error):
             return psutil.Process(self.commands[number].pid).children(recursive=True)
         return []
+
+    def actors(self, number: int) -> set[int]:
+        """The process ids of a raylet's actors that are answering a message."""
+        return {child.pid for child in self.children(number) if at_work(child)}
 
     def tasks(self, number: int) -> set[str]:
         """The names of the tasks that processes of a raylet are playing now, as their titles say."""

@@ -7,9 +7,9 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +125,9 @@ def results(folder: Path) -> dict[str, Any]:
     return {name: text for name, text in content(folder).items() if name != PLAN}
 
 
-def where_runs_play(cluster: Cluster) -> tuple[set[tuple[int, str]], threading.Event]:
-    """A set of (raylet, run), which grows until the event is set."""
-    seen: set[tuple[int, str]] = set()
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            seen.update((number, name) for number in range(2) for name in cluster.tasks(number))
-
-    threading.Thread(target=watch, daemon=True).start()
-    return seen, over
+def runs_of(cluster: Cluster) -> AbstractContextManager[set[tuple[int, str]]]:
+    """While the block runs: (raylet, run) for each run that a raylet was seen to play."""
+    return cluster.watched(lambda number: {(number, name) for name in cluster.tasks(number)})
 
 
 def compared(*options: str, rounds: int = 40, seeds: int = 4) -> tuple[str, ...]:
@@ -145,13 +137,12 @@ def compared(*options: str, rounds: int = 40, seeds: int = 4) -> tuple[str, ...]
 
 def test_a_cluster_and_one_process_leave_the_same_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Three selectors on four seeds; RAY_ADDRESS alone distributes nothing."""
-    seen, over = where_runs_play(cluster)
-    there = played(tmp_path / "there", *compared("--ray-address", cluster.address, "--jobs", "2"))
+    with runs_of(cluster) as seen:
+        there = played(tmp_path / "there", *compared("--ray-address", cluster.address, "--jobs", "2"))
     assert {number for number, _ in seen} == {0, 1}  # both raylets played runs
-    before = seen.copy()
-    here = played(tmp_path / "here", *compared("--jobs", "1"), env={"RAY_ADDRESS": cluster.address})
-    over.set()
-    assert seen == before
+    with runs_of(cluster) as seen:
+        here = played(tmp_path / "here", *compared("--jobs", "1"), env={"RAY_ADDRESS": cluster.address})
+    assert not seen
     mine, theirs = results(here), results(there)
     assert mine == theirs
     for picture in ("comparison.png", "rounds.png"):
@@ -239,11 +230,9 @@ def test_figures_are_played_there_too(cluster: Cluster, tmp_path: Path) -> None:
     for where, options in (("there", ("--ray-address", cluster.address)), ("here", ())):
         place = tmp_path / where
         place.mkdir()
-        seen, over = where_runs_play(cluster)
         command = fedsel(place, "reproduce", "xia-fig-1b", "--seeds", "1", "--out", "out", *options)
-        with command:
+        with runs_of(cluster) as seen, command:
             assert command.wait(900) == 0, command.stdout[-2000:] + command.stderr[-3000:]
-        over.set()
         assert where == "there" or not seen
         with (place / "out" / "xia-choices.csv").open(newline="") as file:
             rows.append([row | {"cpu_s": ""} for row in csv.DictReader(file)])
@@ -253,10 +242,8 @@ def test_figures_are_played_there_too(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_raylet_that_is_killed_costs_only_time(cluster: Cluster, tmp_path: Path) -> None:
     """The last test, because the cluster then has one raylet. The head stays: the command is connected to it."""
     (tmp_path / "there").mkdir()
-    seen, over = where_runs_play(cluster)
-    with fedsel(
-        tmp_path / "there", *compared("--ray-address", cluster.address, "--jobs", "2", rounds=700, seeds=1)
-    ) as command:
+    options = compared("--ray-address", cluster.address, "--jobs", "2", rounds=700, seeds=1)
+    with runs_of(cluster) as seen, fedsel(tmp_path / "there", *options) as command:
         wait_until(lambda: cluster.tasks(1) and cluster.tasks(0), 200, "no run on the second raylet")
         time.sleep(2.0)  # some rounds
         (lost,) = cluster.tasks(1)
@@ -267,7 +254,6 @@ def test_a_raylet_that_is_killed_costs_only_time(cluster: Cluster, tmp_path: Pat
         assert command.wait(900) == 0, command.stderr
         assert command.left() == []
         assert "cluster: 3 of 3 runs finished, 0 in progress, 0 waiting" in command.stdout
-    over.set()
     (there,) = (tmp_path / "there" / "runs").iterdir()
     assert "Ray: " in (there / "flower.log").read_text()
     here = played(tmp_path / "here", *compared(rounds=700, seeds=1))

@@ -58,7 +58,7 @@ def test_both_raylets_work_and_nothing_is_left(options: tuple[str, ...], cluster
     before = cluster.told()
     assert len(before["nodes"]) == 2
     assert before["actors"] == []
-    with cluster.watched() as seen:
+    with cluster.watched(cluster.actors) as seen:
         there = finished(tmp_path / "two", cluster.address, *options)
     after = cluster.told()
     assert after["nodes"] == before["nodes"]  # fedsel has not ended what it did not start
@@ -74,7 +74,7 @@ def test_both_raylets_work_and_nothing_is_left(options: tuple[str, ...], cluster
 
 def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Cluster, tmp_path: Path) -> None:
     with started(tmp_path / "two", cluster.address, "smoke", "--rounds", "10000") as command:
-        with cluster.watched() as seen:
+        with cluster.watched(cluster.actors) as seen:
             wait_until(lambda: len(seen) >= 2, 120, "two actors at work")
         command.interrupt()
         assert command.wait(60) == 130, command.stderr
