@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fedsel_flwr.report.run_folder import read_journal
-from fedsel_flwr.rounds.storage import UNFINISHED, remove_unfinished
+from fedsel_flwr.rounds.storage import UNFINISHED
 from tests.processes import Command, run_python
 from tests.simulations.cut_off_runs import content
 
@@ -202,20 +202,6 @@ def test_orphans_and_the_deaf_are_ended() -> None:
     for pid in map(int, pids.split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert time.monotonic() - start < 30
-
-
-def test_unfinished_files_are_removed_and_no_others(tmp_path: Path) -> None:
-    kept = [
-        tmp_path / name
-        for name in ("plan.json", "a/.hidden", "a/round-000001.json", "a/.git/HEAD", ".own-x1y2z3a_/mine", "mine.tmp")
-    ]
-    gone = [tmp_path / name for name in (".comparison.png-x1y2z3a_/comparison.png", "a/round-000002.json.tmp")]
-    for path in (*kept, *gone):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    for folder in (tmp_path, tmp_path / "a"):
-        remove_unfinished(folder)
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
 
 
 # ---- the commands --------------------------------------------------------------------------------------------------

@@ -169,34 +169,30 @@ def test_a_partition_may_be_a_function_of_the_seed() -> None:
         ((examples(1), examples(0)), "2 seeds and partitions:"),
         (pair_by_seed, "2 seeds, data sets and partitions:"),
         (one_partition, "2 seeds and data sets, with one partition for all of them:"),
+        # Named in the scenario.
+        ("fixed", "2 seeds and one partition for all of them:"),
+        ("by_seed", "2 seeds, data sets and partitions:"),
+        ("pair_by_seed", "2 seeds, data sets and partitions:"),
     ],
-    ids=["fixed", "dealt", "pair", "pair by seed", "one partition"],
+    ids=["fixed", "dealt", "pair", "pair by seed", "one partition", "./fixed", "./by_seed", "./pair_by_seed"],
 )
-def test_the_sentence_says_which_it_was(data: Any, said: str, tmp_path: Path, no_pictures: None) -> None:
-    comparison = compare(SMOKE, ["round-robin", "random"], seeds=2, data=data, folder=tmp_path)
+def test_the_sentence_says_which_it_was(data: Any, said: str, here: Path, no_pictures: None) -> None:
+    scenario = SMOKE
+    if isinstance(data, str):
+        functions = (examples, deal, blocks, fixed, by_seed, pair_by_seed)
+        imports = "import numpy as np\nfrom fedsel_flwr.simulations import OwnData\n\n"
+        (here / "mine.py").write_text(imports + "\n".join(inspect.getsource(one) for one in functions))
+        scenario = load_scenario("smoke", KEYS | {"engine": "vectorized", "data.dataset": f"./mine.py:{data}"})
+    given = None if isinstance(data, str) else data
+    comparison = compare(scenario, ["round-robin", "random"], seeds=2, data=given, folder="study")
     assert comparison.verdict is not None
     assert f", on the same {said}" in comparison.verdict.sentence
-    loaded = Comparison.load(tmp_path).verdict
+    loaded = Comparison.load("study").verdict
     assert loaded is not None
     assert loaded.sentence == comparison.verdict.sentence
     first, second, third, fourth = (run.result.fingerprints["data"] for run in comparison.runs)
     assert (first, third) == (second, fourth)
     assert (first != third) == (not said.startswith("2 seeds and one"))
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("by_seed", "2 seeds, data sets and partitions"), ("fixed", "2 seeds and one partition for all of them"),
-     ("pair_by_seed", "2 seeds, data sets and partitions")],
-)  # fmt: skip
-def test_on_the_command_line(name: str, said: str, tmp_path: Path, fedsel: Any, no_pictures: None) -> None:
-    imports = "import numpy as np\nfrom fedsel_flwr.simulations import OwnData\n\n"
-    functions = (examples, deal, blocks, fixed, by_seed, pair_by_seed)
-    (tmp_path / "mine.py").write_text(imports + "\n".join(inspect.getsource(one) for one in functions))
-    argv = ["compare", "smoke", "--selectors", "round-robin,random", "--seeds", "2", "--runs-dir", str(tmp_path)]
-    for key, value in (KEYS | {"data.dataset": f"{tmp_path}/mine.py:{name}"}).items():
-        argv += ["--set", f"{key}={value}"]
-    assert f", on the same {said}" in fedsel(*argv).replace("\n", " ")
 
 
 def broken(seed):

@@ -62,10 +62,6 @@ def drawn(kind: str, seed: int, labels: IntArray = MORE) -> Sequence[IntArray]:
     return partition_indices(labels, **{"num_clients": 3} | OPTIONS[kind], kind=kind, seed=seed)
 
 
-def counts_of(parts: Sequence[IntArray], labels: IntArray) -> IntArray:
-    return np.array([np.bincount(labels[part], minlength=10) for part in parts])
-
-
 # ---- every kind ---------------------------------------------------------------------------------------------------
 
 
@@ -301,7 +297,7 @@ def test_classes_that_nobody_gets_are_left_out(given: list[int], sizes: list[int
 def test_classes_are_shared_equally_and_each_client_gets_distinct_ones() -> None:
     parts = partition_indices(MORE, 30, kind="classes", classes_per_client=[7] * 30, seed=3)
     assert_partition(parts, 30, 6000)
-    counts = counts_of(parts, MORE)
+    counts = np.array([np.bincount(MORE[part], minlength=10) for part in parts])
     assert ((counts > 0).sum(axis=1) == 7).all()
     assert ((counts > 0).sum(axis=0) == 21).all()  # 210 cards are 21 packs of the ten classes
     assert set(counts[counts > 0]) <= {28, 29}  # 600 / 21 = 28.6
