@@ -394,19 +394,20 @@ def test_examples_stay_on_the_device_during_a_run(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("keys", "backend", "said"),
+    ("keys", "options", "said"),
     [
-        ({}, "fast", "backend must be one of auto, numba, manual, vmap, sequential, got 'fast'"),
-        ({"engine": "ray"}, "manual", "backend = 'manual' is for the vectorized engine"),
-        ({"model__name": "cnn"}, "numba", "backend = 'numba' cannot train this model"),
+        ({}, {"engine": "steam"}, "engine must be one of ray, vectorized, got 'steam'"),
+        ({}, {"backend": "fast"}, "backend must be one of auto, numba, manual, vmap, sequential, got 'fast'"),
+        ({"engine": "ray"}, {"backend": "manual"}, "backend = 'manual' is for the vectorized engine"),
+        ({"model__name": "cnn"}, {"backend": "numba"}, "backend = 'numba' cannot train this model"),
         # Only clients that train one by one can do this.
-        ({"clients__latency_mode": "measured"}, None, "clients.latency_mode = 'measured' is for the engine 'ray'"),
-        ({"clients__delay": "sleep"}, None, "clients.delay = 'sleep' is for the engine 'ray'"),
+        ({"clients__latency_mode": "measured"}, {}, "clients.latency_mode = 'measured' is for the engine 'ray'"),
+        ({"clients__delay": "sleep"}, {}, "clients.delay = 'sleep' is for the engine 'ray'"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused(keys: dict[str, Any], backend: Any, said: str) -> None:
+def test_what_the_engine_cannot_do_is_refused(keys: dict[str, Any], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        simulate(smoke(4, **keys), backend=backend)
+        simulate(smoke(4, **keys), **options)
     assert str(caught.value).startswith(said)
 
 
