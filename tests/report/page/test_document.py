@@ -13,39 +13,72 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.page import document
 from fedsel_flwr.report.page.comparison_page import comparison_document
 from fedsel_flwr.report.page.document import render, write_page
-from tests.browser import Browser, browser
+from fedsel_flwr.simulations.scenario_files import check_label
+from tests.browser import Browser, Opened, browser
 from tests.report.page.made_facts import made_facts
 
 __all__ = ["browser"]
-EVIL = [
-    "</script><script>window.hacked = 1</script>",
-    "<img src=x onerror='window.hacked = 2'>",
-    "a\"b'c&d`e${window.hacked = 3}",
-    "datum.x = [toString()]; window.hacked = 4",
-    "<!--<script>",
-]
+LABELS = {
+    "markup": [
+        "</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 2'>", "<!--<script>",
+        "a\"b'c&d`e${window.hacked = 3}", "datum.x = [toString()]; window.hacked = 4",
+    ],
+    "dollars": ["a$&b", "a$`b", "a$'b", "$$", "$1", "$<name>", "random", "legend", '"legend":null', "null"],
+    "properties": [
+        "constructor", "__proto__", "toString", "valueOf", "hasOwnProperty", "prototype", "length", "NaN", "0",
+    ],
+    "words of the page": [
+        "x title", "chosen seed", "datum['x']", "[0]", "a[0]", "a.b", "labels[0]", "rows", "series", "selector",
+    ],
+    "formulas": [
+        "=1+1", "+1", "-2+3", "@SUM(1)", "<svg onload=alert(1)>", "&#x3c;b&#x3e;", "${a(1)}", "{{7*7}}", "a&hide=b",
+    ],
+}  # fmt: skip
 
 
-def test_names_are_data_never_markup(browser: Browser, tmp_path: Path) -> None:
-    facts = made_facts(EVIL, 2, 30, text=" ".join(EVIL))
-    with browser.open(write_page(comparison_document(facts), tmp_path / "evil.html")) as opened:
+def check_drawn(opened: Opened) -> None:
+    """Every chart has a view or says that it has no rows."""
+    assert opened.page.inner_text("#problem") == ""
+    assert opened.faults == []
+    drawn = opened.page.evaluate("Object.keys(window.fedsel.views).length")
+    nothing = sum("nothing to show" in text for text in opened.page.locator(".chart").all_inner_texts())
+    assert drawn + nothing == opened.page.locator("figure").count()
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_labels_are_data_and_draw_all_charts(labels: list[str], browser: Browser, tmp_path: Path) -> None:
+    """Labels that look like markup, code, paths of properties, or formulas."""
+    assert [check_label(label) for label in labels if "/" not in label] == [one for one in labels if "/" not in one]
+    text = " ".join(labels)
+    facts = made_facts(labels, 2, 180, text=text)
+    with browser.open(write_page(comparison_document(facts), tmp_path / "report.html")) as opened:
         page = opened.page
-        assert opened.faults == []
-        assert page.evaluate("window.hacked") is None
-        assert page.title() == " ".join(EVIL)
-        assert page.inner_text("h1") == " ".join(EVIL)
-        assert {row["selector"] for row in opened.rows("jain")} == set(EVIL)
-        # The labels are drawn as text, and a tooltip shows them as text too.
-        drawn = page.locator("#chart-jain .chart text").all_text_contents()
-        assert any(text.startswith("</script>") for text in drawn)
+        check_drawn(opened)
+        assert page.title() == page.inner_text("h1") == text
+        assert f"ratio to {labels[0]}" in str(page.locator("#chart-ratios svg").text_content())
+        menus = (("measure", "rounds"), ("axis", "joules"), ("seed", "1"), *(("selector", one) for one in labels[:5]))
+        for menu, value in menus:
+            opened.choose(menu, value)
+            check_drawn(opened)
+        assert {row["selector"] for row in opened.rows("jain")} == {*labels}
+        # The labels are drawn as texts, the long ones cut off, and a tooltip shows them as texts too.
+        drawn = page.locator("#chart-jain .role-axis-label text").all_text_contents()
+        assert {label[:20] for label in labels} <= {one[:20] for one in drawn}
         page.hover("#chart-jain .mark-symbol.role-mark > path >> nth=1")
         page.wait_for_selector("#vg-tooltip-element.visible")
         opened.open_all()
-        for name in EVIL:
-            opened.choose("selector", name)
+        with page.expect_download() as saved:
+            page.click("#chart-jain [data-save=csv]")
+        lines = saved.value.path().read_text().splitlines()
+        with page.expect_download() as saved:
+            page.click("#chart-jain [data-save=svg]")
+        assert len(saved.value.path().read_text()) > 1000
         assert page.evaluate("window.hacked") is None
         assert page.locator("main script, main img, body > img").count() == 0
         assert opened.faults == []
+    if "=1+1" in labels:
+        assert [line.split(",")[1][:2] for line in lines[1:5]] == ["'=", "'+", "'-", "'@"]
+        assert lines[1].split(",")[2:] != []
 
 
 def test_the_policy_allows_only_the_two_scripts() -> None:
