@@ -59,6 +59,9 @@ def test_the_page_draws_everything_without_a_fault(browser: Browser, folder: Pat
         # Whatever a reader opens, nothing is requested.
         opened.open_all()
         assert "selectors" in opened.page.locator("pre").last.inner_text()
+        opened.page.click("details:has-text('LaTeX') [data-copy]")
+        copied = opened.page.evaluate("getSelection().toString()")
+        assert copied.strip() == (folder / "comparison.tex").read_text().strip()
         assert opened.faults == []
 
 
@@ -339,21 +342,6 @@ def test_a_menu_exchanges_the_scenario(
         assert all((out / line.removeprefix("fedsel run ")).is_file() for line in commands)
         assert len(commands) == 2 * 2 + 3
         assert opened.faults == []
-
-
-def test_downloads_hold_what_is_shown(browser: Browser, folder: Path, tmp_path: Path) -> None:
-    with browser.open(folder / "report.html", "#seed=1") as opened:
-        for kind in ("csv", "svg"):
-            with opened.page.expect_download() as download:
-                opened.page.click(f"#chart-jain [data-save={kind}]")
-            assert download.value.suggested_filename == f"jain.{kind}"
-            download.value.save_as(tmp_path / f"jain.{kind}")
-        assert set(pd.read_csv(tmp_path / "jain.csv")["seed"]) == {1}
-        assert (tmp_path / "jain.svg").read_text().startswith("<svg")
-        opened.page.click("details:has-text('LaTeX') > summary")
-        opened.page.click("details:has-text('LaTeX') [data-copy]")
-        copied = opened.page.evaluate("getSelection().toString()")
-        assert copied.strip() == (folder / "comparison.tex").read_text().strip()
 
 
 def test_the_page_can_be_used_with_the_keyboard(browser: Browser, folder: Path) -> None:

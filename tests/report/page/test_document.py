@@ -72,7 +72,9 @@ def test_labels_are_data_and_draw_all_charts(labels: list[str], browser: Browser
         lines = saved.value.path().read_text().splitlines()
         with page.expect_download() as saved:
             page.click("#chart-jain [data-save=svg]")
-        assert len(saved.value.path().read_text()) > 1000
+        assert saved.value.suggested_filename == "jain.svg"
+        assert len(svg := saved.value.path().read_text()) > 1000
+        assert svg.startswith("<svg")
         assert page.evaluate("window.hacked") is None
         assert page.locator("main script, main img, body > img").count() == 0
         assert opened.faults == []

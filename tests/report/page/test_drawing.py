@@ -91,6 +91,7 @@ def check_charts(opened: Opened, document: Document) -> set[str]:
         ]
         with opened.page.expect_download() as saved:
             opened.page.click(f"#chart-{chart.name} [data-save=csv]")
+        assert saved.value.suggested_filename == f"{chart.name}.csv"
         found = pd.read_csv(saved.value.path(), keep_default_na=False, dtype=str).to_dict("records")
         assert len(found) == len(rows)
         for text, row in zip(found, rows, strict=True):
