@@ -12,39 +12,22 @@ from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel, computing_rate_bounds, cpu_energy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
+from tests.clients.helpers import WATT
 
 SYSTEM = SystemModel(num_clients=20, seed=7)
-WATT = 10**2.3 / 1000  # 23 dBm
-
-
-def test_defaults_are_those_of_xia() -> None:
-    """m_0 = m_k = 5,000 bit, rho = 2, 500 m, tau_max = 5 s, and two default channels."""
-    assert (SYSTEM.payload_down_bits, SYSTEM.payload_up_bits, SYSTEM.samples_per_round) == (5000, 5000, 2)
-    assert (SYSTEM.radius_km, SYSTEM.max_latency_s, SYSTEM.computing_step) == (0.5, 5.0, 20.0)
-    assert SYSTEM.downlink == SYSTEM.uplink == OFDMAChannel()
 
 
 @pytest.mark.parametrize(
-    ("partition_id", "round_number", "distance", "delays", "energy"),
+    ("partition_id", "round_number", "distance", "energy", "delays"),
     [
-        (
-            0,
-            1,
-            0.39865900227484175,
-            RoundDelays(0.05291234750465004, 0.06254102367583597, 0.06213144077900625, 31.979009655589337),
-            0.012601383647817642,
-        ),
-        (
-            19,
-            2,
-            0.4592308490472732,
-            RoundDelays(0.07310778721072463, 0.008812217976184644, 0.06220669890508341, 226.9576178670428),
-            0.022713820267969406,
-        ),
+        (0, 1, 0.39865900227484175, 0.012601383647817642,
+         RoundDelays(0.05291234750465004, 0.06254102367583597, 0.06213144077900625, 31.979009655589337)),
+        (19, 2, 0.4592308490472732, 0.022713820267969406,
+         RoundDelays(0.07310778721072463, 0.008812217976184644, 0.06220669890508341, 226.9576178670428)),
     ],
-)
-def test_golden(partition_id: int, round_number: int, distance: float, delays: RoundDelays, energy: float) -> None:
-    """Recorded draws; a change here changes every recorded run."""
+)  # fmt: skip
+def test_golden(partition_id: int, round_number: int, distance: float, energy: float, delays: RoundDelays) -> None:
+    """Recorded draws of Xia's defaults; a change here changes every recorded run."""
     drawn = SYSTEM.draw(partition_id, round_number)
     assert SYSTEM.distance_km(partition_id) == pytest.approx(distance, rel=1e-12)
     assert dataclasses.astuple(drawn) == pytest.approx(dataclasses.astuple(delays), rel=1e-12)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.batched.examples import Schedule, longest_first
 from fedsel_flwr.clients.batched.trainer import default_chunk
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
@@ -38,6 +39,22 @@ def drawn(count: int = 3) -> list[np.random.Generator]:
 def assert_equal(one: Trained, other: Trained) -> None:
     for a, b in zip([*one[0], one[1]], [*other[0], other[1]], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_batches_by_hand() -> None:
+    """5, 3 and 1 examples in batches of 2, one pass: lengths 2, 2, 1 and 2, 1 and 1.
+
+    Padding repeats a row of the batch: its loss is as finite as the batch's. test_against_loop has the loop's batches.
+    """
+    assert longest_first([1, 3, 5], SETTINGS).tolist() == [2, 1, 0]
+    schedule = Schedule([np.array([3, 9, 4, 7, 1]), np.array([8, 2, 6]), np.array([5])], SETTINGS, drawn())
+    assert schedule.steps.tolist() == [3, 2, 1]
+    assert schedule.lengths.tolist() == [[2, 2, 1], [2, 1, 0], [1, 0, 0]]
+    assert schedule.extents == [(3, 2), (2, 2), (1, 1)]
+    assert schedule.weights[:, 1].tolist() == [[0.5, 0.5], [1, 0], [0, 0]]
+    assert (schedule.rows[:, 2, :][:1] == 5).all()
+    assert schedule.rows[2, 0, 0] == schedule.rows[2, 0, 1]
+    assert schedule.rows[1, 1, 0] == schedule.rows[1, 1, 1]
 
 
 def test_one_step_by_hand() -> None:
