@@ -31,9 +31,9 @@ from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord
 from tests.e2e.fleet import wait_until
 from tests.pages import ROOT
+from tests.report.made import client
 
 Figures = dict[tuple[str, str], float]
-NAN = math.nan
 
 
 def scrape(url: str | None) -> Figures:
@@ -49,13 +49,9 @@ def scrape(url: str | None) -> Figures:
     }
 
 
-def row(number: int, client: str, latency_s: float = 1.0, problem: str = "", **values: Any) -> ClientRecord:
+def row(number: int, name: str, latency_s: float = 1.0, problem: str = "", **values: Any) -> ClientRecord:
     """A client's record; a problem means that it has failed."""
-    known = {"energy_j": NAN, "download_s": NAN, "compute_s": NAN, "upload_s": NAN, "train_loss": NAN}
-    return ClientRecord(
-        round=number, client_id=client, client=0, completed=not problem, problem=problem, latency_s=latency_s,
-        num_examples=1, **known | values,
-    )  # fmt: skip
+    return client(name, latency_s, round=number, completed=not problem, problem=problem, **values)
 
 
 def two_rounds(history: History | None = None) -> History:

@@ -16,7 +16,8 @@ from fedsel_flwr.callbacks import MLflow, Recorder, trackers
 from fedsel_flwr.callbacks.trackers import TrackedRun
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.history import History, RoundRecord
+from tests.report.made import client
 
 NAN = float("nan")
 
@@ -56,16 +57,11 @@ class FakeRun(Recorder):
         self.server.ended[str(self.run_id)] = failed
 
 
-def add_round(history: History, accuracy: float = 0.5, clients: int = 2) -> RoundRecord:
-    """A round in which clients 0 and 1 took part, or as many as there are."""
+def add_round(history: History, accuracy: float = 0.5) -> RoundRecord:
+    """A round in which clients 0 and 1 took part, and 1 failed."""
     number = len(history.rounds) + 1
-    rows = [
-        ClientRecord(
-            round=number, client_id=str(k), client=k, completed=k != 1, problem="", latency_s=number + k / 10,
-            energy_j=NAN, download_s=0.1, compute_s=0.2, upload_s=0.3, train_loss=1.5, num_examples=7,
-        )
-        for k in range(clients)
-    ]  # fmt: skip
+    parts = {"round": number, "download_s": 0.1, "compute_s": 0.2, "upload_s": 0.3, "train_loss": 1.5}
+    rows = [client(str(k), number + k / 10, client=k, completed=k == 0, **parts) for k in (0, 1)]
     history.append(round=number, num_available=9, round_s=1.0, clients=rows)
     history.record_evaluation(number, loss=NAN, accuracy=accuracy)
     return history.rounds[-1]

@@ -1,4 +1,4 @@
-"""Histories and summaries of runs made by hand."""
+"""Rows of clients, histories and summaries of runs made by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 
 from fedsel_flwr.report import RunSummary
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+
+
+def client(name: str, seconds: float, **own: Any) -> ClientRecord:
+    """A client with a usable update after some seconds."""
+    nothing = dict.fromkeys(("energy_j", "download_s", "compute_s", "upload_s", "train_loss"), math.nan)
+    values: dict[str, Any] = {"round": 0, "client": ord(name[-1]), "completed": True, "problem": "", "num_examples": 5,
+                              "client_id": name, "latency_s": seconds, "latency_source": "observed"}  # fmt: skip
+    return ClientRecord(**{**nothing, **values, **own})
 
 
 def make_history(
@@ -25,18 +33,18 @@ def make_history(
         seconds = round_s[number - 1] if round_s else 1.0
         simulated += seconds
         total += energy_j * len(clients)
-        for client in clients:
-            done = (number, client) not in failed
-            row = ClientRecord(
-                round=number, client_id=f"client-{client}", client=client, completed=done,
-                problem="" if done else "exception: ValueError: broken, with a comma and an é",
-                latency_s=seconds, energy_j=energy_j, download_s=0.1, compute_s=seconds - 0.2, upload_s=0.1,
-                train_loss=0.25 if done else math.nan, num_examples=12 if done else 0,
+        for k in clients:
+            done = (number, k) not in failed
+            row = client(
+                f"client-{k}", seconds, round=number, client=k, completed=done, latency_source="reported",
+                problem="" if done else "exception: ValueError: broken, with a comma and an é", energy_j=energy_j,
+                download_s=0.1, compute_s=seconds - 0.2, upload_s=0.1, train_loss=0.25 if done else math.nan,
+                num_examples=12 if done else 0,
             )  # fmt: skip
             history.clients.append(row)
         record = RoundRecord(
             round=number, num_available=10, num_selected=len(clients),
-            num_completed=sum((number, client) not in failed for client in clients), round_s=seconds,
+            num_completed=sum((number, k) not in failed for k in clients), round_s=seconds,
             simulated_s=simulated, energy_j=energy_j * len(clients), total_energy_j=total,
             accuracy=accuracy[number - 1], loss=1.5,
         )  # fmt: skip

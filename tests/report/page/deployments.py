@@ -9,16 +9,9 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.records import ClientRecord, RoundEntry, RoundRecord, encode_entry
+from tests.report.made import client
 
 MAX_LATENCY = 60.0
-
-
-def client(name: str, seconds: float, **own: Any) -> ClientRecord:
-    """A client with a usable update after some seconds."""
-    nothing = dict.fromkeys(("energy_j", "download_s", "compute_s", "upload_s", "train_loss"), math.nan)
-    values: dict[str, Any] = {"round": 0, "client": ord(name[-1]), "completed": True, "problem": "", "num_examples": 5,
-                              "client_id": name, "latency_s": seconds, "latency_source": "observed"}  # fmt: skip
-    return ClientRecord(**{**nothing, **values, **own})
 
 
 def failed(name: str, problem: str = "exception: ValueError", **own: Any) -> ClientRecord:

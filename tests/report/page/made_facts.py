@@ -11,7 +11,8 @@ from fedsel_flwr.report.page.comparison_page import ComparisonFacts
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.summary import find_target_rounds, summarize
 from fedsel_flwr.report.verdict import verdict
-from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.history import History, RoundRecord
+from tests.report.made import client
 
 TARGET = 0.8
 LIMIT = 60.0
@@ -61,14 +62,11 @@ def _history(means: np.ndarray, place: int, rounds: int, cohort: int, generator:
     for number in range(1, rounds + 1):
         chosen = generator.choice(len(means), cohort, replace=False, p=weights / weights.sum())
         latency = means[chosen] * generator.lognormal(0, 0.3, cohort)
-        for client, own in zip(chosen.tolist(), latency.tolist(), strict=True):
-            rows.append(
-                ClientRecord(
-                    round=number, client_id=str(client), client=client, completed=own < LIMIT,
-                    problem="" if own < LIMIT else "late: <b>60 s</b>", latency_s=min(own, LIMIT), energy_j=own,
-                    download_s=0.1 * own, compute_s=0.7 * own, upload_s=0.2 * own, train_loss=1.0, num_examples=10,
-                )
-            )  # fmt: skip
+        for k, own in zip(chosen.tolist(), latency.tolist(), strict=True):
+            problem = "" if own < LIMIT else "late: <b>60 s</b>"
+            parts = {"download_s": 0.1 * own, "compute_s": 0.7 * own, "upload_s": 0.2 * own, "energy_j": own}
+            more = {"round": number, "client": k, "completed": not problem, "problem": problem, "train_loss": 1.0}
+            rows.append(client(str(k), min(own, LIMIT), **parts, **more))
         longest = float(min(latency.max(), LIMIT))
         seconds += longest
         records.append(
