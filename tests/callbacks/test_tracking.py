@@ -1,4 +1,4 @@
-"""Tracking: each round reaches the tracker, or is lost with it; and which tracker an option names."""
+"""Tracking: each round reaches the tracker, or is lost with it; callbacks; and which tracker an option names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.callbacks import MLflow, Recorder, trackers
+from fedsel_flwr.callbacks import MLflow, Recorder, TensorBoard, WandB, figures, together, trackers
 from fedsel_flwr.callbacks.trackers import TrackedRun
 from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies import SelectionStrategy
 from tests.report.made import client
+from tests.strategies.helpers import Federation, fedavg, fleet
 
 NAN = float("nan")
 
@@ -58,12 +61,14 @@ class FakeRun(Recorder):
 
 
 def add_round(history: History, accuracy: float = 0.5) -> RoundRecord:
-    """A round in which clients 0 and 1 took part, and 1 failed."""
+    """A round in which clients 0 and 1 took part; 1 failed, and reported no joules."""
     number = len(history.rounds) + 1
     parts = {"round": number, "download_s": 0.1, "compute_s": 0.2, "upload_s": 0.3, "train_loss": 1.5}
-    rows = [client(str(k), number + k / 10, client=k, completed=k == 0, **parts) for k in (0, 1)]
+    rows = [
+        client(str(k), number + k / 10, client=k, completed=k == 0, energy_j=(0.5, NAN)[k], **parts) for k in (0, 1)
+    ]
     history.append(round=number, num_available=9, round_s=1.0, clients=rows)
-    history.record_evaluation(number, loss=NAN, accuracy=accuracy)
+    history.record_evaluation(number, loss=accuracy, accuracy=accuracy)
     return history.rounds[-1]
 
 
@@ -156,6 +161,64 @@ def test_a_run_that_an_error_ends_has_failed(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt), again:
         raise KeyboardInterrupt
     assert server.ended == {"run0": True}  # Ctrl-C does not wait for a server a second time
+
+
+# ---- a library as a callback of a strategy --------------------------------------------------------------------------
+
+
+class Broken(Recorder):
+    """Its library raises in rounds 2 and 3, and at the end."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, Mapping[str, float]] = {}
+        self.ended: list[bool] = []
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        if round in (2, 3):
+            raise ConnectionError("the tracking server\nis away")
+        self.written[round] = values
+
+    def end(self, *, failed: bool) -> None:
+        self.ended.append(failed)
+        raise OSError("still away")
+
+
+def test_every_known_figure_is_handed_over() -> None:
+    history = History()
+    known, unknown = figures(add_round(history, 0.25)), figures(add_round(history, NAN))
+    assert (known["accuracy"], known["num_selected"], known["simulated_s"]) == (0.25, 2.0, 1.0)
+    assert known.keys() - unknown.keys() == {"accuracy", "loss"}
+    assert known.keys() == {
+        "num_available", "num_selected", "num_completed", "num_kept", "num_timeouts", "round_s", "simulated_s",
+        "energy_j", "total_energy_j", "accuracy", "loss", "probe_s", "probe_j", "num_probed", "num_spares", "num_late",
+        "late_j",
+    }  # fmt: skip
+
+
+def test_a_library_that_fails_ends_nothing_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken, seen = Broken(), list[int]()
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"), broken as entered:
+        on_round = together(entered, lambda record: seen.append(record.round))
+        strategy = SelectionStrategy(Random(clients_per_round=2), fedavg(), max_latency=10.0, on_round=on_round)
+        Federation(strategy, fleet(3)).play(4)
+    assert (len(strategy.history.rounds), seen, sorted(broken.written)) == (4, [1, 2, 3, 4], [1, 4])
+    [said] = [message for message in caplog.messages if "Broken" in message]
+    assert "Broken failed in round 2" in said
+    assert "ConnectionError: the tracking server is away" in said
+    assert broken.ended == [False]
+
+
+@pytest.mark.parametrize(
+    ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")]
+)
+def test_a_library_that_is_not_installed_is_named(
+    make: Callable[[], Any], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RunError, match=rf"pip install {package}$"):
+        make()
 
 
 # ---- the option ----------------------------------------------------------------------------------------------------
