@@ -187,6 +187,19 @@ def test_a_client_takes_the_seconds_of_fedscale(
         assert row.download_s + row.upload_s == pytest.approx(2 * kbit / communication)
 
 
+@pytest.mark.pages
+def test_the_workflow_of_the_smoke_tests_runs_its_pytest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last command of its one job, on the file of the page."""
+    yaml = pytest.importorskip("yaml", reason="comes with Flower")
+    page = {block.language: block.text for block in BLOCKS if block.page == "docs/smoke-tests.md"}
+    (job,) = yaml.safe_load(page["yaml"])["jobs"].values()
+    *_, command = [step["run"] for step in job["steps"] if "run" in step]
+    (tmp_path / "test_selection.py").write_text(page["python"], encoding="utf-8")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:cacheprovider")
+    said = in_a_shell(command, tmp_path)
+    assert re.search(r"^3 passed", said, re.MULTILINE), said
+
+
 @pytest.mark.slow
 def test_the_demo_ends_with_a_verdict(tmp_path: Path) -> None:
     (block,) = [block for block in BLOCKS if block.page == "README.md" and "--rounds-on-flower" in block.text]
