@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -15,6 +13,7 @@ import pytest
 import yaml
 
 from tests.pages import ROOT
+from tests.processes import run_python
 
 APPS = sorted(path.parent for path in (ROOT / "examples").rglob("pyproject.toml"))
 WORKFLOW = ROOT / ".github" / "workflows" / "publish.yml"
@@ -22,9 +21,7 @@ WORKFLOW = ROOT / ".github" / "workflows" / "publish.yml"
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.relative_to(ROOT / "examples").as_posix())
 def test_an_app_installs_its_dependencies_and_no_module_of_a_common_name(app: Path, tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(app))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    run_python("-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, app)
     (wheel,) = tmp_path.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     own = app.name.replace("-", "_")  # a module named server_app would be in every other app's way

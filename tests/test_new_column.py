@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from fedsel_flwr.clients.answering import fit_metrics
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.selectors.columns import COLUMNS
 from fedsel_flwr.strategies import MetricKeys
-from tests.processes import ROOT
+from tests.processes import ROOT, run_python
 
 ROW = """    Column(name="battery", key="battery_share", source="reply", low=0.0, high=1.0, recorded=True,
            meaning="charge of the client's battery, a share"),
@@ -168,12 +165,7 @@ def followed(tmp_path: Path) -> Any:
     (folder / "mine.toml").write_text(MINE)
     (folder / "followed.py").write_text(FOLLOWED)
     (folder / "run").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(folder / "followed.py"), str(folder / "run")],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_python(folder / "followed.py", folder / "run", cwd=folder)
     seen = json.loads(done.stdout.splitlines()[-1])
     assert Path(seen.pop("package")).is_relative_to(folder)
     listed = " ".join(done.stdout.split())

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -28,14 +27,6 @@ LINKS = ("strategies", "clients", "simulations")
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 in_checkout = pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="an unpacked sdist has no links and no history")
-
-
-def output_of(*command: str) -> str:
-    """Standard output of a command run at the repository root; if it fails, the test fails with its output."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    said = done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{said}"
-    return done.stdout
 
 
 def package_files(suffix: str = "") -> set[str]:
@@ -63,7 +54,7 @@ def test_link_is_relative_and_points_into_the_package(name: str) -> None:
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist, built with the backend that is installed."""
     folder = tmp_path_factory.mktemp("dist")
-    output_of(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", str(folder), str(ROOT))
+    run_python("-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", folder, ROOT)
     return folder
 
 
@@ -108,7 +99,8 @@ def test_flower_app_bundle_is_the_package_and_nothing_else(tmp_path: Path) -> No
 def tracked_files() -> list[Path]:
     """Every file that git tracks or would add."""
     try:
-        listed = output_of("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     except FileNotFoundError:
         pytest.skip("git is not installed")
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file() and not path.is_symlink()]

@@ -14,7 +14,6 @@ from tests.testing.strategies_under_test import APIS
 GOOD: Any = ([np.ones(2)], 10, {"latency_s": 0.5})
 
 
-@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
     "reply",
     [

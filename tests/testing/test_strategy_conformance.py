@@ -121,14 +121,12 @@ def test_broken_buffered_rounds_are_noticed(
         check_buffered_rounds(harness)
 
 
-@pytest.mark.parametrize("api", APIS)
 def test_on_the_servers_clock_choices_are_not_compared(api: str) -> None:
     with pytest.warns(UserWarning, match="check_s.* was left out: with clock='server'") as told:
         check_strategy(partial(wrapped, api, "cs-ucb", "FedAvg", clock="server"), ARRAYS)
     assert len(told) == 2
 
 
-@pytest.mark.parametrize("api", APIS)
 def test_the_fleet_shows_everything_that_it_promises(api: str) -> None:
     harness = StrategyHarness(partial(wrapped, api, "round-robin", "FedAvg"), ARRAYS)
     run = harness.full_run
@@ -175,7 +173,6 @@ def test_it_is_named_in_the_other_api_as_well() -> None:
             expect_complaint(api, broken)
 
 
-@pytest.mark.parametrize("api", APIS)
 def test_choices_without_a_seed_are_found_out(api: str) -> None:
     with pytest.raises(AssertionError, match=r"the same seed gives the same selections; from round \d+ on they differ"):
         check_strategy(partial(wrapped, api, "random", "FedAvg", {"seed": None}), ARRAYS)
@@ -186,7 +183,6 @@ def test_no_check_goes_without_a_broken_strategy() -> None:
     assert len(BROKEN) + 2 >= len(STRATEGY_CHECKS) == len({check.__name__ for check in STRATEGY_CHECKS})
 
 
-@pytest.mark.parametrize("api", APIS)
 def test_a_selector_that_would_learn_nothing_is_found_before_any_deployment(api: str, caplog: Any) -> None:
     reported = {"num-examples", "latency_s", "eval_loss"}
     said = r"the clients report what the selector reads; round 1: no reply has rms_loss .*rms_loss='eval_loss'"
@@ -224,7 +220,6 @@ def test_wrong_arguments_are_refused(make: Any, arrays: Any, num_clients: int | 
         check_strategy(make, arrays, num_clients=num_clients)
 
 
-@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("name", ["FedCA", "FedCM"])
 def test_a_filter_that_may_keep_a_single_model_is_refused_over_a_krum_that_needs_five(api: str, name: str) -> None:
     with pytest.raises(ParameterError, match="Krum"):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.records import ClientRecord, RoundEntry, RoundRecord, encode_entry
 from tests.report.made import client
 
@@ -35,8 +34,3 @@ def write(folder: Path, given: Sequence[RoundEntry], end: bytes = b"") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "journal.jsonl").write_bytes(b"".join(map(encode_entry, given)) + end)
     return folder
-
-
-def refuse(folder: Path) -> Any:
-    """In place of advise, which takes seconds."""
-    raise ParameterError(f"{folder} is too short")

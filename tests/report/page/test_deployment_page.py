@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.records import decode_entry
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.browser import Browser, browser
-from tests.report.page.deployments import client, entries, failed, refuse, write
+from tests.report.page.deployments import client, entries, failed, write
 from tests.strategies.helpers import fedavg, fleet, run_rounds
 
 __all__ = ["browser"]
@@ -38,11 +38,6 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
-
-
 def hostile(folder: Path) -> Path:
     """A deployment whose clients have hostile ids and problems; each is slower than the one before it."""
     rows = [client(name, 1.0 + place, compute_s=0.5) for place, name in enumerate(HOSTILE)]
@@ -54,7 +49,6 @@ def hostile(folder: Path) -> Path:
 # ---- a strategy that is still running --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_report_while_the_run_continues_and_after_it(tmp_path: Path) -> None:
     folder, journal = tmp_path / "run", tmp_path / "run" / "journal.jsonl"
     during = []
@@ -125,7 +119,6 @@ def test_the_command_prints_text_and_writes_only_the_page(
     assert "mean round: 5.33 s in the first quarter of the rounds, 5.33 s in the last" in text
 
 
-@pytest.mark.usefixtures("quick")
 def test_json_has_the_figures_of_the_text_and_writes_nothing(tmp_path: Path, fedsel: Any) -> None:
     folder = hostile(tmp_path / "run")
     out = fedsel("report", folder, "--json")
@@ -139,7 +132,6 @@ def test_json_has_the_figures_of_the_text_and_writes_nothing(tmp_path: Path, fed
     assert (facts["advice"], facts["refusal"]) == (None, f"{folder} is too short")
 
 
-@pytest.mark.usefixtures("quick")
 def test_hostile_texts_stay_on_their_line_and_are_cut(tmp_path: Path) -> None:
     found = read_deployment(hostile(tmp_path / "run"))
     lines = deployment_lines(found)
@@ -153,7 +145,6 @@ def test_hostile_texts_stay_on_their_line_and_are_cut(tmp_path: Path) -> None:
     assert [shown_text("x" * n, 16) for n in (16, 17)] == ["x" * 16, "x" * 9 + "..." + "x" * 4]
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_folder_that_cannot_be_written_to_is_refused_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any
 ) -> None:
@@ -169,7 +160,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused_with_the_cure(
     assert f"fedsel: error: report.html cannot be written to {str(folder)!r}: Permission denied. Choose" in said
 
 
-@pytest.mark.usefixtures("quick")
 def test_without_the_extra_the_text_is_printed_and_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +182,6 @@ def page_of(folder: Path) -> Path:
     return write_page(deployment_document(read_deployment(folder)), folder / "report.html")
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_clients_of_the_charts(browser: Browser, tmp_path: Path) -> None:
     """All rows of the charts are compared with the tables in test_drawing."""
     rows = [client(f"site-{k}", 2.0 + k, compute_s=1.0 + k) for k in range(5)]
@@ -212,7 +201,6 @@ def test_the_clients_of_the_charts(browser: Browser, tmp_path: Path) -> None:
         assert slowest[5] == ["site-4", "failed", 2, "exception: ValueError"]
 
 
-@pytest.mark.usefixtures("quick")
 def test_hostile_ids_are_texts_on_the_page(browser: Browser, tmp_path: Path) -> None:
     folder = hostile(tmp_path / "<i>run")
     with browser.open(page_of(folder), dark=True) as opened:
@@ -235,7 +223,6 @@ def test_hostile_ids_are_texts_on_the_page(browser: Browser, tmp_path: Path) -> 
         assert opened.faults == []
 
 
-@pytest.mark.usefixtures("quick")
 def test_of_many_clients_the_costliest_200_are_in_the_table_and_all_in_the_csv(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -252,7 +239,6 @@ def test_of_many_clients_the_costliest_200_are_in_the_table_and_all_in_the_csv(
         assert math.isclose(float(lines[1].split(",")[3]), 299 / 200)
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, True)])
 def test_axe_finds_nothing(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     with browser.open(page_of(hostile(tmp_path / "run")), width=width, dark=dark) as opened:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.page import deployment_tables
 from fedsel_flwr.report.page.comparison_tables import PageRun, failure_seconds
 from fedsel_flwr.report.page.deployment_page import figure_rows, settings_text, status_sentence
 from fedsel_flwr.report.page.deployment_tables import (
@@ -32,14 +31,9 @@ from fedsel_flwr.report.page.waiting_costs import client_figures
 from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
-from tests.report.page.deployments import client, entries, failed, refuse, write
+from tests.report.page.deployments import client, entries, failed, write
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
 
 
 def split(given: Sequence[RoundEntry]) -> tuple[Any, Any]:

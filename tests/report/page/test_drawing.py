@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedsel_flwr.report.page import deployment_tables
 from fedsel_flwr.report.page.comparison_page import comparison_document
 from fedsel_flwr.report.page.deployment_page import deployment_document
 from fedsel_flwr.report.page.deployment_tables import read_deployment
@@ -17,7 +16,7 @@ from fedsel_flwr.report.page.document import Document, write_page
 from fedsel_flwr.simulations import compare, load_scenario
 from fedsel_flwr.simulations.comparisons.report_page import page_facts
 from tests.browser import Browser, Opened, browser
-from tests.report.page.deployments import client, entries, failed, refuse, write
+from tests.report.page.deployments import client, entries, failed, write
 from tests.report.page.made_facts import made_facts
 
 __all__ = ["browser"]
@@ -108,10 +107,7 @@ def same(value: Any, digits: int = 17) -> Any:
 
 
 @pytest.mark.parametrize("make", [demo, many, deployed], ids=lambda make: make.__name__)
-def test_each_chart_draws_the_rows_of_its_table(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
-) -> None:
-    monkeypatch.setattr(deployment_tables, "advise", refuse)
+def test_each_chart_draws_the_rows_of_its_table(browser: Browser, tmp_path: Path, make: Any) -> None:
     document = make(tmp_path)
     with browser.open(write_page(document, tmp_path / "report.html")) as opened:
         assert check_charts(opened, document) == set()
