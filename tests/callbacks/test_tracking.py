@@ -36,9 +36,12 @@ class Fake:
 
     def open(self) -> Recorder:
         self.tried += 1
+        self.reach()
+        return FakeRun(self, f"run{len(self.runs)}")
+
+    def reach(self) -> None:
         if self.away:
             raise ConnectionError("away")
-        return FakeRun(self, f"run{len(self.runs)}")
 
     def rounds(self, run_id: str = "run0") -> list[int]:
         return [round for round, _ in self.runs[run_id]]
@@ -50,13 +53,11 @@ class FakeRun(Recorder):
         server.runs.setdefault(run_id, [])
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
-        if self.server.away:
-            raise ConnectionError("away")
+        self.server.reach()
         self.server.runs[str(self.run_id)].append((round, values))
 
     def end(self, *, failed: bool) -> None:
-        if self.server.away:
-            raise ConnectionError("away")
+        self.server.reach()
         self.server.ended[str(self.run_id)] = failed
 
 
@@ -422,30 +423,20 @@ def test_wandb_never_asks_at_the_terminal(wandb: SimpleNamespace, caplog: pytest
 def test_tensorboard_has_a_folder_for_each_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written: list[str] = []
 
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            written.append(str(Path(folder).relative_to(tmp_path)))
+    def writer(folder: str) -> Any:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        written.append(str(Path(folder).relative_to(tmp_path)))
+        return SimpleNamespace(add_scalar=lambda tag, value, step: written.append(f"{tag} {value} {step}"), flush=list)
 
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            written.append(f"{tag} {value} {step}")
-
-        def flush(self) -> None: ...
-
-    class Events:
-        def __init__(self, folder: str, filename_suffix: str) -> None:
-            assert filename_suffix == ".hparams"
-
-        def add_event(self, event: Any) -> None:
-            written.append(str(event["summary"]))
-
-        def close(self) -> None: ...
+    def events(folder: str, filename_suffix: str) -> Any:
+        assert filename_suffix == ".hparams"
+        return SimpleNamespace(add_event=lambda event: written.append(str(event["summary"])), close=list)
 
     put(monkeypatch, "tensorboard")
-    put(monkeypatch, "tensorboard.summary", Writer=Writer)
+    put(monkeypatch, "tensorboard.summary", Writer=writer)
     put(monkeypatch, "tensorboard.compat.proto.event_pb2", Event=dict)
     put(monkeypatch, "tensorboard.plugins.hparams.summary_v2", hparams_pb=lambda params: params)
-    put(monkeypatch, "tensorboard.summary.writer.event_file_writer", EventFileWriter=Events)
+    put(monkeypatch, "tensorboard.summary.writer.event_file_writer", EventFileWriter=events)
     tracking = Tracking.of("tensorboard", "smoke", 10, folder=tmp_path / "study")
     run = tracking.open("bsfl-seed1", {"alpha": [1]})
     run.write(3, {"accuracy": 0.5, "client/1/latency_s": 2.0})
