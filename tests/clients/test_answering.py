@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common import Code, Context, EvaluateIns, FitIns, ndarrays_to_parameters
+from flwr.common import Context
 from torch import nn
 
 from fedsel_flwr.clients.answering import (
@@ -273,16 +273,6 @@ def test_measured_time_runs_from_before_the_answer_to_after_the_training(clock: 
 
 
 # ---- through Flower ------------------------------------------------------------------------------------------------
-
-
-def test_the_legacy_api_carries_a_vector_as_bytes() -> None:
-    flower = client().to_client()
-    parameters = ndarrays_to_parameters(GLOBAL)
-    res = flower.fit(FitIns(parameters=parameters, config={"round": 2, "needs": EVERYTHING}))
-    assert res.status.code == Code.OK
-    check(res.metrics, set(ANSWERABLE))
-    answered = flower.evaluate(EvaluateIns(parameters=parameters, config={"round": 2, "probe": EVERYTHING}))
-    check(answered.metrics, set(ANSWERABLE))
 
 
 def message_reply(kind: str, config: dict[str, Any]) -> RecordDict:
