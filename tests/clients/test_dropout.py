@@ -49,6 +49,8 @@ def test_the_draws_are_the_clients_own() -> None:
 def test_no_probability_is_refused(probability: float) -> None:
     with pytest.raises(ParameterError, match="crash_probability"):
         ClientDropout(seed=1, crash_probability=probability)
+    with pytest.raises(ParameterError, match="crash_probability"):
+        load_scenario("digits", {"clients.crash_probability": probability})
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])

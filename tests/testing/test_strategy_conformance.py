@@ -220,14 +220,6 @@ def test_wrong_arguments_are_refused(make: Any, arrays: Any, num_clients: int | 
         check_strategy(make, arrays, num_clients=num_clients)
 
 
-@pytest.mark.parametrize("name", ["FedCA", "FedCM"])
-def test_a_filter_that_may_keep_a_single_model_is_refused_over_a_krum_that_needs_five(api: str, name: str) -> None:
-    with pytest.raises(ParameterError, match="Krum"):
-        getattr(APIS[api], name)(
-            base=BASES[api]["Krum"](), clients_per_round=COHORT, max_latency=MAX_LATENCY, **PAPERS[name]
-        )
-
-
 def test_it_needs_neither_ray_nor_torch_nor_hypothesis() -> None:
     """Without Hypothesis the state machine of selectors says so."""
     code = """
