@@ -13,17 +13,17 @@ from fedsel_flwr.report.latencies import Latencies
 from fedsel_flwr.selectors import RoundReport, create
 
 
-def latencies(client: Any, seconds: Any, censored: Any = None, **others: Any) -> Latencies:
-    """Rows as they would come from a file."""
-    number = int(max(client)) + 1
-    given = {"num_clients": number, "clients_per_round": 1, "num_examples": np.full(number, np.nan)} | others
+def latencies(
+    client: Any, seconds: Any, censored: Any = None, number: int = 0, m: int = 1, max_latency: float = math.inf
+) -> Latencies:
+    """Rows as they would come from a file, of so many clients, ``m`` a round; by default of those that have a row."""
+    number = number or int(max(client)) + 1
     return Latencies(
-        client=np.array(client),
-        seconds=np.array(seconds, dtype=np.float64),
+        client=np.array(client), seconds=np.array(seconds, dtype=np.float64), num_clients=number,
         censored=np.zeros(len(client), dtype=np.bool_) if censored is None else np.array(censored),
-        fleet=np.zeros(number, dtype=np.int64),
-        **given,
-    )
+        fleet=np.zeros(number, dtype=np.int64), num_examples=np.full(number, np.nan), clients_per_round=m,
+        max_latency=max_latency,
+    )  # fmt: skip
 
 
 def fleet(num_clients: int, spread: float, noise: float, max_latency: float = math.inf, seed: int = 0) -> Fleet:
@@ -51,8 +51,4 @@ def history(own: Fleet, selector: str, m: int, rounds: int, seed: int = 0, **par
         client += chosen.tolist()
         seconds += drawn.tolist()
         censored += late.tolist()
-    return Latencies(
-        client=np.array(client), seconds=np.array(seconds), censored=np.array(censored),
-        fleet=np.zeros(number, dtype=np.int64), num_clients=number, clients_per_round=m, max_latency=own.max_latency,
-        num_examples=np.full(number, np.nan),
-    )  # fmt: skip
+    return latencies(client, seconds, censored, number, m, own.max_latency)

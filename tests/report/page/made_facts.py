@@ -39,21 +39,10 @@ def made_facts(
             for own, record in zip(times.values(), reached, strict=True):
                 own.setdefault(selector, {})[seed] = record.simulated_s if record else math.inf
     return ComparisonFacts(
-        title=text,
-        description=text,
-        runs=runs,
-        summaries=summaries,
-        verdict=verdict(summaries, selectors[0], TARGET, times=times),
-        num_clients=clients,
-        target_accuracy=TARGET,
-        target_rounds=15,
-        remarks=[text],
-        scenario=text,
-        commands=[text],
-        latex=text,
-        environment=[(text, text)],
-        differences=[(text, text)],
-    )
+        title=text, description=text, runs=runs, summaries=summaries, num_clients=clients, target_accuracy=TARGET,
+        verdict=verdict(summaries, selectors[0], TARGET, times=times), target_rounds=15, remarks=[text], scenario=text,
+        commands=[text], latex=text, environment=[(text, text)], differences=[(text, text)],
+    )  # fmt: skip
 
 
 def _history(means: np.ndarray, place: int, rounds: int, cohort: int, generator: np.random.Generator) -> History:
