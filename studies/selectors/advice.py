@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from effects import World
 from formats import UNKNOWN, counted, interval, listed, probability, table, time_ratio
 from lineup import REFERENCE
 from references import CHANCE, GENIE, GROUPS
-from sections import TIME, verdict_text
+from sections import TIME, reads_text, seconds, verdict_text
 
 from fedsel_flwr.report.advice import EVEN
 from fedsel_flwr.report.paired import PairedEffect, holm
@@ -31,25 +32,65 @@ def advice(worlds: list[World]) -> str:
     return "\n".join(parts)
 
 
+SOURCES = {
+    "latency": "the latency, which the server measures", "loss": "losses that clients report after their training",
+    "server data": "examples on the server", "probe": "answers to a probe before each round",
+}  # fmt: skip
+"""Word in the column "reads" -> what the server needs. The last word that a selector has decides."""
+OTHER = "nothing, or numbers of examples"
+"""What the server needs for all other selectors."""
+
+
 def summary(worlds: list[World]) -> str:
-    """Return the answers in a few lines, from the verdicts."""
-    lines = []
-    for world in (one for one in worlds if one.complete and one.contenders):
-        head = f"- **({world.letter})** {world.scenario.description}: "
-        equal = [label for label in world.contenders if world.equal_cohort(label)]
-        seeds = len(world.of(REFERENCE))
-        if world.interim or seeds < LEAST_PAIRS:
-            lines.append(head + f"no verdict from {counted(seeds, 'seed')}.")
-            continue
-        sooner = _winners(world, equal)
-        ratios = listed([f"`{one}` {time_ratio(world.verdicts[one])}" for one in sooner])
-        fair = listed([f"`{one}`" for one in sooner if _is_fair(world, one)])
-        later = sum(world.verdicts[one].word == "later" for one in equal)
-        lines.append(
-            head + f"sooner are {ratios} of the time of `{REFERENCE}`. Of these, clients have nearly equal shares with "
-            f"{fair}. {later} are later, and the others are not settled or missed the target on a seed."
-        )
-    return "\n".join(lines) + "\n"
+    """Return the answers in a few lines: the worlds, and a table of the selectors that were sooner."""
+    told = [one for one in worlds if one.complete and one.contenders]
+    lines = [
+        [source, *(_sooner(world, [one for one in _equal(world) if _source(one) == source]) for world in told)]
+        for source in (*SOURCES.values(), OTHER)
+    ]
+    return (
+        "".join(_counts(world) for world in told)
+        + f"\nThe selectors that were sooner, with their times as multiples of that of `{REFERENCE}`. **Bold**: "
+        "clients have nearly equal shares.\n\n"
+        + table(["what the selector reads", *(f"({world.letter})" for world in told)], lines, left=1 + len(told))
+    )
+
+
+def _source(label: str) -> str:
+    found = [source for word, source in SOURCES.items() if word in reads_text(label)]
+    return found[-1] if found else OTHER
+
+
+def _equal(world: World) -> list[str]:
+    return [label for label in world.contenders if world.equal_cohort(label)]
+
+
+def _judged(world: World) -> bool:
+    return not world.interim and len(world.of(REFERENCE)) >= LEAST_PAIRS
+
+
+def _counts(world: World) -> str:
+    """Say in a line what the world is, and on how many selectors there is which verdict."""
+    head = f"- **({world.letter})** {world.scenario.description}"
+    if not _judged(world):
+        return f"{head}: no verdict from {counted(len(world.of(REFERENCE)), 'seed')}.\n"
+    words = Counter(world.verdicts[one].word for one in _equal(world))
+    ceiling = (
+        f"; the ceiling of selection by latency is {100 * (1 - world.ceiling.estimate):.0f} %"
+        if world.ceiling and world.ceiling_holds
+        else ""
+    )
+    return (
+        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{ceiling}. "
+        f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.\n"
+    )
+
+
+def _sooner(world: World, labels: list[str]) -> str:
+    if not _judged(world):
+        return "no verdict"
+    found = {one: f"`{one}` {time_ratio(world.verdicts[one])}" for one in _winners(world, labels)}
+    return ", ".join(f"**{told}**" if _is_fair(world, one) else told for one, told in found.items()) or "none"
 
 
 def _of_world(world: World) -> str:
@@ -60,7 +101,7 @@ def _of_world(world: World) -> str:
             f"{counted(planned, 'seed')}.\n"
         )
     few = f"{world.scenario.clients_per_round} clients a round"
-    equal = [label for label in world.contenders if world.equal_cohort(label)]
+    equal = _equal(world)
     lines = [f"### World ({world.letter}): selectors that ask {few}, as `random` does\n"]
     lost = [one for one in equal if world.missed(one)]
     for word in ("sooner", "no difference", "later", "not settled"):

@@ -40,18 +40,16 @@ as `bsfl-20` asks 20 clients a round. A row such as `random-40-60s` also has a d
 replies that have not arrived. In every row, a client that takes {timeout:g} s or longer has failed, and the round ends
 then at the latest.
 
-For `fedcs`, the number of clients is a limit. `fedcs` without a number has no limit. `fedcs` selects clients that can
-reply within {deadline:g} s. This value and the `min_latency` of `bsfl`, {least:g} s, were set from the true latencies
-of seeds 1 to 5, which a real server does not know. These seeds are also evaluated. The row `bsfl-auto` of
-[selectors.md](selectors.md) has the default of a deployment instead.
+For `fedcs`, the number of clients is a limit. `fedcs` without a number has no limit. The deadline of `fedcs`, the
+`min_latency` of `bsfl` and the values of all other parameters are those of
+[selectors.md](selectors.md#values-of-parameters).
 
 The page shows only some of the selectors. `fedcs`, `oort`, `bsfl` and `cs-ucb` prefer fast clients. `fedcm-ts` stands
 for the selectors that reduce the number of rounds. These five selectors ask several numbers of clients. `fedcm-ts` asks
 10 at most, because with 20 clients the filter of FedCM searches a million subsets in each round. The page also shows
 {single}, but only with {few} clients, because [selectors.md](selectors.md) uses the same runs. The rows of FedCM also
 filter models with examples on the server, and the other rows do not. The row `random-filtered` of
-[selectors.md](selectors.md) shows how much the filter alone saves. The rows of `oort` and `fedcor` will change, because
-their answers are charged for other examples than they read.
+[selectors.md](selectors.md) shows how much the filter alone saves.
 """
 
 
@@ -139,8 +137,7 @@ def write_frontier(path: Path, world: World, rows: str, command: str, seeds: int
         HEAD.format(
             command=command, rows=rows, machine=MACHINE, runs=runs, hours=core_hours(world),
             description=world.scenario.description, seeds=seeds, few=world.scenario.clients_per_round,
-            timeout=world.scenario.wireless.max_latency_s, deadline=world.scenario.selectors["fedcs"]["deadline"],
-            least=world.scenario.selectors["bsfl"]["min_latency"],
+            timeout=world.scenario.wireless.max_latency_s,
             single=" and ".join(f"`{name}`" for name in SINGLE),
         )
     ]  # fmt: skip
