@@ -83,11 +83,7 @@ def test_measured_are_the_seconds_of_training_and_its_joules(clock: Clock) -> No
     ("mode", "options", "left"),
     [
         ("model", {}, lambda metrics: metrics["latency_s"] - 0.01),
-        (
-            "measured",
-            {},
-            lambda metrics: metrics["download_s"] + metrics["upload_s"],
-        ),
+        ("measured", {}, lambda metrics: metrics["download_s"] + metrics["upload_s"]),
         ("model", {"payload_up_bits": 1e9, "max_latency_s": 0.1}, lambda metrics: 0.1 - 0.01),
     ],
     ids=["modelled", "measured", "until the deadline"],
