@@ -6,7 +6,7 @@
 The archives: sdist and wheel, ``twine check --strict``, ``check-wheel-contents``, and the same wheel from the sdist as
 from the repository. Then one environment gets one thing after the other: NumPy and the wheel alone, the core, a package
 with a selector, and each extra. After each step this checks what must work, and the error for what is not installed.
-``docs/installing.md`` prints the same commands; ``tests/test_installation.py`` compares them.
+``docs/installing.md`` prints the same commands.
 """
 
 from __future__ import annotations

@@ -75,11 +75,9 @@ def _counts(world: World) -> str:
     if not _judged(world):
         return f"{head}: no verdict from {counted(len(world.of(REFERENCE)), 'seed')}.\n"
     words = Counter(world.verdicts[one].word for one in _equal(world))
-    ceiling = (
-        f"; the ceiling of selection by latency is {100 * (1 - world.ceiling.estimate):.0f} %"
-        if world.ceiling and world.ceiling_holds
-        else ""
-    )
+    ceiling = ""
+    if world.ceiling and world.ceiling_holds:
+        ceiling = f"; the ceiling of selection by latency is {100 * (1 - world.ceiling.estimate):.0f} %"
     return (
         f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{ceiling}. "
         f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.\n"
@@ -178,7 +176,7 @@ def _bounds(world: World) -> list[str]:
     ceiling = world.ceiling
     if ceiling is None:
         return []
-    found = {one: world.share(one) for one in world.contenders if world.equal_cohort(one)}
+    found = {one: world.share(one) for one in _equal(world)}
     fair = {one: share for one, share in found.items() if _is_fair(world, one)}
     lines = []
     if fair and world.ceiling_holds:
