@@ -170,11 +170,15 @@ def check_forget(make: SelectorFactory) -> None:
     num_clients = fleet_size(selector, 6)
     play(selector, range(25), num_clients=num_clients)
     clients = selector.num_clients
+    before = selector.state_dict()
     selector.forget(np.array([4, 1, num_clients + 93]))
     promise(selector.num_clients == clients - 2, "a forgotten client is not registered, an unknown one is ignored")
     state = selector.state_dict()
     for attribute, value in selector.client_state.items():
-        promise_as_new(state[state_key(attribute)][gone], value, f"forget resets {attribute!r} of a client")
+        own, past = (np.asarray(each[state_key(attribute)]) for each in (state, before))
+        promise_as_new(own[gone], value, f"forget resets {attribute!r} of a client")
+        kept = np.array_equal(np.delete(own, gone, 0), np.delete(past, gone, 0), equal_nan=True)
+        promise(kept, f"forget leaves {attribute!r} of the other clients as it is")
     # These load only the declared state, so they know nothing else about the forgotten clients.
     reloaded, again, fresh = (loaded(make, state, seed=8) for _ in range(3))
     newcomers = np.array([num_clients, num_clients + 1])

@@ -188,6 +188,14 @@ class Clings(Averaging):
         self._mean = mean
 
 
+class ForgetsAll(Averaging):
+    """Takes the right clients off the register, and resets the rows of all."""
+
+    def forget(self, clients: IntArray) -> None:
+        super().forget(clients)
+        self._mean[:] = 0.0
+
+
 class NeverForgets(Averaging):
     """Keeps the client too."""
 
@@ -304,6 +312,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),
         (check_forget, Remembers, "a forgotten client counts as a new client"),
         (check_forget, Clings, "forget resets '_mean' of a client"),
+        (check_forget, ForgetsAll, "forget leaves '_mean' of the other clients as it is"),
         (check_forget, NeverForgets, "a forgotten client is not registered"),
         (check_forget, ByIndex, "a reused row is as new"),
         (check_save_and_load, OtherType, "takes its own state: state 'history' must hold finite int64 numbers"),
