@@ -139,8 +139,7 @@ def test_dropout_is_off_and_the_model_stays_as_it_is() -> None:
     set_arrays(model, GLOBAL)
     model.train()
     batch = mini_batch(7, 3, 2, 600, 60)
-    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7, batch=batch)
-    check(said, set(ANSWERABLE))
+    check(answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7, batch=batch), set(ANSWERABLE))
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert same(get_arrays(model), GLOBAL)
@@ -272,18 +271,6 @@ def test_measured_time_runs_from_before_the_answer_to_after_the_training(clock: 
     assert metrics["energy_j"] == pytest.approx(WATT * DELAYS.upload_s + 1e-28 * 2.5 * FREQUENCY**3, rel=1e-12)
 
 
-# ---- through Flower ------------------------------------------------------------------------------------------------
-
-
-def message_reply(kind: str, config: dict[str, Any]) -> RecordDict:
-    """The answer of the Message API's app to one message."""
-    FakeGrid()  # messages know their run from here on
-    app = make_message_app(lambda context: client())
-    content = RecordDict({"arrays": ArrayRecord(GLOBAL), "config": ConfigRecord(config)})
-    context = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
-    return app(Message(content, dst_node_id=5, message_type=kind), context).content
-
-
 @pytest.mark.parametrize(
     ("kind", "config", "records"),
     [
@@ -298,7 +285,11 @@ def test_the_message_api_carries_a_vector_in_a_record_of_its_own(
     kind: str, config: dict[str, Any], records: set[str]
 ) -> None:
     """Both APIs: the same numbers to the last bit."""
-    reply = message_reply(kind, config)
+    FakeGrid()  # messages know their run from here on
+    content = RecordDict({"arrays": ArrayRecord(GLOBAL), "config": ConfigRecord(config)})
+    context = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
+    app = make_message_app(lambda context: client())
+    reply = app(Message(content, dst_node_id=5, message_type=kind), context).content
     assert set(reply) == records
     vectors = {}
     for name in records - {"metrics", "arrays"}:

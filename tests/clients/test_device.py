@@ -173,8 +173,7 @@ def test_without_spread_everybody_takes_the_medians() -> None:
 
 
 def test_a_phone_stays_itself_in_a_smaller_fleet() -> None:
-    fewer = PhoneModel(num_clients=20, seed=3, examples=[10] * 20, payload_bits=MEGABYTE)
-    assert fewer.draw(7, 2) == PHONES.draw(7, 2)
+    assert PhoneModel(num_clients=20, seed=3, examples=[10] * 20, payload_bits=MEGABYTE).draw(7, 2) == PHONES.draw(7, 2)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,7 @@ def test_computing_takes_twice_as_long_and_twice_the_joules(scenario: str) -> No
     keys: dict[str, Any] = {**KEYS, "model.name": "logistic", "wireless.max_latency_s": 1e6}
     plain = World(load_scenario(scenario, keys)).system
     for factor in (1, 2):
-        set_to = {"clients.reference_multiplications": 640 / factor}
-        system = World(load_scenario(scenario, keys | set_to)).system
+        system = World(load_scenario(scenario, keys | {"clients.reference_multiplications": 640 / factor})).system
         for k, round in ((0, 1), (7, 2)):
             one, other = plain.draw(k, round), system.draw(k, round)
             assert other.compute_s == pytest.approx(factor * one.compute_s)

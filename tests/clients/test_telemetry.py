@@ -171,8 +171,7 @@ def test_only_training_is_measured() -> None:
 )
 def test_an_odd_reply_passes_unchanged(content: RecordDict) -> None:
     before = {name: dict(record) for name, record in content.items()}
-    reply = answering(content)(asked(), CONTEXT)
-    assert {name: dict(record) for name, record in reply.content.items()} == before
+    assert {name: dict(record) for name, record in answering(content)(asked(), CONTEXT).content.items()} == before
 
 
 def test_an_error_passes_unchanged() -> None:

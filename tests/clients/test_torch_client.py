@@ -18,9 +18,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
 from tests.clients.helpers import WATT, Clock, same
 
-METRICS = {
-    "latency_s", "energy_j", "energy_modelled", "download_s", "compute_s", "upload_s", "train_loss", "client_id",
-}  # fmt: skip
+METRICS = {"latency_s", "energy_j", "energy_modelled", "download_s", "compute_s", "upload_s", "train_loss", "client_id"}
 SYSTEM = SystemModel(num_clients=20, seed=7)
 INPUTS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 LABELS = np.arange(12) % 4
@@ -62,8 +60,7 @@ def test_modelled_times_and_joules_are_the_draw_of_the_system() -> None:
         reported = [metrics[key] for key in ("download_s", "compute_s", "upload_s")]
         assert reported == [delays.download_s, delays.compute_s, delays.upload_s]
         assert metrics["energy_j"] == SYSTEM.energy_j(delays)
-    expected = WATT * DELAYS.upload_s + 1e-28 * 2e7 * FREQUENCY**2
-    assert metrics_of()["energy_j"] == pytest.approx(expected, rel=1e-12)
+    assert metrics_of()["energy_j"] == pytest.approx(WATT * DELAYS.upload_s + 1e-28 * 2e7 * FREQUENCY**2, rel=1e-12)
 
 
 def test_measured_are_the_seconds_of_training_and_its_joules(clock: Clock) -> None:
@@ -91,8 +88,7 @@ def test_measured_are_the_seconds_of_training_and_its_joules(clock: Clock) -> No
 def test_sleep_lasts_as_long_as_reported(clock: Clock, mode: str, options: dict[str, Any], left: Any) -> None:
     """And measured training is not counted twice."""
     clock.lasting(train=0.01)
-    system = SystemModel(num_clients=20, seed=7, **options)
-    metrics = metrics_of(system=system, latency_mode=mode, delay="sleep")
+    metrics = metrics_of(system=SystemModel(num_clients=20, seed=7, **options), latency_mode=mode, delay="sleep")
     assert clock.naps == [pytest.approx(left(metrics))]
     if options:
         assert metrics["latency_s"] > 1000

@@ -32,8 +32,7 @@ def many() -> tuple[nn.Module, Examples]:
 
 def trained(model: nn.Module, clients: Examples, threads: int) -> list[Any]:
     settings = TrainingSettings(learning_rate=0.1, batch_size=7, momentum=0.5, local_epochs=2)
-    trainer = BatchedTrainer(model, settings, backend="numba", threads=threads)
-    layers, losses = trainer.train(
+    layers, losses = BatchedTrainer(model, settings, backend="numba", threads=threads).train(
         get_arrays(model), clients, [np.random.default_rng(k) for k in range(len(clients.rows))]
     )
     return [*layers, losses]
@@ -53,11 +52,8 @@ def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.Monk
     monkeypatch.setattr(numba_kernels, "train_one", watched)
     together = trained(model, clients, 3)
     assert 1 < len(seen) <= 3
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_array_equal(one, other)
-    first = trained(model, clients.subset([0]), 1)
-    for one, other in zip(alone, first, strict=True):
-        np.testing.assert_array_equal(one[:1], other)
+    np.testing.assert_equal(together, alone)
+    np.testing.assert_equal(trained(model, clients.subset([0]), 1), [one[:1] for one in alone])
 
 
 @COMPILES
@@ -70,8 +66,7 @@ def test_who_diverges_is_told_and_harms_nobody() -> None:
     lost.rows[3] = clients.rows[3] + len(inputs)  # type: ignore[index]
     found = trained(model, lost, 1)
     assert np.isnan(found[-1][3])
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(np.delete(one, 3, 0), np.delete(other, 3, 0))
+    np.testing.assert_equal(*([np.delete(one, 3, 0) for one in those] for those in (found, expected)))
 
 
 @COMPILES

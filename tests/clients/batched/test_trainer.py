@@ -25,7 +25,6 @@ LABELS = np.array([0, 1, 0, 1, 1, 0, 0, 1, 1])
 ROWS = [np.array([0, 4]), np.array([8, 1, 2, 3, 5]), np.array([7])]
 EXAMPLES = Examples(INPUTS, LABELS, ROWS)
 WAYS: list[Any] = ["manual", "vmap", "sequential"]
-Trained = tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
 
 
 def model() -> nn.Module:
@@ -34,11 +33,6 @@ def model() -> nn.Module:
 
 def drawn(count: int = 3) -> list[np.random.Generator]:
     return [np.random.default_rng(i) for i in range(count)]
-
-
-def assert_equal(one: Trained, other: Trained) -> None:
-    for a, b in zip([*one[0], one[1]], [*other[0], other[1]], strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_batches_by_hand() -> None:
@@ -78,7 +72,7 @@ def test_tensors_and_read_only_arrays_are_the_same(backend: Any) -> None:
         for form in (EXAMPLES, *others)
     )
     for run in runs:
-        assert_equal(run, first)
+        np.testing.assert_equal(run, first)
 
 
 @pytest.mark.parametrize("backend", WAYS)
@@ -88,8 +82,7 @@ def test_nothing_that_was_given_changes_and_no_global_stream_moves(backend: Any)
     start = [array + 1 for array in get_arrays(network)]
     given = [array.copy() for array in start]
     inputs, state = INPUTS.copy(), torch.get_rng_state()
-    trainer = BatchedTrainer(network, SETTINGS, backend=backend)
-    layers, _ = trainer.train(start, Examples(inputs, LABELS, ROWS), drawn())
+    layers, _ = BatchedTrainer(network, SETTINGS, backend=backend).train(start, Examples(inputs, LABELS, ROWS), drawn())
     layers[0][:] = 7  # the caller's from here on
     assert all(np.array_equal(a, b) for a, b in zip(start, given, strict=True))
     assert np.array_equal(inputs, INPUTS)
@@ -103,8 +96,7 @@ def test_training_that_diverges_is_not_a_number_and_harms_nobody_else(backend: A
     inputs = INPUTS.copy()
     inputs[8] = np.inf
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    settings = TrainingSettings(learning_rate=0.1, batch_size=2, momentum=0.9)
-    trainer = BatchedTrainer(network, settings, backend=backend)
+    trainer = BatchedTrainer(network, TrainingSettings(learning_rate=0.1, batch_size=2, momentum=0.9), backend=backend)
     apart = Examples(inputs, LABELS, [np.array([0]), np.array([8, 1, 2, 3, 5]), np.array([4])])
     sane = Examples(inputs, LABELS, [np.array([0]), np.array([0]), np.array([4])])
     layers, losses = trainer.train(get_arrays(network), apart, drawn())
@@ -121,7 +113,7 @@ def test_one_trainer_serves_rounds_of_other_clients_and_models() -> None:
     trainer.train([array * 0 for array in get_arrays(network)], EXAMPLES, drawn())
     few = Examples(INPUTS, LABELS, [np.arange(9)])
     fresh = BatchedTrainer(network, SETTINGS).train(get_arrays(network), few, drawn(1))
-    assert_equal(trainer.train(get_arrays(network), few, drawn(1)), fresh)
+    np.testing.assert_equal(trainer.train(get_arrays(network), few, drawn(1)), fresh)
 
 
 @pytest.mark.parametrize("where", ["mean", "plain", "list", "calls"])
@@ -132,8 +124,7 @@ def test_each_client_starts_from_a_fresh_copy_of_everything_that_the_module_hold
     start = get_arrays(network)
     together, _ = trainer.train(start, examples, generators())
     for k in range(len(examples.rows)):
-        alone = BatchedTrainer(network, settings_of("plain"))
-        for one in (alone, trainer):
+        for one in (BatchedTrainer(network, settings_of("plain")), trainer):
             layers, _ = one.train(start, examples.subset([k]), generators()[k : k + 1])
             assert one.backend == "sequential"
             assert all((a[0] == b[k]).all() for a, b in zip(layers, together, strict=True))
@@ -178,7 +169,7 @@ def test_chunks_on_two_threads_are_the_same_models(monkeypatch: pytest.MonkeyPat
     try:
         alone = trained(1)
         monkeypatch.setattr(BatchedTrainer, "_train_chunks", watched)
-        assert_equal(trained(2), alone)
+        np.testing.assert_equal(trained(2), alone)
         assert used == [1] * 6  # three chunks, twice, each on one thread
         with ThreadPoolExecutor(1) as pool:
             assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 2
