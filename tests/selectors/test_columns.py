@@ -95,8 +95,7 @@ def test_numbers_at_the_ends_of_their_ranges_leave_the_state_finite(name: str) -
     for turn in range(30):
         if (request := selector.probe(everybody)) is not None:
             columns_asked |= set(request.columns)
-            answers = {key: _ends(key, len(request.clients), turn) for key in request.columns}
-            selector.inform(request.clients, **answers)
+            selector.inform(request.clients, **{key: _ends(key, len(request.clients), turn) for key in request.columns})
         chosen = selector.select(everybody)
         assert 0 < len(chosen) <= 7
         told: dict[str, Any] = {key: _ends(key, len(chosen), turn) for key in selector.needs | {"latency"}}

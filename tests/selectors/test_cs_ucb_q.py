@@ -90,8 +90,6 @@ class CSUCBQOracle(CSUCBOracle):
 
 ROUNDS = 400
 FAIRNESS = {0: 0.7, 1: 0.05, 2: 0.3, 3: 0.25, 4: 0.4, 5: 0.1}  # sum 1.8
-
-
 build = partial(create, "cs-ucb-q", clients_per_round=2, max_latency=1.0, seed=0)
 
 

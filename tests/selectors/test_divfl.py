@@ -106,9 +106,7 @@ def test_rounds_with_the_utility_by_hand() -> None:
         selector.inform(np.arange(4), energy_score=np.array([0.9, 0.3, 0.8, 0.5]))
         selector.inform(np.arange(4), accuracy=np.array([0.7, 0.1, 0.6, 0.3]))
         assert selector.select(np.arange(4)).tolist() == [0, 1]
-        selector.observe(
-            report([0, 1], failed=[1], gradient=gradients[:2], accuracy={0: 0.1}, energy_score={0: 0.1})
-        )  # fmt: skip
+        selector.observe(report([0, 1], failed=[1], gradient=gradients[:2], accuracy={0: 0.1}, energy_score={0: 0.1}))
         assert selector.select(np.arange(4)).tolist() == [2, 3]
 
 
@@ -202,9 +200,7 @@ def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None, w
             assert lazy == plain_greedy(distances, order, min(m, order.size), looked_at), seed
             chosen = np.sort(lazy)
             moved = points[chosen] + 0.3 * rng.integers(0, 2, points[chosen].shape)
-            selector.observe(
-                report(chosen, gradient=moved, accuracy=utility[chosen], energy_score=utility[chosen])
-            )  # fmt: skip
+            selector.observe(report(chosen, gradient=moved, accuracy=utility[chosen], energy_score=utility[chosen]))
 
 
 def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:

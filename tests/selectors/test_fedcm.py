@@ -215,9 +215,6 @@ def test_initial_means_are_fair_coins_drawn_once() -> None:
     np.testing.assert_array_equal(selector.state_dict()["plays"], np.ones(1100))
 
 
-# ---- Thompson sampling ---------------------------------------------------------------------------------------------
-
-
 FIVE = [(5, 2), (1, 4), (7, 7), (2, 1), (1, 1)]
 
 

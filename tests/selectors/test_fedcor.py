@@ -58,8 +58,7 @@ def test_samples_by_hand() -> None:
             asked.append(number)
             assert probe.columns == ("loss",)
             assert probe.clients.tolist() == available.tolist()
-            answers = np.array(losses.get(number, [1.0, 1.0, 1.0]))[available]
-            selector.inform(available, loss=answers)
+            selector.inform(available, loss=np.array(losses.get(number, [1.0, 1.0, 1.0]))[available])
         selector.select(available)
         if number == 6:
             state = selector.state_dict()
@@ -180,8 +179,7 @@ def test_every_choice_after_the_warm_up_is_the_brute_force_greedy_one(seed: int)
     decided = 0
     for number in range(1, 61):
         available = np.flatnonzero(rng.random(9) < 0.8)
-        probe = selector.probe(available)
-        if probe is not None:
+        if selector.probe(available) is not None:
             answers = losses[available].copy()
             answers[rng.random(available.size) < 0.15] = np.nan
             selector.inform(available, loss=answers)

@@ -84,10 +84,8 @@ def test_the_first_rounds_measure_one_wave_each() -> None:
         new.append(len(chosen - seen))
         seen |= chosen
     assert new == [3, 3, 3, 0]
-    capped = build(clients_per_round=2, channels=3)
-    assert len(play(capped, range(9), seconds)) == 2
-    quickest = measured({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.5}, clients_per_round=2)
-    assert quickest.select(np.arange(4)).tolist() == [1, 3]
+    assert len(play(build(clients_per_round=2, channels=3), range(9), seconds)) == 2
+    assert measured({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.5}, clients_per_round=2).select(np.arange(4)).tolist() == [1, 3]
 
 
 def test_an_estimate_grows_old() -> None:

@@ -216,6 +216,5 @@ def test_every_choice_has_the_largest_scores(
     oracle = GPFLOracle(3, 200, loss_sign=loss_sign, spread=spread, **own)
     selector = build(loss_sign=loss_sign, total_rounds=200, seed=seed, **own)
     world = Crowd(num_clients=9, newcomers={0: 20, 6: 50}, unreported=unreported)
-    forget_every = 0 if unreported else 30
-    assert follow(selector, oracle, world=world, rounds=120, seed=seed, forget_every=forget_every) == []
+    assert follow(selector, oracle, world=world, rounds=120, seed=seed, forget_every=0 if unreported else 30) == []
     assert oracle.decided > (60 if unreported else 40)

@@ -52,8 +52,6 @@ class GroupOracle:
 
 
 BOTH = pytest.mark.parametrize("name", ["lsh", "nccb"])
-
-
 build = partial(create, clients_per_round=1, seed=0)
 
 

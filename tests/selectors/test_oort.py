@@ -139,8 +139,6 @@ class OortOracle(Judge):
 
 
 build = partial(Oort, clients_per_round=3, seed=0)
-
-
 greedy = partial(build, exploration=0.0, exploration_min=0.0)
 """A selector that explores only clients that it must."""
 
@@ -187,8 +185,7 @@ def test_scores_and_penalty_by_hand(score_range: str, cut_off: float, weights: d
     selector.inform(np.arange(3), num_examples=np.array([4.0, 4.0, 1.0]))
     play(selector, [0, 1, 2], {0: 2.0, 1: 1.0, 2: 3.0}, {0: 4.0, 1: 1.0, 2: 2.0})
     selector.clients_per_round = 1
-    counts = frequencies(frozen(selector, [0, 1, 2]), 400)
-    assert p_value(counts, drawn_one_by_one(weights, 1)) > 1e-3
+    assert p_value(frequencies(frozen(selector, [0, 1, 2]), 400), drawn_one_by_one(weights, 1)) > 1e-3
 
 
 @pytest.mark.parametrize("lie", [20.0, 1e30])
@@ -273,7 +270,6 @@ def test_choices_are_among_the_candidates(seed: int, score_range: str, own: dict
     selector, oracle = build(seed=seed, score_range=score_range, **own), OortOracle(3, sizes, score_range=score_range)
     if own:
         oracle.step, oracle.delta, oracle.cut_off = own.values()
-    world = World(num_clients=12, newcomers={0: 20, 5: 60})
-    assert follow(selector, oracle, world=world, rounds=120, seed=seed) == []
+    assert follow(selector, oracle, world=World(num_clients=12, newcomers={0: 20, 5: 60}), rounds=120, seed=seed) == []
     assert oracle.decided > 40
     assert not own or oracle.threshold(120) != 10.0

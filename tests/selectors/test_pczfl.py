@@ -180,8 +180,6 @@ def child(ball: Ball, contexts: Sequence[Point]) -> Ball:
 ROUNDS = 90
 WORLD = World(num_clients=10, newcomers={0: 25, 6: 60})
 Rewards = dict[int, Point | None]  # client -> (accuracy, energy score), None if it fails
-
-
 build = partial(create, "pczfl", seed=0)
 
 
@@ -346,8 +344,7 @@ def test_every_choice_is_the_front(own: dict[str, Any], seed: int, energy_noise:
     only balls with a surviving client. Without noise, as in the paper, each client's energy score is drawn once.
     """
     oracle = PCZFLOracle(**{"uncertainty": 0.02, "energy_noise": energy_noise} | own)
-    selector = build(**own, seed=seed)
-    assert follow(selector, oracle, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
+    assert follow(build(**own, seed=seed), oracle, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8  # zoomed three times, one inside the other
     assert oracle.decided > (ROUNDS - oracle.warmup_rounds) / 2
     assert oracle.shared > ROUNDS / 10

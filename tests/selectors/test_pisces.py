@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 from fedsel_flwr.selectors.pisces import Pisces
 from tests.selectors import rounds
-from tests.selectors.oracle_draws import Chances, frequencies, frozen, p_value
+from tests.selectors.oracle_draws import Chances, frequencies, frozen, p_value, then_uniformly
 from tests.selectors.oracles import Judge, World, follow, miscounted
 
 Row = tuple[int, int, bool, bool, float, float]  # round, client, completed, spare, rms loss, staleness
@@ -98,19 +97,13 @@ class PiscesOracle(Judge):
         size, ranked, found = min(self.m, len(available)), sorted(tried, key=lambda k: -tried[k]), Chances()
         for planned in range(size + 1):
             chance = math.comb(size, planned) * epsilon**planned * (1 - epsilon) ** (size - planned)
-            best = ranked[: size - min(planned, len(new))]
-            others = list(combinations(sorted(new), min(len(new), size - len(best))))
-            for more in others:
-                rest = list(combinations(sorted(last), size - len(best) - len(more)))
-                for end in rest:
-                    members = frozenset((*best, *more, *end))
-                    found[members] = found.get(members, 0.0) + chance / len(others) / len(rest)
+            best = {frozenset(ranked[: size - min(planned, len(new))]): chance}
+            for members, share in then_uniformly(then_uniformly(best, new, size), last, size).items():
+                found[members] = found.get(members, 0.0) + share
         return found
 
 
 build = partial(Pisces, clients_per_round=2, seed=0)
-
-
 greedy = partial(build, exploration=0.0, exploration_min=0.0)
 """A selector that explores only clients that it must."""
 
@@ -162,8 +155,7 @@ def test_sets_have_the_chances_of_an_enumeration(epsilon: float, available: Iter
         oracle.t += 1
         oracle.observe(told)
         selector.observe(told)
-    chances = oracle.chances(list(available), epsilon)
-    assert p_value(frequencies(frozen(selector, available), 600), chances) > 1e-3
+    assert p_value(frequencies(frozen(selector, available), 600), oracle.chances(list(available), epsilon)) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,7 +12,7 @@ import pytest
 
 from fedsel_flwr.selectors.tifl import TiFL
 from tests.selectors import rounds
-from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, frozen, p_value
+from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, frozen, p_value, then_uniformly
 
 
 def cohorts(tiers: Sequence[Sequence[int]], chances: Sequence[float], credits: Sequence[int] | None, m: int) -> Chances:
@@ -21,11 +21,9 @@ def cohorts(tiers: Sequence[Sequence[int]], chances: Sequence[float], credits: S
     everybody = [client for tier in tiers for client in tier]
     found: Chances = {}
     for tier, chance in zip(tiers, allowed, strict=True):
-        for members, share in drawn_one_by_one(dict.fromkeys(tier, 1.0), min(m, len(tier))).items():
-            others = dict.fromkeys((client for client in everybody if client not in members), 1.0)
-            for more, part in drawn_one_by_one(others, m - len(members)).items():
-                cohort = members | more
-                found[cohort] = found.get(cohort, 0.0) + chance / sum(allowed) * share * part
+        of_tier = drawn_one_by_one(dict.fromkeys(tier, 1.0), m)
+        for cohort, share in then_uniformly(of_tier, everybody, m).items():
+            found[cohort] = found.get(cohort, 0.0) + chance / sum(allowed) * share
     return found
 
 
@@ -144,8 +142,7 @@ def test_spares_are_profiled_or_raise_their_profile() -> None:
 def test_a_newcomer_is_profiled_first_and_the_tiers_are_cut_anew() -> None:
     """Client 6, 1.5 s, comes after the profiling: {1, 6, 3}, {0, 5}, {4, 2}."""
     selector = profiled(SECONDS)
-    seconds = SECONDS | {6: 1.5}
-    chosen, _ = play(selector, range(7), seconds)
+    chosen, _ = play(selector, range(7), SECONDS | {6: 1.5})
     assert 6 in chosen
     sets = frequencies(frozen(selector, range(7)), 300)
     assert set(sets) == {frozenset(pair) for pair in ((1, 6), (1, 3), (3, 6), (0, 5), (2, 4))}

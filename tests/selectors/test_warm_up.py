@@ -24,8 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
-    given = {"clients_per_round": 2, "seed": 0} | example(name) | OPTIONS.get(name, {}) | parameters
-    selector = create(name, **given)
+    selector = create(name, **{"clients_per_round": 2, "seed": 0} | example(name) | OPTIONS.get(name, {}) | parameters)
     selector.plan_rounds(warmup_rounds=rounds)
     return selector
 
