@@ -22,6 +22,7 @@ def make_history(
     selected: Sequence[Sequence[int]],
     *,
     accuracy: Sequence[float],
+    loss: Sequence[float] | None = None,
     round_s: Sequence[float] | None = None,
     failed: Sequence[tuple[int, int]] = (),
     energy_j: float = 0.5,
@@ -46,7 +47,7 @@ def make_history(
             round=number, num_available=10, num_selected=len(clients),
             num_completed=sum((number, k) not in failed for k in clients), round_s=seconds,
             simulated_s=simulated, energy_j=energy_j * len(clients), total_energy_j=total,
-            accuracy=accuracy[number - 1], loss=1.5,
+            accuracy=accuracy[number - 1], loss=loss[number - 1] if loss else 1.5,
         )  # fmt: skip
         history.rounds.append(record)
     return history

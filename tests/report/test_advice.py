@@ -65,8 +65,7 @@ def test_sparse_and_cut_off_histories(spread: float, noise: float, rounds: int, 
 def test_a_selector_saves_what_it_saves_on_the_true_fleet() -> None:
     own = fleet(100, 0.6, 0.2)
     found = advise(history(own, "random", 10, 100), rounds=100)
-    rows = history(own, "bsfl", 10, 100, seed=7, min_latency="auto")
-    rounds = rows.seconds.reshape(100, 10).max(axis=1)
+    rounds = history(own, "bsfl", 10, 100, seed=7, min_latency="auto").seconds.reshape(100, 10).max(axis=1)
     usual = history(own, "random", 10, 400, seed=8).seconds.reshape(400, 10).max(axis=1).mean()
     bsfl = found.selectors[0]
     assert (bsfl.selector, bsfl.word, found.preferred, found.word) == ("bsfl", "gain", "bsfl", "gain")

@@ -58,8 +58,7 @@ def play(name: str, own: Fleet, m: int, seed: int = 1) -> tuple[FloatArray, Bool
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_selector_prefers_the_fast_half(name: str) -> None:
-    own = fleet(40, 0.8, 0.1, 60.0)
-    seconds, chosen = play(name, own, 4)
+    seconds, chosen = play(name, fleet(40, 0.8, 0.1, 60.0), 4)
     assert (chosen.sum(axis=1) == 4).all()
     taken = np.where(chosen, seconds, 0.0).max(axis=1)
     assert taken[100:].mean() < (0.98 if name != "tifl" else 1.02) * random_seconds(seconds, 4)

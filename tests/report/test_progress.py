@@ -88,8 +88,7 @@ def test_on_a_terminal_the_display_is_live_and_each_run_leaves_one_line() -> Non
             time.sleep(0.02)
     text = out.getvalue()
     assert re.search(r"seed 1 ━+ +9/30  50\.0 %  4\.50 s  9\.00 J  4 failed", text.replace("╸", "━"))
-    left = re.findall(r"seed (\d): round +(\d+)/30  accuracy 50\.0 %", text)
-    assert left == [("0", "30"), ("1", "9")]
+    assert re.findall(r"seed (\d): round +(\d+)/30  accuracy 50\.0 %", text) == [("0", "30"), ("1", "9")]
     assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")  # the cursor, hidden meanwhile, is shown again
     assert text.rindex("failed 4\n") > text.rindex("4 failed")  # nothing of the display is drawn after the last line
 

@@ -45,8 +45,7 @@ def test_a_run_folder_is_new_also_within_one_second(tmp_path: Path) -> None:
     ("name", "expected"), [("my scenarios/digits.toml", "my-scenarios-digits.toml"), ("../../x", "x"), ("a:b", "a-b")]
 )
 def test_a_scenario_name_cannot_leave_the_root(tmp_path: Path, name: str, expected: str) -> None:
-    folder = create_run_folder(name, tmp_path, NOW)
-    assert folder == tmp_path / f"{expected}-20260304-050607"
+    assert create_run_folder(name, tmp_path, NOW) == tmp_path / f"{expected}-20260304-050607"
 
 
 def test_run_folders_that_cannot_be_made(tmp_path: Path) -> None:
@@ -97,10 +96,6 @@ def test_histories_that_cannot_be_read(tmp_path: Path) -> None:
         read_history(tmp_path)
 
 
-def rewritten(path: Path, change: Callable[[pyarrow.Table], pyarrow.Table]) -> None:
-    pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(path)), path, compression="zstd")
-
-
 BOMBS: dict[str, tuple[str, Callable[[pyarrow.Table], pyarrow.Table], str]] = {
     "many rows": ("clients", lambda own: own.take(pyarrow.array([0] * 2_000_000)), r"it has 2,000,000 rows, more than"),
     "many rounds": ("rounds", lambda own: own.take(pyarrow.array([0] * 1_500_000)), r"it has 1,500,000 rows"),
@@ -125,7 +120,8 @@ def test_histories_of_strangers_are_bounded(
     name: str, change: Callable[[pyarrow.Table], pyarrow.Table], words: str, tmp_path: Path
 ) -> None:
     write_history(tmp_path, make_history([[1], [2], [1, 2]], accuracy=[0.5] * 3))
-    rewritten(tmp_path / f"{name}.parquet", change)
+    path = tmp_path / f"{name}.parquet"
+    pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(path)), path, compression="zstd")
     with pytest.raises(ParameterError, match=words) as refusal:
         read_history(tmp_path)
     assert len(str(refusal.value)) < 600

@@ -57,8 +57,7 @@ def test_summarize_by_hand() -> None:
 
 def test_the_last_ten_measured_rounds() -> None:
     """Of 21 rounds every second is measured: .00, .02, ... .20; the last ten are .02 to .20, until round 4 .00, .02."""
-    accuracy = [math.nan if i % 2 else i / 100 for i in range(21)]
-    history = make_history([[i % 3] for i in range(21)], accuracy=accuracy)
+    history = make_history([[i % 3] for i in range(21)], accuracy=[math.nan if i % 2 else i / 100 for i in range(21)])
     run = summarize(history, selector="x", seed=1, num_clients=3, target_accuracy=0.5)
     assert run.accuracy_last10 == pytest.approx(0.11)
     assert run.deviation_last10 == pytest.approx(0.09)

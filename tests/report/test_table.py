@@ -21,17 +21,6 @@ RUN = make_run(energy=1234.4, energy_j=2468.8)
 INF = math.inf
 
 
-def rows_of_three_selectors() -> list[SelectorRow]:
-    figures = [(0.8, 10.0, 1234.4), (0.9, INF, INF), (1.0, 14.0, 1238.4)]
-    bsfl = [make_run("bsfl", i, time, energy, accuracy=a) for i, (a, time, energy) in enumerate(figures)]
-    choice = [
-        replace(r, selector="power-of-choice", time_to_target_s=INF, energy_to_target_j=INF, failed_clients=120)
-        for r in bsfl
-    ]
-    odd = [replace(r, selector="[bold]mine", time_to_target_s=123.44 + r.seed, energy_to_target_j=5.0) for r in bsfl]
-    return aggregate([*bsfl, *choice, *odd])
-
-
 def render(rows: list[SelectorRow], width: int = 80, **options: Any) -> str:
     out = io.StringIO()
     render_table(rows, 0.8, Console(file=out, width=width), **options)
@@ -44,7 +33,12 @@ def words(line: str) -> str:
 
 def test_the_table_at_80_columns() -> None:
     """Two tables, as one would be wider; a target that was not always reached has counts and no mean."""
-    lines = render(rows_of_three_selectors()).splitlines()
+    figures = [(0.8, 10.0, 1234.4), (0.9, INF, INF), (1.0, 14.0, 1238.4)]
+    bsfl = [make_run("bsfl", i, time, energy, accuracy=a) for i, (a, time, energy) in enumerate(figures)]
+    never = {"time_to_target_s": INF, "energy_to_target_j": INF, "failed_clients": 120}
+    choice = [replace(r, selector="power-of-choice", **never) for r in bsfl]
+    odd = [replace(r, selector="[bold]mine", time_to_target_s=123.44 + r.seed, energy_to_target_j=5.0) for r in bsfl]
+    lines = render(aggregate([*bsfl, *choice, *odd])).splitlines()
     assert max(map(len, lines)) <= 80
     assert "time to 80 %" in lines[0]
     assert lines[1].split() == ["selector", "%", "simulated", "s", "to", "80", "%,", "J"]
@@ -125,8 +119,7 @@ def test_a_target_in_percent_is_refused() -> None:
 def test_latex_commands_in_labels_are_text() -> None:
     """TeX reads ^^5c as a backslash, and a bracket after the end of a row as its option."""
     runs = [make_run(label, 1) for label in ("random", r"^^5cinput", "a~b_", "[1cm]", "*")]
-    lines = latex_table(runs, None, 0.8).splitlines()
-    assert [line.split(" & ")[0] for line in lines[4:9]] == [
+    assert [line.split(" & ")[0] for line in latex_table(runs, None, 0.8).splitlines()[4:9]] == [
         "random", r"\textasciicircum{}\textasciicircum{}5cinput", r"a\textasciitilde{}b\_", "{[}1cm]", "{*}",
     ]  # fmt: skip
 

@@ -80,8 +80,7 @@ def test_seeds_to_settle_counts_signs_if_a_run_never_reached_the_target() -> Non
 
 def test_holm_counts_all_selectors_those_without_the_target_too() -> None:
     """Alone p = .0298 would pass; among three it does not, though two rivals never reach the target."""
-    rng = np.random.default_rng(1)
-    base = rng.uniform(90, 110, 6)
+    base = np.random.default_rng(1).uniform(90, 110, 6)
     runs = [make_run("random", seed, time) for seed, time in enumerate(base)]
     runs += [
         make_run("fast", seed, time) for seed, time in enumerate(base * np.exp([-0.1, -0.3, 0.02, -0.2, -0.05, -0.02]))
@@ -107,8 +106,7 @@ def runs_of(ratio: float, seeds: int = 12, **figures: float):
 
 
 def test_the_sentence_of_a_gain() -> None:
-    said = verdict(runs_of(0.8), "random", 0.9).sentence
-    first, second, third = said.splitlines()
+    first, second, third = verdict(runs_of(0.8), "random", 0.9).sentence.splitlines()
     assert first.startswith("random reaches 90 % accuracy after 105.5 simulated seconds on average.")
     assert second.startswith(
         "- fast reaches this accuracy 20 % sooner (19 to 21 %). Seconds per round: equal within 5 %"
@@ -161,8 +159,7 @@ def test_a_selector_with_fewer_seeds_says_so() -> None:
 
 
 def test_one_seed_gives_no_interval() -> None:
-    said = verdict([make_run("a", 0, 8.0), make_run("random", 0, 10.0)], "random", 0.9).sentence
-    assert said.splitlines() == [
+    assert verdict([make_run("a", 0, 8.0), make_run("random", 0, 10.0)], "random", 0.9).sentence.splitlines() == [
         "random reaches 90 % accuracy after 10.0 simulated seconds. Compared with random, on one seed, which gives "
         "no interval:",
         "- a needs 0.80 times the time: not settled by one seed. Accuracy at the end: +0.0 points.",

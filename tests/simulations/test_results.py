@@ -25,7 +25,6 @@ from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.plots import selection_fractions
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.rounds import journal
-from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons import comparison
@@ -36,6 +35,7 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
+from tests.report.made import make_history
 from tests.simulations.cut_off_runs import cut_off, parts, smoke
 
 # ---- runs that are cut off -----------------------------------------------------------------------------------------
@@ -365,14 +365,6 @@ def test_the_picture_of_a_comparison_shows_the_regret(tmp_path: Path, monkeypatc
 DIVERGING = {"engine": "vectorized", "rounds": 6, "selector": "random"}
 
 
-def history_of(losses: list[float], accuracies: list[float]) -> History:
-    history = History()
-    for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1):
-        history.append(round=number, num_available=1, round_s=1.0, clients=[])
-        history.record_evaluation(number, loss=loss, accuracy=accuracy)
-    return history
-
-
 def test_guessing_is_the_most_frequent_class() -> None:
     """37 of 360 digits are of one class: .1028, and two standard errors of .016."""
     world = World(load_scenario("smoke", DIVERGING))
@@ -394,8 +386,8 @@ def test_guessing_is_the_most_frequent_class() -> None:
     ],
 )
 def test_what_counts(losses: list[float], accuracies: list[float], said: str) -> None:
-    world = World(load_scenario("smoke", DIVERGING))
-    found = diagnose(world, history_of(losses, accuracies))
+    history = make_history([[]] * len(losses), accuracy=accuracies, loss=losses)
+    found = diagnose(World(load_scenario("smoke", DIVERGING)), history)
     assert said in found if said else not found
 
 

@@ -28,8 +28,7 @@ def test_the_page_lists_exactly_the_keys_of_the_schema() -> None:
         expected += [top] if table is None else [f"{top}.{key}" for key in table.model_fields]
     expected.remove("selectors")
     expected += [f"selectors.{name}.{key}" for name in names() for key in own_parameters(selector_class(name))]
-    page = text()
-    assert sorted(re.findall(r'^\| <a id="([^"]+)"></a>`\1` \|', page, re.MULTILINE)) == sorted(expected)
+    assert sorted(re.findall(r'^\| <a id="([^"]+)"></a>`\1` \|', text(), re.MULTILINE)) == sorted(expected)
     assert all(key.default and key.range and key.meaning for key in KEYS.values())
 
 

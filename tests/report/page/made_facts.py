@@ -35,8 +35,7 @@ def made_facts(
                     model_bytes=(1e5, 1e5), client_accuracies=generator.random(clients),
                 )
             )  # fmt: skip
-            reached = find_target_rounds(history.rounds, list(times))
-            for own, record in zip(times.values(), reached, strict=True):
+            for own, record in zip(times.values(), find_target_rounds(history.rounds, list(times)), strict=True):
                 own.setdefault(selector, {})[seed] = record.simulated_s if record else math.inf
     return ComparisonFacts(
         title=text, description=text, runs=runs, summaries=summaries, num_clients=clients, target_accuracy=TARGET,

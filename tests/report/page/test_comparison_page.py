@@ -51,8 +51,7 @@ def test_the_page_draws_everything_without_a_fault(browser: Browser, folder: Pat
     with browser.open(folder / "report.html") as opened:
         assert opened.faults == []
         assert opened.page.inner_text("#problem") == ""
-        charts = opened.page.locator("figure").count()
-        assert charts == opened.page.locator(".chart svg").count() == 11
+        assert opened.page.locator("figure").count() == opened.page.locator(".chart svg").count() == 11
         text = opened.page.inner_text("body")
         for line in json.loads((folder / "verdict.json").read_text())["sentence"].splitlines():
             assert line.removeprefix("- ") in text
@@ -102,8 +101,7 @@ def test_ratios_are_those_of_the_verdict(browser: Browser, folder: Path) -> None
             assert mean["note"] == ("*" if one["p"] <= 0.05 else "")
             own = of(rows, kind="seed", selector=one["selector"])
             assert [row["seed"] for row in own] == [str(seed) for seed in runs.index]
-            seeds = [row["ratio"] for row in own]
-            np.testing.assert_allclose(seeds, runs[one["selector"]] / runs["random"], **CLOSE)
+            np.testing.assert_allclose([row["ratio"] for row in own], runs[one["selector"]] / runs["random"], **CLOSE)
         (band,) = of(rows, kind="band")
         # t with 2 (3 - 1) degrees of freedom
         width = 2.7764451 * np.log(runs["random"]).std() * math.sqrt(2 / 3)
@@ -256,8 +254,7 @@ def test_fairness_failures_and_parts(browser: Browser, folder: Path) -> None:
                 assert (lost[~rounds["round"].isin(failures.index)] < 1e-9).all()
                 means.append([*own, rounds["round_s"].mean() - probes - sum(own) - lost.mean(), lost.mean(), probes])
             named = ("download", "compute", "upload", "waiting", "failures", "probes")
-            found = [parts[selector, part] for part in named]
-            np.testing.assert_allclose(found, np.mean(means, axis=0), **CLOSE)
+            np.testing.assert_allclose([parts[selector, part] for part in named], np.mean(means, axis=0), **CLOSE)
             theta = np.mean([table(folder, selector, seed, "regret")["theta"] for seed in SEEDS], axis=0)
             own = [row["theta"] for row in of(opened.rows("regret"), selector=selector)]
             np.testing.assert_allclose(own, theta, **CLOSE)
@@ -276,8 +273,7 @@ def test_menus_hide_select_and_remember(browser: Browser, folder: Path) -> None:
         address = page.evaluate("location.hash")
         assert opened.faults == []
     with browser.open(folder / "report.html", address) as opened:
-        rows = opened.rows("accuracy")
-        assert {(row["selector"], row["seed"], row["axis"]) for row in rows} == {
+        assert {(row["selector"], row["seed"], row["axis"]) for row in opened.rows("accuracy")} == {
             ("bsfl", "3", "joules"), ("random", "3", "joules")
         }  # fmt: skip
         assert not opened.page.is_checked("input[value=oort]")

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -133,14 +134,12 @@ def test_json_has_the_figures_of_the_text_and_writes_nothing(tmp_path: Path, fed
 
 
 def test_hostile_texts_stay_on_their_line_and_are_cut(tmp_path: Path) -> None:
-    found = read_deployment(hostile(tmp_path / "run"))
-    lines = deployment_lines(found)
+    lines = deployment_lines(read_deployment(hostile(tmp_path / "run")))
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 250
     table = [line for line in lines if line.startswith(("<script>", '"><img', "two\\nlines", "xxx"))]
     assert len(table) == 5
-    long = [line.split()[0] for line in table if line.startswith("xxx")]
-    assert {name[-2:] for name in long} == {"x1", "21"}
+    assert {line.split()[0][-2:] for line in table if line.startswith("xxx")} == {"x1", "21"}
     assert shown_text("\x1b[31m\u202eab", 48) == "\\x1b[31m\\u202eab"
     assert [shown_text("x" * n, 16) for n in (16, 17)] == ["x" * 16, "x" * 9 + "..." + "x" * 4]
 
@@ -149,12 +148,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any
 ) -> None:
     folder = hostile(tmp_path / "run")
-
-    def full(document: Any, path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
     monkeypatch.setattr(deployment_page, "missing_packages", list)
-    monkeypatch.setattr(deployment_page, "write_page", full)
+    monkeypatch.setattr(deployment_page, "write_page", Mock(side_effect=PermissionError(13, "Permission denied")))
     said = fedsel("report", folder, status=2)
     assert said.startswith("deployment in ")
     assert f"fedsel: error: report.html cannot be written to {str(folder)!r}: Permission denied. Choose" in said
@@ -209,8 +204,7 @@ def test_hostile_ids_are_texts_on_the_page(browser: Browser, tmp_path: Path) -> 
         assert opened.page.locator("img, i").count() == 0
         cells = opened.page.locator("section#waiting > .table tbody th").all_inner_texts()
         assert cells == [shown_text(one.client_id, 48) for one in read_deployment(folder).clients]
-        shown = {row["client"] for row in opened.rows("clients")}
-        assert len(shown) == len(HOSTILE)
+        assert len({row["client"] for row in opened.rows("clients")}) == len(HOSTILE)
         # Every chart is drawn, also with ids that are names of JavaScript's properties.
         drawn = opened.page.locator("#chart-clients .role-axis-label text").all_text_contents()
         assert {"constructor", "__proto__", "a$&b"} <= {*drawn}

@@ -86,8 +86,7 @@ def test_the_clients_costs_add_up_and_the_probes_are_no_waiting() -> None:
         given.append((max(row.latency_s for row in rows) + 0.1, rows))
     waiting, clients, _ = figures(entries(*given, probe_s=0.1))
     assert waiting.rounds == 50
-    total = sum(one.beyond_median_s for one in clients.values())
-    assert total == pytest.approx(50 * waiting.beyond_median_s)
+    assert sum(one.beyond_median_s for one in clients.values()) == pytest.approx(50 * waiting.beyond_median_s)
     worked = []
     for _, rows in given:
         seconds = sorted(row.latency_s for row in rows)
@@ -173,9 +172,7 @@ def test_parts_that_clients_report() -> None:
 
 def test_parts_if_the_clients_report_only_their_training() -> None:
     rows = [client("a", 6, compute_s=4.0), client("b", 8, compute_s=5.0), client("c", 9)]
-    assert parts(entries((9.0, rows))) == {
-        "compute": 4.5, "transfer": 2.5, "waiting": 2, "failures": 0, "probes": 0,
-    }  # fmt: skip
+    assert parts(entries((9.0, rows))) == {"compute": 4.5, "transfer": 2.5, "waiting": 2, "failures": 0, "probes": 0}
 
 
 def test_parts_if_the_clients_report_nothing() -> None:
@@ -187,8 +184,7 @@ def test_groups_of_rounds() -> None:
     most = GROUPS
     given = entries(*[(60.0, [failed("a")])] * 30, *[(4.0, [client("a", 4)])] * (2 * most - 30))
     columns = part_groups(*split(given))
-    starts = list(dict.fromkeys(columns["round"]))
-    assert starts == list(range(1, 2 * most, 2))
+    assert list(dict.fromkeys(columns["round"])) == list(range(1, 2 * most, 2))
     assert columns["round_end"][-1] == 2 * most + 1
     seconds = {(place, part): own for place, part, own in zip(columns["round"], columns["part"], columns["seconds"],
                                                              strict=True)}  # fmt: skip
@@ -206,8 +202,7 @@ def test_failures_have_the_reasons_of_the_metrics_and_no_text_of_a_client() -> N
         failed("e", "late: enough others", spare=True), client("f", 2),
     ]  # fmt: skip
     given = entries((60.0, rows), (60.0, [failed("a", "lost: a reply")]))
-    columns = failure_groups(*split(given))
-    assert columns == {
+    assert failure_groups(*split(given)) == {
         "round": [1, 1, 1, 2], "round_end": [2, 2, 2, 3], "reason": ["exception", "other", "timeout", "dropout"],
         "clients_per_round": [1, 1, 2, 1],
     }  # fmt: skip
@@ -351,8 +346,7 @@ def test_a_link_to_a_journal_is_not_read(tmp_path: Path) -> None:
 
 def test_evaluated_rounds(tmp_path: Path) -> None:
     given = entries((2.0, [client("a", 2)])) + entries((2.0, [client("a", 2)]), accuracy=0.5, loss=1.0)
-    found = read_deployment(write(tmp_path / "run", given))
-    assert found.accuracy == {"round": [1], "accuracy": [0.5], "loss": [1.0]}
+    assert read_deployment(write(tmp_path / "run", given)).accuracy == {"round": [1], "accuracy": [0.5], "loss": [1.0]}
 
 
 def test_which_folders_are_deployments(tmp_path: Path) -> None:

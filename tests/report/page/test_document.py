@@ -122,8 +122,7 @@ def test_without_a_package_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_one_seed_and_one_selector_have_a_page(browser: Browser, tmp_path: Path) -> None:
     for count, (selectors, seeds) in enumerate(((["random"], 1), (["random", "bsfl"], 1), (["random"], 3))):
-        facts = made_facts(selectors, seeds, 12)
-        path = write_page(comparison_document(facts), tmp_path / f"{count}.html")
+        path = write_page(comparison_document(made_facts(selectors, seeds, 12)), tmp_path / f"{count}.html")
         with browser.open(path) as opened:
             assert opened.faults == []
             assert opened.page.locator(".chart svg").count() == opened.page.locator("figure").count() >= 7
