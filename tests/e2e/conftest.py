@@ -28,9 +28,3 @@ def fleet(deployed: Fleet) -> Iterator[Fleet]:
     yield deployed
     for name in set(deployed.nodes) - set(NODES):
         deployed.end(name)
-
-
-@pytest.fixture(params=["message", "legacy"])
-def api(request: pytest.FixtureRequest) -> str:
-    """Flower's two APIs."""
-    return str(request.param)

@@ -54,8 +54,7 @@ class Fleet:
         self.order(name, **orders)
         if key:
             self.deployment.register(name)
-        config = f"orders='{self._orders(name)}'"
-        self.nodes[name] = self.deployment.start_supernode(name, config, key=key)
+        self.nodes[name] = self.deployment.start_supernode(name, f"orders='{self._orders(name)}'", key=key)
 
     def order(self, name: str, **orders: Any) -> None:
         """Tell a SuperNode's clients how to behave from now on."""

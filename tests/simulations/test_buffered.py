@@ -76,8 +76,7 @@ def test_a_resumed_run_of_flower_reaches_the_clients_at_work_by_their_new_nodes(
     straight = simulate(scenario)
     cut_off(scenario, 5, checkpoint_dir=tmp_path)
     monkeypatch.setattr(inprocess, "node_id", lambda number: 5000 + 3 * number)
-    rest = simulate(scenario, checkpoint_dir=tmp_path, resume="must")
-    assert parts(rest) == parts(straight)
+    assert parts(simulate(scenario, checkpoint_dir=tmp_path, resume="must")) == parts(straight)
 
 
 def test_fewer_clients_than_places() -> None:

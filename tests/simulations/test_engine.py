@@ -104,8 +104,6 @@ def test_faults_come_before_ray_starts(changed: dict[str, Any], said: str, no_fl
 
 # ---- a strategy of the user's own ----------------------------------------------------------------------------------
 
-BOTH_APIS = pytest.mark.parametrize("api", ["legacy", "message"])
-
 
 class Neighbours(Selector):
     """A selector of the user's: in round t the clients t, t + 1, ..., round and round."""
@@ -127,7 +125,6 @@ def own_strategy(api: str, **options: Any) -> Any:
     return package.SelectionStrategy(neighbours(), base, **options)
 
 
-@BOTH_APIS
 def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, without_ray: None) -> None:
     told: list[RoundRecord] = []
     strategy = own_strategy(api, on_round=told.append)
@@ -142,7 +139,6 @@ def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, without_ray: None
     assert told[-1].accuracy == world.test(result.arrays)[1] > world.test(world.initial_arrays())[1]
 
 
-@BOTH_APIS
 def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, without_ray: None) -> None:
     """Latencies, limit, channels and availability stay the scenario's: round robin is what the scenario makes of it."""
     overrides = {"api": api, "selector": "round-robin", "availability.kind": "bernoulli", "wireless.channels": 2}

@@ -187,16 +187,13 @@ def compared(folder: Path, stop: tuple[str, int] | None = None, **options: Any) 
     running: list[str] = []
     told: list[tuple[str, int]] = []
 
-    def start_run(label: str, rounds: int) -> None:
-        running.append(label)
-
     def update(record: Any, failed: int) -> None:
         told.append((running[-1], record.round))
         if told[-1] == stop:
             raise Stop
 
     own, scenario = {"mine": CSUCB, "random": Random}, smoke(target_accuracy=0.5)
-    options |= {"start_run": start_run, "update": update, "checkpoint_every": 1}
+    options |= {"start_run": lambda label, rounds: running.append(label), "update": update, "checkpoint_every": 1}
     return compare(scenario, own, seeds=[1, 4], folder=folder, **options), told
 
 

@@ -140,8 +140,7 @@ def test_model_data_and_partition_count(tmp_path: Path) -> None:
 
 def test_runs_that_differ_are_not_pooled(tmp_path: Path) -> None:
     def played(name: str, selectors: Any, own: OwnData, seed: int = 1) -> Path:
-        scenario = SMOKE.model_copy(update={"seed": seed})
-        compare(scenario, selectors, folder=tmp_path / name, data=own, seeds=1)
+        compare(SMOKE.model_copy(update={"seed": seed}), selectors, folder=tmp_path / name, data=own, seeds=1)
         return tmp_path / name
 
     first = played("first", {"random": "random", "mine": Fixed}, data())
@@ -153,8 +152,7 @@ def test_runs_that_differ_are_not_pooled(tmp_path: Path) -> None:
     ):
         with pytest.raises(ParameterError, match=f"cannot be compared: {part} is not the same in both"):
             Comparison.load(first, played(name, selectors, own, seed))
-    second = played("second", {"random": "random", "mine": Fixed}, data(), 2)
-    assert len(Comparison.load(first, second).runs) == 4
+    assert len(Comparison.load(first, played("second", {"random": "random", "mine": Fixed}, data(), 2)).runs) == 4
 
 
 def test_a_drawn_partition_is_compared_on_its_seed_only(tmp_path: Path) -> None:

@@ -126,8 +126,7 @@ def test_xia_ideal_is_section_v() -> None:
 
 def test_system_takes_every_number_of_wireless_and_device() -> None:
     cell = {"seed": 9, "wireless.access_point_power_dbm": 30.0, "system.kind": "cell"}
-    s = load_scenario("smoke", OTHER_VALUES | cell)
-    system = s.system_model()
+    system = load_scenario("smoke", OTHER_VALUES | cell).system_model()
     assert (system.num_clients, system.seed) == (11, 9)
     assert (system.downlink.transmit_power_dbm, system.uplink.transmit_power_dbm) == (30.0, 11.5)
     of_channels = ("bandwidth_hz", "noise_power_dbm", "path_loss_at_1km_db", "path_loss_slope_db", "min_distance_km")
@@ -226,8 +225,7 @@ def test_none_and_the_empty_string_leave_the_scenarios_own(nothing: str | None) 
 
 def test_a_list_is_a_list_and_text_with_commas_stays_text() -> None:
     """Only the command line and Flower's run config, which take text alone, read lists from it."""
-    sizes = load_scenario("smoke", {"partition.sizes": [1500, 1000, 500]}).partition.sizes
-    assert sizes == (1500, 1000, 500)
+    assert load_scenario("smoke", {"partition.sizes": [1500, 1000, 500]}).partition.sizes == (1500, 1000, 500)
     refused("smoke", {"partition.sizes": "1500, 1000"}, "expected a list of numbers, such as 3, 4, 5")
     for wrong in ([5, 2.5], [5, 0]):
         refused("smoke", {"partition.classes_per_client": wrong}, f"partition.classes_per_client.1 = {wrong[1]}")

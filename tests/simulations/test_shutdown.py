@@ -182,8 +182,7 @@ end_process(message, 7)
 
 def test_no_round_is_written_after_the_last_message(tmp_path: Path) -> None:
     """Flower's server thread continues until the process ends, and its clients have been killed."""
-    done = run_python("-c", WRITING, tmp_path, status=7)
-    rounds, checkpoint = map(int, done.stderr.split())
+    rounds, checkpoint = map(int, run_python("-c", WRITING, tmp_path, status=7).stderr.split())
     assert len(read_journal(tmp_path).rounds) == rounds
     assert int((tmp_path / "checkpoint").read_text()) == checkpoint
     assert rounds - checkpoint in (0, 1)

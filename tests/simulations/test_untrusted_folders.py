@@ -71,8 +71,7 @@ ELSEWHERE = [
 def test_what_a_plan_names_elsewhere_is_neither_run_nor_read(key: str, value: str, here: Path, refused: Any) -> None:
     os.mkfifo(here / "pipe")
     (here / "secret.csv").write_text("secret\n")
-    path = [int(part) if part.isdecimal() else part for part in key.split(".")]
-    plan = json.loads(with_value(value, *path))
+    plan = json.loads(with_value(value, *[int(part) if part.isdecimal() else part for part in key.split(".")]))
     plan["scenario"]["availability"] |= {"kind": "trace"} if "trace" in key else {}
     (written(here / "theirs", json.dumps(plan)) / "evil.py").write_text(MARKING)
     before = {*here.rglob("*")}
@@ -128,8 +127,7 @@ def test_the_standard_library_is_never_called(reference: str, here: Path, refuse
     """Trusted or not, and wherever a reference comes from."""
     sys.modules.pop("this", None)
     written(here / "theirs", with_value(reference, "scenario", "model", "name"))
-    said = refused("compare", "--resume", "theirs", "--trust")
-    assert f"model {reference!r} is in Python's standard library" in said
+    assert f"model {reference!r} is in Python's standard library" in refused("compare", "--resume", "theirs", "--trust")
     with pytest.raises(ParameterError, match="standard library"):
         load_reference(reference, "selector")
     assert "this" not in sys.modules
@@ -171,8 +169,7 @@ def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, refused
 
 
 def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, refused: Any) -> None:
-    line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--rounds", "3", "--checkpoint-dir", "kept"]
-    assert main(line) == 0
+    assert main(["run", "smoke", "--engine", "vectorized", "--quiet", "--rounds", "3", "--checkpoint-dir", "kept"]) == 0
     (folder,) = (here / "runs").iterdir()
     again = ["run", "--resume", str(folder), "--quiet"]
     for wrong in ([], ["--checkpoint-dir", "other"]):

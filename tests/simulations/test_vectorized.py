@@ -112,8 +112,7 @@ def test_as_clients_that_train_one_by_one(selector: str, probed: list[int], opti
     assert [record.round for record in rounds if record.probe_s > 0] == probed
     assert all(record.round_s > record.probe_s for record in rounds)
     assert together.history.problem_counts() == {}
-    cohorts = {tuple(r.client for r in together.history.clients if r.round == t) for t in ALWAYS}
-    assert option or len(cohorts) > 1
+    assert option or len({tuple(r.client for r in together.history.clients if r.round == t) for t in ALWAYS}) > 1
     assert not option or choices(together) != choices(simulate(_scenario(selector, 8, **LOGISTIC), engine="vectorized"))
 
 
@@ -137,8 +136,7 @@ def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_pa
     ray, together = outcome("played", tmp_path, scenario.model_dump_json()), simulate(scenario, engine="vectorized")
     assert choices(ray) == choices(together)
     assert [record.probe_s for record in ray.history.rounds] == [record.probe_s for record in together.history.rounds]
-    sizes = [record.num_selected for record in ray.history.rounds]
-    assert sizes == [12] * warmup + [4] * (rounds - warmup)
+    assert [record.num_selected for record in ray.history.rounds] == [12] * warmup + [4] * (rounds - warmup)
     assert distance(ray, together) <= 1e-4
 
 
@@ -346,8 +344,7 @@ def test_answers_are_the_same_in_blocks_of_clients(selector: str, monkeypatch: p
     scenario = load_scenario("smoke", keys)
     whole = simulate(scenario, engine="vectorized")
     monkeypatch.setattr(vectorized, "AT_ONCE", 2)
-    blocks = simulate(scenario, engine="vectorized")
-    assert parts(blocks) == parts(whole)
+    assert parts(simulate(scenario, engine="vectorized")) == parts(whole)
 
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))

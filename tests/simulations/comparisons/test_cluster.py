@@ -8,10 +8,11 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,11 +118,7 @@ def test_a_run_has_the_cores_and_gpus_of_the_options() -> None:
 
 
 def test_a_plan_goes_on_with_other_machines(reachable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(*args: Any) -> Any:
-        raise Stop
-        yield
-
-    monkeypatch.setattr(Cluster, "play", nothing)
+    monkeypatch.setattr(Cluster, "play", Mock(side_effect=Stop))
     with pytest.raises(Stop):
         compare(smoke(3), ["random"], seeds=2, ray_address="head:6379", device="cuda", folder=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["where"] == {"ray_address": "head:6379"}
@@ -212,12 +209,8 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: NODE, get_temp_dir=lambda: None)
     )
     monkeypatch.setattr("ray.util.queue.Queue", made.queue)
-
-    @contextlib.contextmanager
-    def nothing(*_: Any) -> Iterator[dict[str, Any]]:
-        yield {"working_dir": "place", "env_vars": {"OMP_NUM_THREADS": "2"}}
-
-    monkeypatch.setattr(cluster, "runtime_environment", nothing)
+    environment = {"working_dir": "place", "env_vars": {"OMP_NUM_THREADS": "2"}}
+    monkeypatch.setattr(cluster, "runtime_environment", lambda *_: contextlib.nullcontext(environment))
     return made
 
 
@@ -271,13 +264,10 @@ def test_a_call_that_has_lost_its_node_too_often(connection: FakeRay) -> None:
 
 
 def test_without_a_node_with_room_nothing_waits_for_ever(connection: FakeRay) -> None:
-    def lose_cores(report: RunsProgress) -> None:
-        connection.cores = 1.0
-
     connection.idle = 2
     said = r"no run fits .* takes 2 cores and 0 GPUs, the machines have \[\(1, 0\)\]"
     with pytest.raises(RunError, match=said):
-        called([1, 2], watch=lose_cores)
+        called([1, 2], watch=lambda report: setattr(connection, "cores", 1.0))
     assert connection.cancelled == [0, 1]
 
 
@@ -317,8 +307,7 @@ def test_nodes_of_the_same_name_are_told_apart() -> None:
 def job(folder: Path, name: str = "bsfl", **keys: Any) -> Job:
     made = Plan.of(smoke(6, **keys), [name], seeds=1, engine="vectorized")
     (one,) = made.selectors
-    label = one.label
-    made_job = Job(one.scenario(made.scenario, 1), one, {"folder": folder, "label": label})
+    made_job = Job(one.scenario(made.scenario, 1), one, {"folder": folder, "label": one.label})
     return Job(made_job.scenario, one, {**made_job.place, "code": made_job.code(OwnParts())})
 
 
@@ -340,8 +329,7 @@ def test_runs_come_back_to_their_folders(connection: FakeRay, tmp_path: Path) ->
     cut_off(jobs[0].scenario, after=4, folder=tmp_path / "bsfl", checkpoint_every=1)
     found = dict(Cluster(WHERE, scenarios=[one.scenario for one in jobs]).play(jobs, OPTIONS))
     for index, one in enumerate(jobs):
-        whole = engine.simulate(one.scenario)
-        assert repr(found[index].history.rounds) == repr(whole.history.rounds)
+        assert repr(found[index].history.rounds) == repr(engine.simulate(one.scenario).history.rounds)
         assert (tmp_path / one.contender.label / "model.safetensors").exists()
     assert [one["name"] for one in connection.options] == ["bsfl, seed 1", "random, seed 1"]
 
@@ -358,8 +346,7 @@ def test_a_tracker_gets_all_rounds_of_a_run_that_has_come_back(tmp_path: Path) -
             ended.append(failed)
 
     one = job(tmp_path / "study")
-    outcome = play_on_node((one, {}), OPTIONS, lambda number: None)
-    receive(one, outcome, Tracking.of(Numbers, "smoke", 10))
+    receive(one, play_on_node((one, {}), OPTIONS, lambda number: None), Tracking.of(Numbers, "smoke", 10))
     assert (sent, ended) == ([1, 2, 3, 4, 5, 6], [False])
 
 

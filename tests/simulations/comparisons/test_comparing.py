@@ -97,8 +97,7 @@ def test_installed_names_are_listed_and_ours_stay_ours(own: Path, fedsel: Any) -
 
 def test_ten_seeds_are_the_default_and_the_effort_comes_first(fedsel: Any, tmp_path: Path) -> None:
     assert inspect.signature(compare).parameters["seeds"].default == 10
-    options = ("--rounds", "2", "--selectors", "random,round-robin", "--runs-dir", tmp_path)
-    out = fedsel("compare", "smoke", *options)
+    out = fedsel("compare", "smoke", "--rounds", 2, "--selectors", "random,round-robin", "--runs-dir", tmp_path)
     assert out.startswith("20 runs of 2 rounds\n")
     assert re.search(r"^all runs: about \d+ s$", out, re.MULTILINE)
     (folder,) = tmp_path.iterdir()
@@ -133,8 +132,7 @@ def test_the_effort_of_a_resumed_comparison_is_not_announced(
 
 def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: Any, fedsel: Any) -> None:
     """By both, for the worst seed of each selector; not if rounds end early by design."""
-    scenario = smoke(wireless__max_latency_s=0.15)
-    comparison = compare(scenario, ["round-robin", "random"], seeds=2, folder=tmp_path)
+    comparison = compare(smoke(wireless__max_latency_s=0.15), ["round-robin", "random"], seeds=2, folder=tmp_path)
     remarks = comparison.remarks()
     assert [line.partition(",")[0] for line in remarks] == ["round-robin", "random"]
     for line in remarks:
@@ -160,8 +158,7 @@ def test_a_column_that_no_client_reported_is_remarked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(vectorized, "asked_columns", lambda names: frozenset())
     comparison = compare(smoke(aggregation__missing_columns="random"), "oort", seeds=1)
     rounds = len(comparison.runs[0].history.rounds)
-    said = f"{comparison.runs[0].name}: no client reported rms_loss in {rounds} rounds"
-    assert said in comparison.remarks()
+    assert f"{comparison.runs[0].name}: no client reported rms_loss in {rounds} rounds" in comparison.remarks()
 
 
 def test_a_target_that_tells_nothing_apart_is_remarked() -> None:

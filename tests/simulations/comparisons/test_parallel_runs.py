@@ -19,7 +19,6 @@ import pytest
 
 from fedsel_flwr.callbacks import Recorder
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare
 from fedsel_flwr.simulations.comparisons import parallel_runs
@@ -29,13 +28,6 @@ from tests.processes import Command
 from tests.simulations.cut_off_runs import BREAKING, parts, smoke
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def same(one: Comparison, other: Comparison) -> None:
-    assert [(run.selector, run.scenario) for run in one.runs] == [(run.selector, run.scenario) for run in other.runs]
-    for mine, theirs in zip(one.runs, other.runs, strict=True):
-        assert parts(mine.result) == parts(theirs.result)
-        assert mine.result.fingerprints == theirs.result.fingerprints
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +61,17 @@ def test_two_at_a_time_are_the_same_runs(here: Path) -> None:
     """Each is a run of the tracker."""
     told: list[tuple[str, int]] = []
     ended: list[tuple[int, int]] = []
-
-    def start_run(label: str, rounds: int) -> None:
-        told.append((label, rounds))
-
-    def update(record: RoundRecord, failed: int) -> None:
-        ended.append((len(told), record.round))
-
     selectors = {"bsfl": "bsfl", "mine": Own}
     turn = compare(smoke(5), selectors, folder=here / "one", seeds=[3, 5])
-    both = compare(smoke(5), selectors, jobs=2, folder=here / "two", seeds=[3, 5], start_run=start_run,
-                   update=update, track=Lines)  # fmt: skip
-    same(turn, both)
-    for run in both.runs:
+    both = compare(
+        smoke(5), selectors, jobs=2, folder=here / "two", seeds=[3, 5], track=Lines,
+        start_run=lambda label, rounds: told.append((label, rounds)),
+        update=lambda record, failed: ended.append((len(told), record.round)),
+    )  # fmt: skip
+    for alone, run in zip(turn.runs, both.runs, strict=True):
+        assert (run.selector, run.scenario) == (alone.selector, alone.scenario)
+        assert parts(run.result) == parts(alone.result)
+        assert run.result.fingerprints == alone.result.fingerprints
         accuracies = [f"{record.round} {record.accuracy}" for record in run.history.rounds]
         assert Path(f"{run.selector}-seed{run.scenario.seed}.lines").read_text().splitlines() == [*accuracies, "False"]
     read = {(run.selector, run.scenario.seed) for run in Comparison.load(here / "two").runs}

@@ -19,7 +19,6 @@ from tests.simulations.cut_off_runs import FASTEST, Stop, content, parts, smoke,
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ALPHAS = {"selectors.bsfl.alpha": [0.0, 30]}
-ROWS = ["bsfl alpha=0", "bsfl alpha=30", "random"]
 
 
 def test_a_value_is_a_row_with_the_runs_of_a_selector_made_with_it() -> None:
@@ -29,8 +28,7 @@ def test_a_value_is_a_row_with_the_runs_of_a_selector_made_with_it() -> None:
     by_hand = {label: partial(PowerOfChoice, candidates=n) for label, n in zip(rows, (3, 9), strict=False)}
     made = compare(smoke(), by_hand | {"random": "random"}, seeds=[1, 4])
     assert swept.selectors == made.selectors == rows
-    order = [(run.selector, run.scenario.seed) for run in swept.runs]
-    assert order == [(row, seed) for seed in (1, 4) for row in rows]
+    assert [(run.selector, run.scenario.seed) for run in swept.runs] == [(row, seed) for seed in (1, 4) for row in rows]
     for own, other in zip(swept.runs, made.runs, strict=True):
         assert parts(own.result) == parts(other.result), own.name
     assert parts(swept.runs[0].result) != parts(swept.runs[1].result)
@@ -46,7 +44,7 @@ def test_several_parameters_give_every_combination_and_a_selector_only_its_own()
 
 def test_holm_counts_every_row_and_the_verdict_warns_of_the_best() -> None:
     found = compare(smoke(), ["bsfl", "random"], sweep=ALPHAS, seeds=6).verdict
-    assert [one.selector for one in found.selectors] == ROWS[:2]
+    assert [one.selector for one in found.selectors] == ["bsfl alpha=0", "bsfl alpha=30"]
     assert "Holm's correction for 2 selectors" in found.sentence
     assert "The best of the 2 settings of bsfl looks better than it is" in found.sentence
     assert "looks better" not in compare(smoke(), ["bsfl", "oort", "random"], seeds=2).verdict.sentence
@@ -75,15 +73,13 @@ def test_on_the_command_line(tmp_path: Path, fedsel: Any) -> None:
     assert "\nSettings tried: 2 of bsfl.\n" in out
     assert "\nThe best of the 2 settings of bsfl looks better than it is" in out
     (folder,) = tmp_path.iterdir()
-    plan = json.loads((folder / "plan.json").read_text())
-    assert plan["selectors"] == [
+    assert json.loads((folder / "plan.json").read_text())["selectors"] == [
         {"label": "bsfl alpha=0", "name": "bsfl", "params": {"alpha": 0.0}},
         {"label": "bsfl alpha=30", "name": "bsfl", "params": {"alpha": 30}},
         {"label": "random", "name": "random", "params": {}},
     ]
     expected = compare(smoke(), ["bsfl", "random"], sweep=ALPHAS, seeds=2)
-    read = Comparison.load(folder)
-    assert read.table().sort_values(["seed", "selector"]).to_csv(index=False) == expected.to_csv()
+    assert Comparison.load(folder).table().sort_values(["seed", "selector"]).to_csv(index=False) == expected.to_csv()
     assert "\nSettings tried: 2 of bsfl.\n" in fedsel("report", folder)
 
 
@@ -112,8 +108,7 @@ def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(here: Pa
     argv = ["compare", "smoke", "--rounds", "2", "--selectors", "./mine.py:Fastest,random", "--seeds", "1", "--quiet"]
     fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5")
     (folder,) = (here / "runs").iterdir()
-    rows = ["Fastest patience=1", "Fastest patience=2.5", "random"]
-    assert Comparison.load(folder).selectors == rows
+    assert Comparison.load(folder).selectors == ["Fastest patience=1", "Fastest patience=2.5", "random"]
     refused("compare", "--resume", folder, "--quiet")
     fedsel("compare", "--resume", folder, "--quiet", "--trust")
     fedsel(*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5", "--resume")

@@ -65,8 +65,7 @@ def test_every_run_is_a_run_of_the_tracker() -> None:
     tracked = compare(smoke(5), ["bsfl", "random"], seeds=2, folder="study", track=TRACK, track_clients=[0, 3])
     for run, other in zip(tracked.runs, plain.runs, strict=True):
         assert parts(run.result) == parts(other.result)
-        name = f"{run.selector}-seed{run.scenario.seed}"
-        first, *middle, last = lines(name)
+        first, *middle, last = lines(f"{run.selector}-seed{run.scenario.seed}")
         params = first["params"]
         assert (params["selector"], params["seed"], params["scenario"]) == (run.selector, run.scenario.seed, "smoke")
         assert (params["rounds"], params["engine"], params["comparison"]) == (5, "vectorized", "study")

@@ -221,8 +221,7 @@ def test_what_was_broken_off_is_finished_without_the_cluster(cluster: Cluster, t
     with fedsel(tmp_path, "compare", "--resume", str(folder), "--ray-address", "local") as command:
         assert command.wait(300) == 0, command.stderr
     assert ages == {name: (folder / name / "model.safetensors").stat().st_mtime_ns for name in kept}  # only read
-    whole = played(tmp_path / "whole", *compared(rounds=400, seeds=2))
-    assert results(folder) == results(whole)
+    assert results(folder) == results(played(tmp_path / "whole", *compared(rounds=400, seeds=2)))
 
 
 def test_figures_are_played_there_too(cluster: Cluster, tmp_path: Path) -> None:
@@ -256,5 +255,4 @@ def test_a_raylet_that_is_killed_costs_only_time(cluster: Cluster, tmp_path: Pat
         assert "cluster: 3 of 3 runs finished, 0 in progress, 0 waiting" in command.stdout
     (there,) = (tmp_path / "there" / "runs").iterdir()
     assert "Ray: " in (there / "flower.log").read_text()
-    here = played(tmp_path / "here", *compared(rounds=700, seeds=1))
-    assert results(here) == results(there)
+    assert results(played(tmp_path / "here", *compared(rounds=700, seeds=1))) == results(there)

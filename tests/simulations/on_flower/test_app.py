@@ -50,8 +50,7 @@ def test_an_empty_run_config_is_the_demonstration() -> None:
 
 def test_run_config_overrides_the_scenario() -> None:
     values = "training.learning_rate=0.05, selectors.bsfl.data_weights=1, 2, 3,api = message"
-    given = context(scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7, set=values)
-    overridden = scenario_of(given)
+    overridden = scenario_of(context(scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7, set=values))
     assert (overridden.name, overridden.selector, overridden.rounds) == ("smoke", "cs-ucb", 7)
     assert overridden.training.learning_rate == 0.05
     assert overridden.selectors["bsfl"]["data_weights"] == [1.0, 2.0, 3.0]
@@ -219,8 +218,7 @@ def test_flwr_run_trains_and_writes_the_history(
     selector: str, config: dict[str, Any], flwr: Flwr, tmp_path: Path
 ) -> None:
     before = state_of_the_repository()
-    arguments = run_config(tmp_path / "runs", selector=selector, **config)
-    command = flwr("--run-config", arguments, *TEN_NODES)
+    command = flwr("--run-config", run_config(tmp_path / "runs", selector=selector, **config), *TEN_NODES)
     assert command.wait(280) == 0, command.stdout[-3000:] + command.stderr[-3000:]
     said = ANSI.sub("", command.stdout + command.stderr)
 

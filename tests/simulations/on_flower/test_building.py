@@ -34,9 +34,6 @@ BASES: list[tuple[type[FedAvg], dict[str, float]]] = [
 """Flower's bases, and what they get of the scenario."""
 
 
-APIS = pytest.mark.parametrize("api", ["legacy", "message"])
-
-
 def smoke(**overrides: Any) -> Scenario:
     return load_scenario("smoke", {key.replace("__", "."): value for key, value in overrides.items()})
 
@@ -70,7 +67,6 @@ def test_strategies_of_the_papers_are_used_where_there_are_any() -> None:
     assert kinds["random"] is kinds["round-robin"] is SelectionStrategy
 
 
-@APIS
 @pytest.mark.parametrize(
     ("selector", "filter", "averaging"),
     [("gpfl", None, "mean"), ("fedcm-ts", "loss", "fedpdp"), ("pczfl", None, None), ("random", None, None)],
@@ -111,7 +107,6 @@ def test_strategy_takes_the_numbers_of_the_scenario() -> None:
     assert settings_of(smoke(wireless__channels=2)).channels == 2
 
 
-@APIS
 @pytest.mark.parametrize(
     ("selector", "key"), [("cs-ucb", "max_latency"), ("cs-ucb-q", "max_latency"), ("bsfl", "min_latency")]
 )

@@ -38,8 +38,7 @@ def started(folder: Path, address: str, *options: str) -> Command:
 
 def finished(folder: Path, address: str, *options: str) -> Path:
     with started(folder, address, *options) as command:
-        status = command.wait(240)
-        assert status == 0, command.stdout[-3000:] + command.stderr[-3000:]
+        assert command.wait(240) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
         (model,) = (folder / "runs").rglob("model.safetensors")
         return model.parent

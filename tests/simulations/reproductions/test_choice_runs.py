@@ -105,8 +105,7 @@ def test_a_selector_that_needs_training_is_refused() -> None:
 
 def test_growth_and_fits_of_known_curves() -> None:
     number = np.arange(1.0, 1001.0)
-    square = _growth(number**2)
-    assert square["growth"] == pytest.approx(2.0)
+    assert _growth(number**2)["growth"] == pytest.approx(2.0)
     logarithm = _growth(np.log(number) + 1)
     assert (logarithm["log_fit"], logarithm["growth"] < 0.2) == (pytest.approx(1.0), True)
     assert _growth(3 * np.log(number) + 1)["log_over_linear"] > 0.1
@@ -158,15 +157,13 @@ def test_the_bound_is_that_of_the_selectors_beta() -> None:
 @pytest.mark.filterwarnings("error")
 def test_a_round_without_clients_has_no_reward() -> None:
     """By brute force: every selector takes all of at most two available clients, so the loop needs no selector."""
-    keys = {"availability.kind": "bernoulli", "availability.probability": 0.3}
-    scenario = load_scenario("xia-ideal", KEYS | keys)
+    scenario = load_scenario("xia-ideal", KEYS | {"availability.kind": "bernoulli", "availability.probability": 0.3})
     latency, available = draw_rounds(scenario, scenario.system_model())
     assert (available.sum(axis=1) == 0).sum() > 50
     few = available.sum(axis=1) <= 2
     fair = (0.1, 0.1, 0.1)
     outcomes, _ = run_choices(scenario, Regret(kind="fair", fairness=fair, availability=0.3))
-    mean = 1 - mean_latencies(scenario.system_model()) / 5.0
-    best, _ = fair_optimum(mean, 0.3, list(fair), 2)
+    best, _ = fair_optimum(1 - mean_latencies(scenario.system_model()) / 5.0, 0.3, list(fair), 2)
     seen = [(1 - np.minimum(latency[t, available[t]], 5.0) / 5.0).min() if available[t].any() else 0.0
             for t in np.flatnonzero(few)]  # fmt: skip
     rest = [1 - np.minimum(latency[t], 5.0) / 5.0 for t in np.flatnonzero(~few)]

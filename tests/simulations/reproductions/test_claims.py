@@ -108,8 +108,7 @@ def test_an_order_is_checked_pair_by_pair_and_the_worst_word_counts() -> None:
 def test_seeds_needed_make_the_interval_as_narrow_as_the_margin() -> None:
     """From eight seeds on. With the same values again and again, the spread stays but for the divisor n - 1."""
     weak = [0.5, 1.5, 0.7, 1.2, 0.8, 0.75, 1.3, 0.9]
-    found = verdict(figure(check()), new=weak, old=[1.0] * 8)
-    seeds, least, most = found.seeds_needed
+    seeds, least, most = verdict(figure(check()), new=weak, old=[1.0] * 8).seeds_needed
     assert least < seeds < most
     enough = math.ceil(seeds / 8)
     (one,) = verdict(figure(check()), new=weak * enough, old=[1.0] * 8 * enough).findings
@@ -131,8 +130,7 @@ def test_a_conjunction_needs_no_correction_but_its_parts_do() -> None:
     both = verdict(figure(check() + check(left='"third"')), new=WEAK, old=ONE, third=WEAK)
     assert [one.p for one in both.findings] == [alone.findings[0].p] * 2
     assert (both.word, both.parts_shown) == ("reproduced", (0, 2))
-    strong = verdict(figure(check() + check(left='"third"')), new=WEAK, old=ONE, third=HALF)
-    assert strong.parts_shown == (2, 2)
+    assert verdict(figure(check() + check(left='"third"')), new=WEAK, old=ONE, third=HALF).parts_shown == (2, 2)
 
 
 def test_a_part_is_as_weak_as_its_weakest_cell() -> None:
@@ -145,8 +143,7 @@ def test_a_part_is_as_weak_as_its_weakest_cell() -> None:
 def test_one_contrary_check_is_enough_so_that_holm_counts_them_all() -> None:
     """Four p-values for two checks: of each, one for the opposite and one for no difference."""
     against = [1 / value for value in WEAK]
-    alone = verdict(figure(check()), new=against, old=ONE)
-    assert alone.word == "not settled"  # 2 x .04
+    assert verdict(figure(check()), new=against, old=ONE).word == "not settled"  # 2 x .04
     clear = [1 / value for value in HALF]
     several = verdict(figure(check() + 5 * check(left='"third"')), new=clear, old=ONE, third=WEAK)
     assert (several.word, several.findings[0].reason) == ("not seen", "contrary")

@@ -126,8 +126,7 @@ def test_a_smoke_test_plays_digits_if_the_data_set_is_missing(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_figures_pass_their_smoke_test(fedsel: Any) -> None:
-    lines = fedsel("reproduce", "all", "--smoke").splitlines()
-    assert [line.split(":")[0] for line in lines] == list(figure_names())
+    assert [line.split(":")[0] for line in fedsel("reproduce", "all", "--smoke").splitlines()] == list(figure_names())
 
 
 def test_the_list_has_a_line_for_each_figure(fedsel: Any) -> None:

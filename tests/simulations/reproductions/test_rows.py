@@ -52,8 +52,7 @@ def test_rows_are_there_for_the_next_process(tmp_path: Path) -> None:
 
 def test_an_incomplete_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    rows = rows_module.Rows(path, COLUMNS, KEY)
-    rows.add(row("bsfl", 1))
+    rows_module.Rows(path, COLUMNS, KEY).add(row("bsfl", 1))
     whole = path.read_bytes()
     path.write_bytes(whole + b"bsfl,2,b,1.")
     again = rows_module.Rows(path, COLUMNS, KEY)
@@ -76,8 +75,7 @@ def test_sorting_orders_numbers_and_keeps_the_last_row_of_a_key(tmp_path: Path) 
 def test_a_new_column_is_empty_in_old_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows_module.Rows(path, COLUMNS, KEY).add(row("bsfl", 1))
-    rows = rows_module.Rows(path, (*COLUMNS, "joules"), KEY)
-    rows.add(row("bsfl", 2, "b") | {"joules": 7})
+    rows_module.Rows(path, (*COLUMNS, "joules"), KEY).add(row("bsfl", 2, "b") | {"joules": 7})
     assert [one["joules"] for one in rows_of(path)] == ["", "7"]
     with pytest.raises(ValueError, match="unknown columns joules"):
         rows_module.Rows(path, COLUMNS, KEY)
@@ -177,8 +175,7 @@ def test_the_first_round_with_the_other_arms_final_accuracy_on_the_same_seed() -
 def test_an_arm_that_never_has_the_accuracy_has_no_number_of_rounds() -> None:
     figure = _figure()
     records = {seed: {"record_at": [1, 9], "record": [0.2, 0.7]} for seed in (1, 2)}
-    results = _results(figure, {1: 0.7001, 2: math.nan}, records)
-    found = results.values("rounds_to.fedavg", "fedcm", "")
+    found = _results(figure, {1: 0.7001, 2: math.nan}, records).values("rounds_to.fedavg", "fedcm", "")
     assert found[1] == math.inf
     assert math.isnan(found[2])
 
@@ -190,8 +187,7 @@ def test_an_unknown_arm_is_refused() -> None:
 
 def test_a_run_counts_once_in_the_processor_time() -> None:
     """Two arms with the same selector are the same runs: one for each seed."""
-    figure = read_figure(FIGURE.format(other="fedavg").replace("fedcm-ts", "random"), "kim-table-5")
-    cells = cells_of(figure)
+    cells = cells_of(read_figure(FIGURE.format(other="fedavg").replace("fedcm-ts", "random"), "kim-table-5"))
     row = {"cpu_s": "1800", "outcomes": '{"accuracy_last10":0.5}', "curves": "{}"}
     results = Results(cells, [row | {FINGERPRINT: cell.fingerprint} for cell in cells])  # type: ignore[arg-type]
     assert (len(cells), sum(results.seconds.values())) == (4, 3600)

@@ -44,8 +44,7 @@ def test_shares_are_those_worked_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
         solver_runs, "anneal", lambda *_, kind, **__: (np.arange(1), alsa if kind == "alsa" else annealing)
     )
     monkeypatch.setattr(solver_runs, "steps_if_listed", lambda m, steps: 3)
-    scenario = load_scenario("fashion-500", {"selectors.bsfl.solver_steps": 10})
-    outcomes, _ = run_solvers(scenario, Search(pairs=2))
+    outcomes, _ = run_solvers(load_scenario("fashion-500", {"selectors.bsfl.solver_steps": 10}), Search(pairs=2))
     assert outcomes.pop("exact_above") in (0.0, 0.5, 1.0)
     assert outcomes == {
         "last_above": 1.0, "best_above": 0.0, "last_above_in_time": 0.0, "best_above_in_time": 0.0,

@@ -38,8 +38,7 @@ def figure() -> PaperFigure:
 
 def result_of(cohorts: list[list[int]]) -> RunResult:
     """Return a run with these cohorts, and the accuracies 0.1, 0.2, 0.3 and so on."""
-    history = make_history(cohorts, accuracy=[t / 10 for t in range(1, len(cohorts) + 1)])
-    return RunResult(history, [np.zeros(1)])
+    return RunResult(make_history(cohorts, accuracy=[t / 10 for t in range(1, len(cohorts) + 1)]), [np.zeros(1)])
 
 
 def scenario_of(selector: str, **keys: object) -> Scenario:

@@ -18,6 +18,7 @@ from fedsel_flwr.simulations import OwnData, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
+from tests.simulations.inprocess import distance
 
 FILE = '''
 import numpy as np
@@ -69,8 +70,7 @@ def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, without
     on_flower = simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())
     for other in (given, on_flower):
         assert [row.client_id for row in other.history.clients] == [row.client_id for row in named.history.clients]
-        for one, two in zip(other.arrays, named.arrays, strict=True):
-            np.testing.assert_allclose(one, two, atol=1e-5)
+        assert distance(other, named) <= 1e-5
 
 
 def test_each_seed_starts_from_its_own_parameters_and_torchs_state_stays(mine: Any) -> None:
@@ -147,8 +147,7 @@ def test_a_forward_pass_of_a_client_or_the_server_changes_no_other(mine: Any, wi
     keys = {"selector": "power-of-choice", "selectors.power-of-choice.candidates": 4, "rounds": 3}
     together = simulate(smoke(**keys), model=Counting, data=mine.data())
     one_by_one = simulate(smoke(**keys), engine="ray", model=Counting, data=mine.data())
-    for one, other in zip(together.arrays, one_by_one.arrays, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert distance(together, one_by_one) <= 1e-5
     assert [row.accuracy for row in together.history.rounds] == [row.accuracy for row in one_by_one.history.rounds]
 
 
@@ -196,8 +195,7 @@ def test_another_loss_and_another_metric(mine: Any) -> None:
         smoke(**{"training.learning_rate": 0.1}), model=mine.Net, data=mine.data(),
         objective=Objective(doubled, least_confidence),
     )  # fmt: skip
-    for one, two in zip(plain.arrays, result.arrays, strict=True):  # twice the loss at half the rate
-        np.testing.assert_allclose(one, two, atol=1e-5)
+    assert distance(plain, result) <= 1e-5  # twice the loss at half the rate
     assert 0.3 < result.history.rounds[-1].accuracy < 0.6
     assert result.history.rounds[-1].loss == pytest.approx(2 * plain.history.rounds[-1].loss, rel=1e-4)
 

@@ -54,8 +54,7 @@ def assert_partition(parts: Sequence[IntArray], num_clients: int, num_examples: 
 
 
 def assert_same(ours: Sequence[IntArray], theirs: Sequence[IntArray]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal([*ours], [*theirs])
 
 
 def drawn(kind: str, seed: int, labels: IntArray = MORE) -> Sequence[IntArray]:
@@ -221,8 +220,7 @@ def test_classes_follow_the_clients_own_draws() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_sizes_solve_the_quadratic_program(seed: int) -> None:
     """Against brute force: of all sets of clients with x > 0, the least-norm solution of Q x = d on that set."""
-    rng = np.random.default_rng(seed)
-    q = rng.dirichlet([0.5] * 3, size=7).T
+    q = np.random.default_rng(seed).dirichlet([0.5] * 3, size=7).T
     d = np.array([40, 50, 30])
     best, norm = None, np.inf
     for size in range(3, 8):
@@ -234,8 +232,7 @@ def test_the_sizes_solve_the_quadratic_program(seed: int) -> None:
         with pytest.raises(ParameterError, match="class"):
             least_norm_sizes(q, d)
         return
-    expected = [best.get(k, 0.0) for k in range(7)]
-    np.testing.assert_allclose(least_norm_sizes(q, d), expected, atol=0.05)
+    np.testing.assert_allclose(least_norm_sizes(q, d), [best.get(k, 0.0) for k in range(7)], atol=0.05)
 
 
 def test_every_class_is_handed_out_in_the_clients_shares() -> None:
