@@ -68,14 +68,14 @@ class Judge:
         return ""
 
 
+@dataclass
 class Oracle(Judge):
     """What CS-UCB and BSFL share: the history, K, n_k and sample means."""
 
-    def __init__(self, clients_per_round: int, max_latency: float) -> None:
-        self.m = clients_per_round
-        self.max_latency = max_latency
-        self.informed: set[int] = set()
-        self.rounds: list[PastRound] = []
+    m: int
+    max_latency: float
+    informed: set[int] = field(default_factory=set, init=False)
+    rounds: list[PastRound] = field(default_factory=list, init=False)
 
     def inform(self, clients: Iterable[int]) -> None:
         self.informed.update(int(client) for client in clients)
@@ -159,18 +159,14 @@ class CSUCBOracle(Oracle):
         return (sum(unplayed for unplayed, _ in members), sum(bound for _, bound in members))
 
 
+@dataclass(kw_only=True)
 class BSFLOracle(Oracle):
     """Ben Ami et al., Algorithm 1: the set that maximizes (13)."""
 
-    def __init__(
-        self, clients_per_round: int, max_latency: float, *, min_latency: float, alpha: float, beta: int,
-        data_weights: Sequence[float] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(clients_per_round, max_latency)
-        self.min_latency = min_latency
-        self.alpha = alpha
-        self.beta = beta
-        self.data_weights = data_weights
+    min_latency: float
+    alpha: float
+    beta: int
+    data_weights: Sequence[float] | None = None
 
     def reward(self, completed: bool, latency: float) -> float:
         """Return the speed tau_min/tau_k, at most 1; a failed client took tau_max."""

@@ -24,7 +24,6 @@ TIE = 1e-6
 
 
 def trace(name: str) -> list[dict[str, str]]:
-    """The rows of a trace."""
     with (recipe.FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 

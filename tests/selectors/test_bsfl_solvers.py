@@ -33,7 +33,6 @@ def instance(seed: int, num_clients: int = K) -> tuple[np.ndarray, np.ndarray]:
 
 
 def argmins(members: set[int], values: np.ndarray) -> set[int]:
-    """Return every member with the smallest value."""
     lowest = min(values[k] for k in members)
     return {k for k in members if values[k] == lowest}
 
@@ -165,7 +164,6 @@ def sweep_instance(kind: str, num_clients: int, rng: np.random.Generator) -> tup
 @pytest.mark.parametrize("kind", ["independent", "tied", "opposed"])
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0, 1e6])
 def test_as_the_plain_sweep(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over several slices of 2 or of 32 clients."""
     for seed in range(40):
         monkeypatch.setattr(bsfl_solvers, "SLICE", (2, 32)[seed % 2])
         rng = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.selectors.oracles import CSUCBOracle, World, follow
 from tests.selectors.rounds import play
 
 
+@dataclass(kw_only=True)
 class CSUCBQOracle(CSUCBOracle):
     """Xia et al., Algorithm 2: the set that maximizes (28); c is `fairness`, else it follows from (equal) sizes.
 
@@ -24,19 +26,13 @@ class CSUCBQOracle(CSUCBOracle):
     t, if c follows from data sizes and a newcomer changes their sum.
     """
 
-    def __init__(
-        self, clients_per_round: int, max_latency: float, *, queue_weight: float,
-        fairness: Mapping[int, float] | None = None, sizes: Mapping[int, float] | None = None,
-        fairness_scale: float = 0.5,
-    ) -> None:  # fmt: skip
-        super().__init__(clients_per_round, max_latency)
-        self.beta = queue_weight
-        self.fairness = fairness
-        self.sizes = sizes
-        self.scale = fairness_scale
-        self.first: dict[int, int] = {}  # client -> the first round in which it is registered
-        self.played: dict[int, set[int]] = {}  # observed round -> who was played in it, failed or not
-        self.rewards: dict[int, list[float]] = {}
+    queue_weight: float
+    fairness: Mapping[int, float] | None = None
+    sizes: Mapping[int, float] | None = None
+    fairness_scale: float = 0.5
+    first: dict[int, int] = field(default_factory=dict)  # client -> the first round in which it is registered
+    played: dict[int, set[int]] = field(default_factory=dict)  # observed round -> who was played in it, failed or not
+    rewards: dict[int, list[float]] = field(default_factory=dict)
 
     def inform(self, clients: Iterable[int]) -> None:
         """Register clients from the next round on."""
@@ -60,7 +56,7 @@ class CSUCBQOracle(CSUCBOracle):
             return self.fairness[client]
         roster = [k for k, first in self.first.items() if first <= t]
         sizes = self.sizes or dict.fromkeys(roster, 1.0)
-        share = self.scale * self.m * sizes[client] / sum(sizes[k] for k in roster)
+        share = self.fairness_scale * self.m * sizes[client] / sum(sizes[k] for k in roster)
         assert share < 1, "the cap below 1 is not one number; choose sizes that stay below it"
         return share
 
@@ -78,7 +74,7 @@ class CSUCBQOracle(CSUCBOracle):
         if rewards:
             bonus = math.sqrt(2 * math.log(len(self.rounds)) / len(rewards))
             optimistic = min(sum(rewards) / len(rewards) + bonus, 1.0)  # (26)
-        return ((1 - self.beta) * optimistic + self.beta * self.queue(client),)  # (28)
+        return ((1 - self.queue_weight) * optimistic + self.queue_weight * self.queue(client),)  # (28)
 
     def score(self, members: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         return (sum(value for (value,) in members),)  # (28)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.selectors.oracle_draws import frequencies, p_value
 from tests.selectors.oracles import TOLERANCE, Judge, World, follow, misplaced
 
 
+@dataclass
 class FedCMOracle(Judge):
     """What slow readings of both samplers share: every reward of every client, and the round number.
 
@@ -25,10 +28,9 @@ class FedCMOracle(Judge):
     integration.
     """
 
-    def __init__(self, clients_per_round: int) -> None:
-        self.m = clients_per_round
-        self.t = 0
-        self.rewards: dict[int, list[int]] = {}
+    m: int
+    t: int = 0
+    rewards: dict[int, list[int]] = field(default_factory=dict)
 
     def meet(self, num_clients: int, rng: np.random.Generator) -> None:
         self.quality = rng.permutation(np.linspace(0.1, 0.9, num_clients))
@@ -61,12 +63,11 @@ class FedCMOracle(Judge):
         return "; ".join(faults) or misplaced(scores, chosen, self.m) or self.fault_in_state()
 
 
+@dataclass
 class FedCMUCBOracle(FedCMOracle):
     """Kim et al., Algorithm 2, all indices refreshed every round."""
 
-    def __init__(self, clients_per_round: int) -> None:
-        super().__init__(clients_per_round)
-        self.initial: dict[int, float] = {}
+    initial: dict[int, float] = field(default_factory=dict)
 
     def register(self, client: int) -> str:
         self.rewards[client], self.initial[client] = [], float(self.state["mean"][client])
@@ -132,10 +133,7 @@ def chances(posteriors: Mapping[int, tuple[int, int]], m: int, cells: int = 400)
 
 
 ROUNDS = 150
-
-
-def build(name: str = "fedcm-ucb", **parameters: Any) -> Any:
-    return create(name, **{"clients_per_round": 2, "seed": 0} | parameters)
+build = partial(create, clients_per_round=2, seed=0)
 
 
 def play(selector: Any, available: list[int], kept: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> set[int]:
@@ -200,7 +198,7 @@ def test_the_oracle_finds_no_fault(seed: int, name: str, inform: bool) -> None:
 
 def test_initial_means_are_fair_coins_drawn_once() -> None:
     """1,000 clients: about half start at 1 (4 standard deviations are 63); telling of them again changes nothing."""
-    selector = build()
+    selector = build("fedcm-ucb")
     selector.inform(np.arange(1000))
     first = selector.state_dict()["mean"]
     assert set(first.tolist()) == {0.0, 1.0}

@@ -188,9 +188,7 @@ def test_every_choice_after_the_warm_up_is_the_brute_force_greedy_one(seed: int)
             discount[:] = 1.0
         else:
             sigma = dense.covariance(selector.state_dict()["embedding"].T, 0.01)
-            expected = dense.greedy(
-                sigma, sizes / sizes.sum(), discount.tolist(), available.tolist(), min(3, available.size)
-            )
+            expected = dense.greedy(sigma, sizes / sizes.sum(), discount, available, min(3, available.size))
             assert chosen.tolist() == sorted(expected)
             discount[expected] *= 0.7
             decided += available.size > 3

@@ -27,6 +27,7 @@ class PastRound:
     loss: float = math.nan
 
 
+@dataclass
 class GPFLOracle(Judge):
     """A slow reading of Algorithm 1 with GPCB (6) deciding; numbers in brackets are the paper's equations.
 
@@ -34,20 +35,17 @@ class GPFLOracle(Judge):
     a round that is never observed (nobody available, or no report): the rewards (5) stand, as in the selector.
     """
 
-    def __init__(
-        self, clients_per_round: int, total_rounds: int, *, rho: float = 1.0, loss_sign: str = "corrected",
-        exploration: float | None = None, spread: float = 1.0,
-    ) -> None:  # fmt: skip
-        self.m = clients_per_round
-        self.total_rounds = total_rounds
-        self.rho = rho
-        self.exploration = exploration
-        self.loss_sign = loss_sign
-        self.spread = spread  # of the clients' projections, which differ and drift
-        self.rounds: list[PastRound] = []
-        self.registered: set[int] = set()
-        self.left: dict[int, int] = {}  # the new name of a forgotten client -> the index in `rounds` where it is gone
-        self.accuracy, self.loss = 0.1, 2.3
+    m: int
+    total_rounds: int
+    rho: float = 1.0
+    loss_sign: str = "corrected"
+    exploration: float | None = None
+    spread: float = 1.0  # of the clients' projections, which differ and drift
+    rounds: list[PastRound] = field(default_factory=list)
+    registered: set[int] = field(default_factory=set)
+    left: dict[int, int] = field(default_factory=dict)  # new name of a forgotten client -> where in `rounds` it ends
+    accuracy: float = 0.1
+    loss: float = 2.3
 
     def meet(self, num_clients: int, rng: np.random.Generator) -> None:
         self.level = rng.normal(0, self.spread, num_clients)
@@ -71,9 +69,8 @@ class GPFLOracle(Judge):
 
     def observe(self, report: Any) -> None:
         past = self.rounds[-1]
-        past.rows = list(
-            zip(report.clients.tolist(), report.completed.tolist(), report.projection.tolist(), strict=True)
-        )
+        columns = (report.clients, report.completed, report.projection)
+        past.rows = list(zip(*(column.tolist() for column in columns), strict=True))
         past.accuracy, past.loss = report.global_accuracy, report.global_loss
 
     def plays(self, client: int) -> int:

@@ -29,7 +29,6 @@ class Ball:
 
     @property
     def mean(self) -> Point:
-        """Return the mean reward vector."""
         return average(self.rewards) if self.rewards else self.prior
 
     def uncertainty(self, coefficient: float) -> float:
@@ -38,10 +37,10 @@ class Ball:
 
 
 def average(points: Sequence[Point]) -> Point:
-    """Return the mean of some points."""
     return tuple(sum(values) / len(points) for values in zip(*points, strict=True))
 
 
+@dataclass
 class PCZFLOracle(Judge):
     """A slow reading of Algorithm 1 with warm-up and cap: a list of balls, each with every reward it ever got.
 
@@ -53,20 +52,16 @@ class PCZFLOracle(Judge):
 
     m = 3  # for the world: fewer may be there
 
-    def __init__(
-        self, uncertainty: float, *, warmup_rounds: int = 0, clients_per_round: int | None = None,
-        energy_noise: float = 0.05,
-    ) -> None:  # fmt: skip
-        self.coefficient = uncertainty
-        self.warmup_rounds = warmup_rounds
-        self.cap = clients_per_round
-        self.energy_noise = energy_noise
-        self.t = 0
-        self.balls = [Ball(centre=(0.5, 0.5), radius=1.0, prior=(0.0, 0.0))]
-        self.context: dict[int, Point] = {}
-        self.chosen: dict[int, list[int]] = {}  # chosen ball -> its selected clients, of the round judged last
-        self.shared = 0  # rounds in which a client was in two domains
-        self.ambiguous = 0
+    uncertainty: float
+    warmup_rounds: int = 0
+    clients_per_round: int | None = None
+    energy_noise: float = 0.05
+    t: int = 0
+    balls: list[Ball] = field(default_factory=lambda: [Ball(centre=(0.5, 0.5), radius=1.0, prior=(0.0, 0.0))])
+    context: dict[int, Point] = field(default_factory=dict)
+    chosen: dict[int, list[int]] = field(default_factory=dict)  # ball -> its clients, of the round judged last
+    shared: int = 0  # rounds in which a client was in two domains
+    ambiguous: int = 0
 
     def meet(self, num_clients: int, rng: np.random.Generator) -> None:
         """Accuracy grows to a level of each client's own, energy is a draw plus a round's noise."""
@@ -93,7 +88,7 @@ class PCZFLOracle(Judge):
 
     def upper_bound(self, ball: Ball) -> Point:
         """Return mean + u_B + r_B (4)."""
-        return tuple(mean + ball.uncertainty(self.coefficient) + ball.radius for mean in ball.mean)
+        return tuple(mean + ball.uncertainty(self.uncertainty) + ball.radius for mean in ball.mean)
 
     def significance(self, ball: Ball) -> Point:
         """Return r_B + the minimum over all balls of their bound and distance (5)."""
@@ -129,8 +124,8 @@ class PCZFLOracle(Judge):
         front = self.front(available)
         candidates = {client for clients in front.values() for client in clients}
         size = len(candidates)
-        if self.cap is not None and self.t > self.warmup_rounds:
-            size = min(self.cap, size)
+        if self.clients_per_round is not None and self.t > self.warmup_rounds:
+            size = min(self.clients_per_round, size)
         self.decided += len(candidates) < len(available)
         kept = {i: [client for client in clients if client in chosen] for i, clients in front.items()}
         self.chosen = {i: clients for i, clients in kept.items() if clients}
@@ -148,7 +143,7 @@ class PCZFLOracle(Judge):
             answered = [client for client in sorted(self.chosen[i]) if client in new]
             if not answered:
                 continue
-            if ball.uncertainty(self.coefficient) <= ball.radius:  # with the count before this round
+            if ball.uncertainty(self.uncertainty) <= ball.radius:  # with the count before this round
                 self.balls.append(child(ball, [self.context[client] for client in answered]))
             ball.rewards.append(average([new[client] for client in answered]))
         self.context.update(new)
@@ -241,9 +236,8 @@ def test_rounds_by_hand() -> None:
         {0: (0.85, 0.9), 1: (0.6, 0.6), 2: (0.8, 0.4)},
         {0: (0.5, 0.5)},
     ]
-    contexts = {0: (0.1, 0.9), 1: (0.1, 0.6), 2: (0.1, 0.3)}
     selector = build()
-    inform(selector, contexts)
+    inform(selector, {0: (0.1, 0.9), 1: (0.1, 0.6), 2: (0.1, 0.3)})
     for t, given in enumerate(rewards, start=1):
         assert play(selector, [2, 0, 1], given) == set(given), f"round {t}"
     balls = selector.state_dict()
@@ -317,8 +311,7 @@ def test_a_round_without_an_answer_changes_no_ball() -> None:
     """Everybody failed: the state is as before but for the chosen balls, which wait no longer."""
     selector, rng, everybody = build(), np.random.default_rng(1), np.arange(9)
     for _ in range(5):
-        rewards: Rewards = {k: (float(rng.uniform(0.1, 0.3)), float(rng.uniform())) for k in range(9)}
-        play(selector, everybody, rewards)
+        play(selector, everybody, {k: (float(rng.uniform(0.1, 0.3)), float(rng.uniform())) for k in range(9)})
     before = selector.state_dict()
     assert len(before["radius"]) > 1
     chosen = selector.select(everybody)

@@ -148,8 +148,7 @@ def test_sets_have_the_chances_of_an_enumeration(epsilon: float, available: Iter
     selector = greedy(clients_per_round=3, exploration=epsilon, exploration_decay=1.0)
     oracle = PiscesOracle(3, [1.0] * 8)
     selector.inform(np.arange(8), num_examples=np.ones(8))
-    stories: list[tuple[list[int], dict[int, float]]] = [([0, 1, 2], {0: 1.0, 1: 3.0, 2: 2.0}), ([3], {3: 0.5})]
-    for here, losses in [*stories, ([7], {}), ([7], {})]:
+    for here, losses in [([0, 1, 2], {0: 1.0, 1: 3.0, 2: 2.0}), ([3], {3: 0.5}), ([7], {}), ([7], {})]:
         chosen = selector.select(np.array(here))
         told = rounds.report(chosen, dict.fromkeys(losses, 1.0), rms_loss=losses, staleness={1: 3.0, 0: 0, 2: 1, 3: 0})
         oracle.t += 1
@@ -162,9 +161,8 @@ def test_sets_have_the_chances_of_an_enumeration(epsilon: float, available: Iter
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_choices_are_those_of_a_recount(seed: int, epsilon: float) -> None:
     """200 rounds with failures, spares, absences, newcomers, clients that are forgotten, and unobserved rounds."""
-    sizes = [float(5 + 7 * k % 40) for k in range(12)]
     selector = build(clients_per_round=3, exploration=epsilon, exploration_min=epsilon, seed=seed)
-    oracle = PiscesOracle(3, sizes)
+    oracle = PiscesOracle(3, [float(5 + 7 * k % 40) for k in range(12)])
     world = World(num_clients=12, newcomers={0: 20, 5: 60}, failure=0.3)
     assert follow(selector, oracle, world=world, rounds=200, seed=seed, forget_every=25) == []
     assert oracle.decided > 100
