@@ -48,8 +48,6 @@ class Clock:
 
 
 class Recorder(nn.Module):
-    """A linear model that keeps the batches it is shown."""
-
     def __init__(self, features: int = 1, classes: int = 2) -> None:
         super().__init__()
         self.layer, self.seen = nn.Linear(features, classes), list[npt.NDArray[np.float32]]()

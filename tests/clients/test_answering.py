@@ -232,10 +232,9 @@ def test_an_answer_costs_the_examples_that_it_reads(names: str, read: int, train
     sketch 64 more; what asks for nothing that clients answer is evaluated on the test examples all the same.
     """
     batch = {600: {}, 1800: {"local_epochs": 3}, 150: {"local_steps": 3, "batch_size": 50}}[trained]
-    settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 60} | batch)
     if trained == 150:
         read -= 10 * ("batch_loss" in names and not {"loss", "rms_loss", "gradient"} & asked_columns(names))
-    one, passes = client(settings=settings), read / trained
+    one, passes = client(settings=TrainingSettings(**{"learning_rate": 0.1, "batch_size": 60} | batch)), read / trained
     numbers = 5000 if "gradient" in names else 64 * (names != "sketch")
     fitted = one.fit(GLOBAL, {"round": 2, "needs": names})[2]
     probed = one.evaluate(GLOBAL, {"round": 2, "probe": names})[2]

@@ -89,8 +89,6 @@ def told(metrics: dict[str, Any], kind: str = "train") -> MetricRecord:
 
 
 class Client(NumPyClient):
-    """A client of the legacy API."""
-
     def __init__(self, metrics: dict[str, Any]) -> None:
         self.metrics = metrics
 

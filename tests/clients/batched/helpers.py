@@ -138,7 +138,6 @@ def odd() -> nn.Module:
 
 
 def dropping() -> nn.Module:
-    """A perceptron with dropout of inputs and units."""
     return nn.Sequential(
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 10)
     )
@@ -151,7 +150,6 @@ def unbiased() -> nn.Module:
 
 
 def built(name: str) -> Callable[[], nn.Module]:
-    """The builder of one of our architectures."""
     return lambda: build_model(name, (1, 8, 8), 10, 0)
 
 

@@ -18,18 +18,7 @@ from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import REGRESSION, Objective, Reduction, fraction_correct, get_arrays
 from tests.clients.batched import helpers as models
-from tests.clients.batched.helpers import (
-    COMPILES,
-    SETTINGS,
-    SIZES,
-    built,
-    check_against_loop,
-    generators,
-    one_by_one,
-    seeded,
-    settings_of,
-    world,
-)
+from tests.clients.batched.helpers import COMPILES, SETTINGS, built, check_against_loop, seeded, settings_of, world
 
 BOTH = ("manual", "vmap")
 IMAGES = {models.vgg: (1, 32, 32), models.odd: (1, 28, 28)}
@@ -117,9 +106,12 @@ def test_the_loop_is_the_loop_and_repeated_runs_are_equal_to_the_last_bit() -> N
     start = get_arrays(model)
 
     def runs(backend: Backend) -> Any:
-        return BatchedTrainer(model, settings_of(), backend=backend).train(start, examples, generators())
+        return BatchedTrainer(model, settings_of(), backend=backend).train(start, examples, models.generators())
 
-    pairs = ((runs("sequential"), one_by_one(model, start, examples, settings_of())), (runs("auto"), runs("auto")))
+    pairs = (
+        (runs("sequential"), models.one_by_one(model, start, examples, settings_of())),
+        (runs("auto"), runs("auto")),
+    )
     for one, other in pairs:
         assert all(np.array_equal(a, b) for a, b in zip([*one[0], one[1]], [*other[0], other[1]], strict=True))
 
@@ -130,8 +122,8 @@ def test_the_loop_is_the_loop_and_repeated_runs_are_equal_to_the_last_bit() -> N
 def test_on_another_device(build: Callable[[], nn.Module], held: bool) -> None:
     model, examples = seeded(build).double(), world()
     there = Examples(*examples.to(torch.device("cuda")), examples.rows) if held else examples
-    found = BatchedTrainer(model, settings_of(), device="cuda").train(get_arrays(model), there, generators())
-    here = BatchedTrainer(model, settings_of()).train(get_arrays(model), examples, generators())
+    found = BatchedTrainer(model, settings_of(), device="cuda").train(get_arrays(model), there, models.generators())
+    here = BatchedTrainer(model, settings_of()).train(get_arrays(model), examples, models.generators())
     for a, b in zip([*found[0], found[1]], [*here[0], here[1]], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-10)
-        assert len(a) == len(SIZES)
+        assert len(a) == len(models.SIZES)
