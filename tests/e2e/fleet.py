@@ -93,7 +93,6 @@ class Fleet:
         return dict(self.trainings(name))[round]
 
     def kill(self, name: str, sign: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a SuperNode and wait for its end."""
         self.nodes[name].send_signal(sign)
         self.nodes[name].wait(60)
 
@@ -120,11 +119,9 @@ class Fleet:
             os.kill(pid, signal.SIGKILL)
 
     def log(self, name: str) -> str:
-        """What a SuperNode, the SuperLink or a run has said."""
         return (self.deployment.folder / "log" / name).read_text(encoding="utf-8", errors="replace")
 
     def run(self, api: str, *, rounds: int = 5, timeout_s: float = 150.0, **options: Any) -> Run:
-        """Submit a run of the app."""
         for seen in self._orders("any").parent.glob("*.seen"):
             seen.unlink()
         name = f"run-{len(self.runs) + 1}-{api}"
@@ -173,7 +170,6 @@ class Run:
 
     @property
     def log(self) -> str:
-        """What the run has said."""
         return self._fleet.log(self._name)
 
     def wait(self, timeout: float) -> list[dict[str, Any]]:
@@ -182,7 +178,6 @@ class Run:
         return self.rounds
 
     def wait_for_round(self, number: int, timeout: float) -> dict[str, Any]:
-        """Wait until a round has finished."""
         wait_until(
             lambda: len(self.rounds) >= number or self.process.poll() is not None,
             timeout,

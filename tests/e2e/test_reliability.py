@@ -103,9 +103,6 @@ def test_a_new_supernode_joins(fleet: Fleet, api: str) -> None:
     check_statistics(rounds, BSFL["min_latency"])
 
 
-# ---- registered SuperNodes whose clients claim to be somebody else --------------------------------------------------
-
-
 def test_an_impostor_of_an_absent_client_does_not_get_his_row(fleet: Fleet, api: str) -> None:
     run = fleet.run(api, rounds=8, **ALL_FOUR)
     before = run.wait_for_round(1, 400)
@@ -168,9 +165,6 @@ def test_a_run_that_all_supernodes_leave_ends_with_the_reason_and_goes_on_when_t
     check_whole(run.resumed(), before)
 
 
-# ---- rounds that do not wait -----------------------------------------------------------------------------------------
-
-
 def test_buffered_rounds_go_on_while_a_node_works_and_after_each_killed_server(fleet: Fleet) -> None:
     """Three nodes are quick, n3 takes 20 s: the rounds do not wait, and its update counts with its staleness.
 
@@ -200,9 +194,6 @@ def test_buffered_rounds_go_on_while_a_node_works_and_after_each_killed_server(f
     assert max(slow) >= 3
     # No update counts twice: a client has trained at least as often as the history has it.
     assert all(sum(row["client_id"] == name for row in rows) <= len(fleet.trainings(name)) for name in (*NODES, "n3"))
-
-
-# ---- a slow, a frozen and a dead site --------------------------------------------------------------------------------
 
 
 def test_nobody_waits_for_one_site_and_a_killed_server_repeats_no_written_training(fleet: Fleet) -> None:

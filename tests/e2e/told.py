@@ -12,7 +12,6 @@ Rounds = list[dict[str, Any]]
 
 
 def client(round: dict[str, Any], name: str) -> dict[str, Any]:
-    """A client's row in a round."""
     (row,) = [row for row in round["clients"] if row["client_id"] == name]
     return dict(row)
 

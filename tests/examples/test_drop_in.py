@@ -59,9 +59,6 @@ def grid_of(app: ClientApp, slow: float = 0.0) -> FakeGrid:
     return FakeGrid({k + 1: AppNode(app, k, slow if k == 0 else 0.0) for k in range(10)})  # type: ignore[misc]
 
 
-# ---- both apps, in this process ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("server", "client"), [("before", "before"), ("after", "after"), ("after", "before")])
 def test_both_apps_learn(
     server: str, client: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -107,9 +104,6 @@ def test_the_selector_learns_with_and_without_the_mod(mods: list[Any]) -> None:
     assert asked.total() == 60
     assert 2 <= asked["1"] <= 4, asked  # by chance it would be 6; once because nothing is learnt from its first time
     assert all(math.isnan(row.transfer_s) == (not mods) for row in strategy.history.clients)
-
-
-# ---- both apps, as the page runs them ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,6 @@ def test_an_app_prints_what_its_page_shows(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("app", APPS)
 def test_flwr_run_from_the_apps_folder(app: str, tmp_path: Path) -> None:
-    """As its page says."""
     page = blocks(ROOT / "examples" / app / "README.md")
     commands = [words for block in page if block.language == "sh" for words in block.commands()]
     ((_, run, here, *options),) = [words for words in commands if words[0] == "flwr"]

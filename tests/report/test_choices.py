@@ -47,11 +47,10 @@ def test_a_late_or_failed_client_lasts_max_latency() -> None:
 
 
 def play(name: str, own: Fleet, m: int, seed: int = 1) -> tuple[FloatArray, BoolArray]:
-    params = selector_parameters(name, own, m, {}, 15.0)
     seconds, completed = own.draw(200, np.random.default_rng(seed))
     number = len(own.log_means)
     columns = {"local_accuracy": np.full(number, 0.5), "num_examples": own.num_examples}
-    chooser = create(name, **params, seed=seed)
+    chooser = create(name, **selector_parameters(name, own, m, {}, 15.0), seed=seed)
     chooser.inform(np.arange(number), num_examples=own.num_examples)
     return seconds, select_rounds(chooser, seconds, completed, [np.arange(number)] * 200, columns)
 

@@ -217,9 +217,8 @@ def test_another_suffix_and_no_run_are_refused(plot: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_single_panel_has_every_selector(panel: str, tmp_path: Path) -> None:
-    found_by = judged(bsfl=(8.0, 9.0), cs=(12.0, 11.0))
     runs = runs_of(["bsfl", "cs", "random"], 2)
-    image = drawn(runs, tmp_path / "panel.png", verdict=found_by, panel=panel)
+    image = drawn(runs, tmp_path / "panel.png", verdict=judged(bsfl=(8.0, 9.0), cs=(12.0, 11.0)), panel=panel)
     assert all(found(image, colour).sum() > 100 for colour in COLOURS[:2])
     # The reference has no ratio to itself.
     assert found(image, COLOURS[2]).any() == (panel in ("accuracy", "selections"))

@@ -104,9 +104,8 @@ def test_the_factors_of_time_and_energy_and_the_megabytes_to_the_target() -> Non
 )
 def test_the_worst_tenth_of_the_clients(accuracies: Any, expected: float) -> None:
     """Of 21 clients three: 0, .05 and .1."""
-    history = make_history([[0]], accuracy=[0.5])
     options = {"target_accuracy": 0.5, "client_accuracies": accuracies}
-    run = summarize(history, selector="x", seed=1, num_clients=3, **options)
+    run = summarize(make_history([[0]], accuracy=[0.5]), selector="x", seed=1, num_clients=3, **options)
     assert run.worst_tenth == pytest.approx(expected, nan_ok=True)
 
 

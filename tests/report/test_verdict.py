@@ -194,7 +194,6 @@ def test_a_pair_without_a_ratio_is_decided_by_signs() -> None:
 
 
 def test_the_profile_has_each_selector_at_each_target() -> None:
-    runs = runs_of(0.8)
     times = {0.8: {"random": {0: 4.0, 1: 5.0}, "fast": {0: 2.0, 1: NEVER}}}
-    found = verdict(runs, "random", 0.9, times=times).profile
+    found = verdict(runs_of(0.8), "random", 0.9, times=times).profile
     assert [(one.selector, one.reached, one.pairs) for one in found[0.8]] == [("fast", 1, 2)]

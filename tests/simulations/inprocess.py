@@ -99,8 +99,6 @@ def play(
 
 
 class AppNode(FakeNode):
-    """A node that answers with a ``ClientApp``."""
-
     def __init__(self, app: ClientApp, partition_id: int) -> None:
         super().__init__(ProbeProxy(str(partition_id), partition_id))
         self._app = app

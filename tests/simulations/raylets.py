@@ -77,8 +77,7 @@ class Cluster:
             sys.executable, "-c", ASKING, self.address, folder=self._folder / "told", cwd=ROOT, env=CLEAN
         ) as asking:
             assert asking.wait(60) == 0, asking.stderr
-            told: dict[str, Any] = json.loads(asking.stdout.splitlines()[-1])
-            return told
+            return json.loads(asking.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def watched(self, look: Callable[[int], Iterable[Any]]) -> Iterator[set[Any]]:
@@ -123,7 +122,6 @@ class Cluster:
         return [line for command in self.commands for line in command.left(10.0)]
 
     def kill(self) -> None:
-        """End whatever there is."""
         for command in self.commands:
             command.kill()
         shutil.rmtree(self._sessions, ignore_errors=True)

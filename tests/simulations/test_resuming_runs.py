@@ -149,7 +149,6 @@ def fedsel(folder: Path, *argv: str, after: int | None = None, seconds: float = 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("api", "base"), [("legacy", "fedadam"), ("message", "fedadam"), ("message", "fedavg")])
 def test_on_ray_killed_again_and_again(api: str, base: str, tmp_path: Path) -> None:
-    """Three times at random moments, each time resumed in the same folder."""
     keys = ("--set", f"api={api}", "--set", f"aggregation.base={base}", "--selector", "fedcm-ts")
     argv: tuple[str, ...] = ("run", "smoke", "--rounds", "10", "--num-cpus", "2", *keys)
     straight = fedsel(tmp_path / "straight", *argv)

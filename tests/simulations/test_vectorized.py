@@ -246,7 +246,6 @@ def test_the_api_of_a_scenario_decides_nothing() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_budget_ends_the_run_and_what_flower_counts_after_it_leaves_no_trace(way: str) -> None:
-    """Evaluated are every second round, and the one that ends the run."""
     scenario = _scenario("cs-ucb", 9, evaluation_every=2)
     whole = simulate(scenario, engine="vectorized").history
     limit = (whole.rounds[3].simulated_s + whole.rounds[4].simulated_s) / 2  # used up in round 5

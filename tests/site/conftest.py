@@ -16,7 +16,6 @@ if str(EXTENSIONS) not in sys.path:
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The folder of the site."""
     folder = Path(os.environ.get("FEDSEL_SITE", ROOT / "docs" / "_build" / "html"))
     if not (folder / "index.html").is_file():
         pytest.fail(f"there is no site in {folder}: build it with make docs")

@@ -32,9 +32,6 @@ def test_the_page_lists_exactly_the_keys_of_the_schema() -> None:
     assert all(key.default and key.range and key.meaning for key in KEYS.values())
 
 
-# ---- the ranges are those that the code enforces ---------------------------------------------------------------------
-
-
 def probes(words: str, whole: bool) -> Iterator[tuple[float, bool]]:
     """Values at and just beyond the limits of a range, and whether they are allowed."""
     step = 1.0 if whole else 1e-6
@@ -96,9 +93,6 @@ def test_the_code_enforces_the_range_of_a_key(key: Key) -> None:
 def test_the_code_enforces_the_choices_of_a_key(name: str) -> None:
     assert [one for one in CHOICES[name] if refusal(name, one)] == []
     assert refusal(name, "no such choice")
-
-
-# ---- where else the texts are shown ----------------------------------------------------------------------------------
 
 
 def test_show_prints_the_meaning_of_each_key(fedsel: Any) -> None:

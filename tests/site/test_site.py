@@ -39,8 +39,6 @@ LOADED = {"script": "src", "img": "src", "link": "href", "source": "src", "ifram
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """The address of a server of the site."""
-
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args: object) -> None:
             pass

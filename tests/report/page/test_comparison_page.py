@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsel_flwr.cli import main
+from fedsel_flwr.report.page import document
 from fedsel_flwr.report.page.comparison_page import comparison_document
 from fedsel_flwr.report.page.document import write_page
 from fedsel_flwr.report.paired import paired_effects
@@ -183,14 +185,13 @@ def test_choices_are_those_of_the_clients(browser: Browser, folder: Path) -> Non
         order = {client: place for place, client in enumerate(latency.sort_values().index)}
         cells = opened.rows("map")
         assert sum(row["selections"] for row in cells) == len(clients["oort"])
-        expected = {(order[row.client], row.round) for row in clients["oort"].itertuples()}
         found = {
             (place, number)
             for row in cells
             for place in range(row["place"], row["place_end"])
             for number in range(row["round"], row["round_end"])
         }
-        assert expected == found
+        assert found == {(order[row.client], row.round) for row in clients["oort"].itertuples()}
 
 
 def test_a_tooltip_of_the_map_names_whole_groups(browser: Browser, folder: Path) -> None:
@@ -286,21 +287,16 @@ def test_menus_hide_select_and_remember(browser: Browser, folder: Path) -> None:
         assert opened.faults == []
 
 
-def test_a_menu_exchanges_the_scenario(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fedsel_flwr.cli import main
-
+def test_a_menu_exchanges_the_scenario(browser: Browser, tmp_path_factory: pytest.TempPathFactory, fedsel: Any) -> None:
     place = tmp_path_factory.mktemp("two")
     for number in (3, 5):
         changes = {"rounds": 8, "engine": "vectorized", "target_rounds": 2, "clients_per_round": number}
         compare(load_scenario("smoke", changes), ["bsfl", "random"], seeds=[4, 5], folder=place / f"of-{number}")
     # A selector and a seed that only the second scenario has.
     compare(load_scenario("smoke", changes), ["oort"], seeds=[4, 5, 6], folder=place / "more")
-    folders, out = [str(place / name) for name in ("of-3", "of-5", "more")], place / "out"
-    assert main(["report", *folders, "--out", str(out)]) == 0
+    folders, out = [place / name for name in ("of-3", "of-5", "more")], place / "out"
     names = ["smoke clients_per_round=3", "smoke clients_per_round=5"]
-    printed = capsys.readouterr().out
+    printed = fedsel("report", *folders, "--out", out)
     assert [f"scenario {name}\n" in printed for name in names] == [True, True]
     assert {path.name for path in out.iterdir()} == {"smoke-1", "smoke-2", "report.html"}
     with browser.open(out / "report.html", "#seed=5&axis=rounds") as opened:
@@ -364,9 +360,6 @@ def test_axe_finds_nothing_serious(browser: Browser, folder: Path, width: int, d
 def test_without_the_packages_the_command_says_how_to_get_the_page(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedsel_flwr.cli import main
-    from fedsel_flwr.report.page import document
-
     monkeypatch.setattr(document, "PACKAGES", ("altair", "no_such_package"))
     assert main(["report", str(folder), "--out", str(tmp_path)]) == 0
     told = capsys.readouterr()
@@ -376,12 +369,12 @@ def test_without_the_packages_the_command_says_how_to_get_the_page(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_command_of_the_page_repeats_its_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsel_flwr.cli import main
-
+def test_a_command_of_the_page_repeats_its_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any
+) -> None:
     command = "fedsel run bsfl-seed2/scenario.toml"
     assert f"{command}\n" in (folder / "report.html").read_text()
     monkeypatch.chdir(folder)
-    assert main([*command.split()[1:], "--quiet", "--runs-dir", str(tmp_path)]) == 0
+    fedsel(*command.split()[1:], "--quiet", "--runs-dir", tmp_path)
     (rounds,) = tmp_path.rglob("rounds.parquet")
     assert rounds.read_bytes() == (folder / "bsfl-seed2" / "rounds.parquet").read_bytes()

@@ -47,7 +47,6 @@ def check_drawn(opened: Opened) -> None:
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
 def test_labels_are_data_and_draw_all_charts(labels: list[str], browser: Browser, tmp_path: Path) -> None:
-    """Labels that look like markup, code, paths of properties, or formulas."""
     assert [check_label(label) for label in labels if "/" not in label] == [one for one in labels if "/" not in one]
     text = " ".join(labels)
     facts = made_facts(labels, 2, 180, text=text)
@@ -88,11 +87,10 @@ def test_the_policy_allows_only_the_two_scripts() -> None:
     head = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.+?)">', text)
     assert head is not None
     assert text.index("Content-Security-Policy") < text.index("<style>")
-    policy = dict(one.strip().split(" ", 1) for one in head[1].replace("&#39;", "'").split(";"))
     scripts = re.findall(r'<script type="module">(.*?)</script>', text, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     assert len(scripts) == 2
-    assert policy == {
+    assert dict(one.strip().split(" ", 1) for one in head[1].replace("&#39;", "'").split(";")) == {
         "default-src": "'none'", "script-src": " ".join(f"'sha256-{one}'" for one in hashes),
         "style-src": "'unsafe-inline'", "img-src": "data: blob:", "base-uri": "'none'", "form-action": "'none'",
     }  # fmt: skip

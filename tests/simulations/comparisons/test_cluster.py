@@ -22,16 +22,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import RunsProgress
 from fedsel_flwr.simulations import Comparison, compare, engine
 from fedsel_flwr.simulations.comparisons import cluster
-from fedsel_flwr.simulations.comparisons.cluster import (
-    RETRIES,
-    Cluster,
-    Outcome,
-    _node_names,
-    pack_run,
-    play_on_node,
-    receive,
-    unpack_run,
-)
+from fedsel_flwr.simulations.comparisons.cluster import RETRIES, Cluster, pack_run, play_on_node, receive, unpack_run
 from fedsel_flwr.simulations.comparisons.parallel_runs import Job, Report
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
@@ -298,7 +289,7 @@ def test_what_cannot_be_sent_is_refused(connection: FakeRay, monkeypatch: pytest
 
 def test_nodes_of_the_same_name_are_told_apart() -> None:
     nodes = [{"NodeID": f"{k}abcdefgh", "NodeManagerHostname": name} for k, name in enumerate(("a", "b", "b"))]
-    assert list(_node_names(nodes).values()) == ["a", "b 1abcde", "b 2abcde"]
+    assert list(cluster._node_names(nodes).values()) == ["a", "b 1abcde", "b 2abcde"]
 
 
 # ---- what comes back -------------------------------------------------------------------------------------------------
@@ -370,7 +361,7 @@ def test_an_error_of_the_users_code_comes_back_with_the_rounds(here: Path) -> No
     (here / "mine.py").write_text(BREAKING)
     (here / "broken").touch()
     one = job(here / "study", f"{here / 'mine.py'}:Mine")
-    outcome: Outcome = play_on_node((one, {}), OPTIONS, lambda rounds: None)
+    outcome: cluster.Outcome = play_on_node((one, {}), OPTIONS, lambda rounds: None)
     assert isinstance(outcome.error, RunError)
     assert "the run of 'Mine' on seed 1 failed: ValueError: broken as asked (mine.py, line" in str(outcome.error)
     assert "ValueError: broken as asked" in outcome.log

@@ -92,9 +92,8 @@ def test_what_was_broken_off_goes_on(here: Path, fedsel: Any) -> None:
     (folder,) = (here / "runs").iterdir()
     (here / "broken").unlink()
     fedsel("compare", "--resume", folder, "--jobs", "1", "--json", "--trust")
-    whole = Comparison.load(folder)
     alone = compare(smoke(5, training__learning_rate=0.05), ["bsfl", f"{here / 'mine.py'}:Mine"], seeds=1)
-    rounds = {run.selector: repr(run.history.rounds) for run in whole.runs}
+    rounds = {run.selector: repr(run.history.rounds) for run in Comparison.load(folder).runs}
     assert rounds == {run.selector: repr(run.history.rounds) for run in alone.runs}
     assert "ValueError: broken as asked" in (folder / "flower.log").read_text()
 

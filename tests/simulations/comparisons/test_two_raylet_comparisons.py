@@ -170,9 +170,8 @@ def test_own_code_and_data_travel(cluster: Cluster, tmp_path: Path) -> None:
         np.savez(home / "examples.npz", **sets)
         own = ("--set", "model.name=./mine.py:Net,data.dataset=./mine.py:examples")
         argv = ("compare", "smoke", "--selectors", "./mine.py:Mine,bsfl", "--seeds", "2", "--rounds", "6", *own)
-        place = played(home, *argv, *options)
         places[name] = tmp_path / f"{name}-runs"
-        shutil.move(place, places[name])
+        shutil.move(played(home, *argv, *options), places[name])
         shutil.rmtree(home)
     mine, theirs = results(places["here"]), results(places["there"])
     different = {name for name in mine if mine[name] != theirs.get(name)}

@@ -64,9 +64,8 @@ class FakeRay:
         self.connected = False
 
     def get_runtime_context(self) -> Any:
-        devices = {"GPU": []}
         return SimpleNamespace(
-            get_node_id=lambda: "node", get_job_id=lambda: self.job, get_accelerator_ids=lambda: devices
+            get_node_id=lambda: "node", get_job_id=lambda: self.job, get_accelerator_ids=lambda: {"GPU": []}
         )
 
     def put(self, value: Any) -> int:

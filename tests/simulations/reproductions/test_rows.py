@@ -173,9 +173,8 @@ def test_the_first_round_with_the_other_arms_final_accuracy_on_the_same_seed() -
 
 
 def test_an_arm_that_never_has_the_accuracy_has_no_number_of_rounds() -> None:
-    figure = _figure()
     records = {seed: {"record_at": [1, 9], "record": [0.2, 0.7]} for seed in (1, 2)}
-    found = _results(figure, {1: 0.7001, 2: math.nan}, records).values("rounds_to.fedavg", "fedcm", "")
+    found = _results(_figure(), {1: 0.7001, 2: math.nan}, records).values("rounds_to.fedavg", "fedcm", "")
     assert found[1] == math.inf
     assert math.isnan(found[2])
 

@@ -27,9 +27,8 @@ BASE = "cifar-10-batches-py"
 def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: list[str]) -> dict[str, bytes]:
     """The files of a CIFAR-10 of 100 + 20 images, image i uniformly grey with value i, and its checksums; a cache."""
     files: dict[str, bytes] = {"batches.meta": pickle.dumps({"label_names": [str(i) for i in range(10)]})}
-    for name, rows in [(f"data_batch_{i + 1}", range(20 * i, 20 * i + 20)) for i in range(5)] + [
-        ("test_batch", range(20))
-    ]:
+    batches = {f"data_batch_{i + 1}": range(20 * i, 20 * i + 20) for i in range(5)} | {"test_batch": range(20)}
+    for name, rows in batches.items():
         grey = np.repeat(np.array(rows, dtype=np.uint8)[:, None], 3 * 32 * 32, axis=1)
         files[name] = pickle.dumps({"data": grey, "labels": [i % 10 for i in rows]})
     sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}

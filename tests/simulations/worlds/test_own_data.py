@@ -246,8 +246,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def federated(files: dict[str, str], tmp_path: Path) -> Any:
-    """Makes a FederatedDataset of the files."""
-
     def make(partitioner: Any, **more: Any) -> FederatedDataset:
         options = {"data_files": files, "cache_dir": str(tmp_path), "shuffle": False, **more}
         return FederatedDataset(dataset="parquet", partitioners={"train": partitioner}, **options)

@@ -20,14 +20,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.scenario_tables import Partition
 from fedsel_flwr.simulations.worlds import partitions
-from fedsel_flwr.simulations.worlds.partitions import (
-    SampledPartition,
-    by_dirichlet_classes,
-    by_dirichlet_sizes,
-    least_norm_sizes,
-    partition_indices,
-    partition_sizes,
-)
+from fedsel_flwr.simulations.worlds.partitions import least_norm_sizes, partition_indices, partition_sizes
 from fedsel_flwr.simulations.worlds.world import World
 
 IntArray = npt.NDArray[np.int64]
@@ -140,9 +133,8 @@ def test_faults_say_what_to_change(arguments: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(("count", "num_clients"), [(17, 17), (1293, 10)])
 def test_iid_is_what_flwr_datasets_gives(count: int, num_clients: int) -> None:
     """It is cut here, as importing flwr-datasets takes a second."""
-    rows = np.random.default_rng(3).permutation(count)
     partitioner = IidPartitioner(num_clients)
-    partitioner.dataset = datasets.Dataset.from_dict({"row": rows})
+    partitioner.dataset = datasets.Dataset.from_dict({"row": np.random.default_rng(3).permutation(count)})
     theirs = [list(partitioner.load_partition(client)["row"]) for client in range(num_clients)]
     rng = np.random.default_rng(3)
     assert partitions._assign_all(np.zeros(count, dtype=np.int64), num_clients, "iid", 1.0, 1, rng) == theirs
@@ -192,7 +184,7 @@ def test_shards_that_do_not_divide_the_examples_leave_nobody_out_and_add_no_clas
 @pytest.mark.parametrize(("num_clients", "alpha"), [(1, 0.1), (7, 0.1), (20, 0.001), (6000, 0.1)])
 def test_clients_with_mixtures_of_their_own_have_equal_sizes(num_clients: int, alpha: float) -> None:
     """With alpha .001 some mixtures hold only classes that are used up: those clients get what is left."""
-    parts = by_dirichlet_classes(SIX_CLASSES, num_clients, alpha, np.random.default_rng(3))
+    parts = partitions.by_dirichlet_classes(SIX_CLASSES, num_clients, alpha, np.random.default_rng(3))
     assert_partition(parts, num_clients, 6000)
     sizes = [len(rows) for rows in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -203,7 +195,7 @@ def test_classes_follow_the_clients_own_draws() -> None:
     for alpha, low, high in ((0.1, 0.45, 1.0), (100.0, 0.0, 0.1)):
         largest = []
         for seed in range(20):
-            parts = by_dirichlet_classes(SIX_CLASSES, 20, alpha, np.random.default_rng(seed))
+            parts = partitions.by_dirichlet_classes(SIX_CLASSES, 20, alpha, np.random.default_rng(seed))
             counts = np.bincount(SIX_CLASSES[parts[0]], minlength=6)
             q = np.random.default_rng(seed)
             for _ in range(6):  # the order of the examples comes first
@@ -236,7 +228,7 @@ def test_the_sizes_solve_the_quadratic_program(seed: int) -> None:
 
 
 def test_every_class_is_handed_out_in_the_clients_shares() -> None:
-    parts = by_dirichlet_sizes(SIX_CLASSES, 40, 2.0, np.random.default_rng(1))
+    parts = partitions.by_dirichlet_sizes(SIX_CLASSES, 40, 2.0, np.random.default_rng(1))
     assert_partition(parts, 40, 6000)
     mixtures = np.random.default_rng(1).dirichlet(2.0 * np.full(6, 1 / 6), size=40)
     for rows, q in zip(parts, mixtures, strict=True):
@@ -344,7 +336,7 @@ def test_a_sample_comes_from_the_clients_own_stream() -> None:
 
 
 def test_it_is_a_sequence() -> None:
-    parts = SampledPartition(100, 4, 3, seed=1)
+    parts = partitions.SampledPartition(100, 4, 3, seed=1)
     assert len(parts) == len(list(parts)) == 4
     np.testing.assert_array_equal(parts[-1], parts[3])
     assert [rows.tolist() for rows in parts[1:3]] == [parts[1].tolist(), parts[2].tolist()]

@@ -23,7 +23,6 @@ EXAMPLES = 10
 
 
 def orders_of(context: Context) -> dict[str, Any]:
-    """What the file says at the moment."""
     return dict(json.loads(Path(str(context.node_config["orders"])).read_text(encoding="utf-8")))
 
 
@@ -40,7 +39,6 @@ def trained(arrays: Arrays, context: Context, round: int) -> Arrays:
 
 
 def identity(context: Context) -> dict[str, str | int]:
-    """What the client says of itself."""
     orders = orders_of(context)
     return {"client_id": orders["claim"]} if "claim" in orders else {}
 
@@ -59,7 +57,6 @@ class NumPyTrainer(NumPyClient):
 
 
 def client_fn(context: Context) -> Client:
-    """The client of a node."""
     return NumPyTrainer(context).to_client()
 
 
