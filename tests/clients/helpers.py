@@ -11,8 +11,13 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients import torch_client
+from fedsel_flwr.clients.system import SystemModel
 
 WATT = 10**2.3 / 1000  # 23 dBm
+SYSTEM = SystemModel(num_clients=20, seed=7)
+DELAYS = SYSTEM.draw(3, 2)
+FREQUENCY = 1e7 * DELAYS.computing_rate
+"""Of client 3 in round 2."""
 
 
 def same(left: list[npt.NDArray[Any]], right: list[npt.NDArray[Any]]) -> bool:

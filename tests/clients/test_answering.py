@@ -24,16 +24,13 @@ from fedsel_flwr.clients.answering import (
 )
 from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient, make_message_app
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.columns import ASKED
-from tests.clients.helpers import WATT, Clock, same
+from tests.clients.helpers import DELAYS, FREQUENCY, SYSTEM, WATT, Clock, same
 from tests.strategies.message.helpers import FakeGrid
 
-FloatArray = npt.NDArray[np.float64]
-SYSTEM = SystemModel(num_clients=20, seed=7)
 RNG = np.random.default_rng(4)
 INPUTS = RNG.normal(size=(600, 3)).astype(np.float32)  # more than two batches of 256
 LABELS = RNG.integers(0, 4, size=600)
@@ -52,7 +49,7 @@ def client(model: nn.Module | None = None, **how: Any) -> TorchClient:
     )  # fmt: skip
 
 
-def probabilities(inputs: npt.NDArray[np.float32]) -> FloatArray:
+def probabilities(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """The softmax of the linear model, shape (n, 4)."""
     scores = np.exp(inputs.astype(float) @ WEIGHT.T.astype(float) + BIAS)
     return np.asarray(scores / scores.sum(axis=1, keepdims=True))
@@ -211,9 +208,6 @@ def test_a_gradient_has_the_floating_point_parameters_only() -> None:
 
 # ---- costs ---------------------------------------------------------------------------------------------------------
 
-DELAYS = SYSTEM.draw(3, 2)
-FREQUENCY = 1e7 * DELAYS.computing_rate
-
 
 @pytest.mark.parametrize("trained", [600, 1800, 150])
 @pytest.mark.parametrize(
@@ -298,7 +292,6 @@ def test_the_message_api_carries_a_vector_in_a_record_of_its_own(
         vectors[name] = array.tobytes()
     said = {**reply["metrics"], **vectors}
     if kind == MessageType.TRAIN:
-        asked = {"round": 2, "needs": config.get("needs", "")}
-        assert said == {"num-examples": 600, **client().fit(GLOBAL, asked)[2]}
+        assert said == {"num-examples": 600, **client().fit(GLOBAL, {"round": 2, "needs": config.get("needs", "")})[2]}
     elif vectors:
         check(said, set(ANSWERABLE))

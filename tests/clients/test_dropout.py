@@ -9,12 +9,10 @@ import pytest
 
 from fedsel_flwr.clients.device import REPLIED, ClientDropout
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
 from fedsel_flwr.simulations.diagnosis import regret
 from fedsel_flwr.simulations.engine import SameScenario, simulate
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, drive
-from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
@@ -25,10 +23,6 @@ def _scenario(failure: float, crash: float, api: str = "legacy") -> Scenario:
     keys = {"num_clients": 12, "clients_per_round": 6, "rounds": 6, "model.name": "logistic", "selector": "cs-ucb"}
     own = {"clients.failure_probability": failure, "clients.crash_probability": crash, "api": api}
     return load_scenario("digits", keys | own)
-
-
-def _rows(result: RunResult, kind: str) -> list[ClientRecord]:
-    return [row for row in result.history.clients if row.problem.startswith(f"{kind}:")]
 
 
 def test_the_draws_are_the_clients_own() -> None:
@@ -68,7 +62,8 @@ def test_both_engines_lose_the_same_answers_at_the_same_cost(probabilities: tupl
         np.testing.assert_array_equal([one.latency_s, one.energy_j], [other.latency_s, other.energy_j])
     assert inprocess.distance(alone, together) <= 1e-4
 
-    world, failed, crashed = World(scenario), _rows(together, "lost"), _rows(together, "crashed")
+    world, rows = World(scenario), together.history.clients
+    failed, crashed = ([row for row in rows if row.problem.startswith(kind)] for kind in ("lost:", "crashed:"))
     assert len(failed) > 3
     assert len(crashed) > 3 or probabilities[1] == 0.0
     for row in failed:

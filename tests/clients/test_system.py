@@ -12,9 +12,7 @@ from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel, computing_rate_bounds, cpu_energy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
-from tests.clients.helpers import WATT
-
-SYSTEM = SystemModel(num_clients=20, seed=7)
+from tests.clients.helpers import SYSTEM, WATT
 
 
 @pytest.mark.parametrize(

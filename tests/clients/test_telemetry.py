@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,16 +42,10 @@ class Monitor:
         return SimpleNamespace(**{"gpu_energy": {}, "cpu_energy": None, "dram_energy": None} | self.energies)
 
 
-def with_zeus(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> None:
+def with_zeus(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """Replace zeus; None: it is not installed."""
     monkeypatch.setitem(sys.modules, "zeus", module)
     monkeypatch.setitem(sys.modules, "zeus.monitor", module)
-
-
-def with_monitor(monkeypatch: pytest.MonkeyPatch, factory: Any) -> None:
-    module = ModuleType("zeus.monitor")
-    module.ZeusMonitor = factory  # type: ignore[attr-defined]
-    with_zeus(monkeypatch, module)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +97,6 @@ def fitted(metrics: dict[str, Any]) -> FitRes:
     return recorddict_to_fitres(reply.content, keep_input=True)
 
 
-Ask = Callable[[dict[str, Any]], Any]
 in_both_formats = pytest.mark.parametrize(
     "ask", [told, lambda metrics: fitted(metrics).metrics], ids=["message", "legacy"]
 )
@@ -114,7 +106,7 @@ in_both_formats = pytest.mark.parametrize(
 
 
 @in_both_formats
-def test_the_seconds_of_training_stand_in_the_replys_metrics(ask: Ask) -> None:
+def test_the_seconds_of_training_stand_in_the_replys_metrics(ask: Any) -> None:
     given = {"num-examples": 20, "acc": 0.5}
     metrics = dict(ask(given))
     assert TRAINING_S <= metrics["compute_s"] < TRAINING_S + 1.0
@@ -130,9 +122,9 @@ def test_named_kinds_and_the_rest_of_a_legacy_reply() -> None:
 
 @in_both_formats
 def test_a_meters_joules_are_reported_and_what_the_app_reports_itself_stays(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
+    ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_monitor(monkeypatch, lambda: Monitor(cpu_energy={0: 12.5}))
+    with_zeus(monkeypatch, SimpleNamespace(ZeusMonitor=lambda: Monitor(cpu_energy={0: 12.5})))
     assert ask({"num-examples": 20})["energy_j"] == 12.5
     own = {"num-examples": 20, "compute_s": 3.5, "energy_j": 1.0}
     assert dict(ask(own)) == own
@@ -184,7 +176,7 @@ def test_what_is_no_message_is_left_to_flower(answer: object) -> None:
 
 def test_the_apps_exception_is_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor(cpu_energy={0: 12.5})
-    with_monitor(monkeypatch, lambda: monitor)
+    with_zeus(monkeypatch, SimpleNamespace(ZeusMonitor=lambda: monitor))
     with pytest.raises(ZeroDivisionError, match="no examples"):
         answering(ZeroDivisionError("no examples"))(asked(), CONTEXT)
     assert not monitor.open
@@ -198,14 +190,10 @@ def test_a_meter_that_fails_is_named_and_the_update_kept(
         raise OSError("powercap went away")
 
     if fault == "import":
-
-        class Broken(ModuleType):
-            __getattr__ = broken
-
-        with_zeus(monkeypatch, Broken("zeus"))
+        with_zeus(monkeypatch, type("Broken", (ModuleType,), {"__getattr__": broken})("zeus"))
     else:
         monkeypatch.setattr(Monitor, fault, broken)
-        with_monitor(monkeypatch, Monitor)
+        with_zeus(monkeypatch, SimpleNamespace(ZeusMonitor=Monitor))
     assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
     assert "powercap went away" in caplog.text
 
@@ -218,7 +206,7 @@ def test_a_meter_that_fails_is_named_and_the_update_kept(
 def test_everything_with_a_meter_is_summed(
     energies: dict[str, Any], joules: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_monitor(monkeypatch, lambda: Monitor(**energies))
+    with_zeus(monkeypatch, SimpleNamespace(ZeusMonitor=lambda: Monitor(**energies)))
     with EnergyMeter() as meter:
         assert meter.joules is None
     assert meter.joules == joules

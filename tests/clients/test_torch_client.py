@@ -16,15 +16,12 @@ from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
-from tests.clients.helpers import WATT, Clock, same
+from tests.clients.helpers import DELAYS, FREQUENCY, SYSTEM, WATT, Clock, same
 
 METRICS = {"latency_s", "energy_j", "energy_modelled", "download_s", "compute_s", "upload_s", "train_loss", "client_id"}
-SYSTEM = SystemModel(num_clients=20, seed=7)
 INPUTS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 LABELS = np.arange(12) % 4
 GLOBAL = [np.full((4, 3), 0.05, dtype=np.float32), np.zeros(4, dtype=np.float32)]
-DELAYS = SYSTEM.draw(3, 2)
-FREQUENCY = 1e7 * DELAYS.computing_rate
 
 
 def client(partition_id: int = 3, *, system: SystemModel = SYSTEM, model: nn.Module | None = None, **how: Any) -> Any:

@@ -32,8 +32,7 @@ def test_the_example_runs_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     try:
         told("start", f"--port={port}")
         for rounds in (2, 4):
-            config = f"rounds={rounds} checkpoint-dir='{here}/deployment/checkpoints'"
-            said = told("run", "app", "--run-config", config)
+            said = told("run", "app", "--run-config", f"rounds={rounds} checkpoint-dir='{here}/deployment/checkpoints'")
             assert re.findall(r"^round (\d): node-\d [\d.]+ s $", said, re.MULTILINE) == [
                 str(number) for number in range(1, rounds + 1) for _ in range(2)
             ]

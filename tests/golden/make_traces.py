@@ -19,10 +19,8 @@ OPTIONS: dict[str, dict[str, float]] = {
     "bsfl": {"alpha": 0.5},
     "cs-ucb-q": {"queue_weight": 0.3},
     "fedcor": {"warmup_rounds": 5, "interval": 7},
-    "power-of-choice": {"candidates": 4},
-    "cpow-d": {"candidates": 4},
-    "rpow-d": {"candidates": 4},
     "tifl": {"tiers": 2, "interval": 10},
+    **{name: {"candidates": 4} for name in ("power-of-choice", "cpow-d", "rpow-d")},
 }
 """Values other than the defaults, with which 60 rounds show more."""
 ROUNDS = 60

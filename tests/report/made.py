@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsel_flwr.report import RunSummary
-from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.history import ClientRecord, History
 
 
 def client(name: str, seconds: float, **own: Any) -> ClientRecord:
@@ -29,11 +29,9 @@ def make_history(
 ) -> History:
     """A history from who was selected in each round, who failed (round, client), and what was measured."""
     history = History()
-    simulated = total = 0.0
     for number, clients in enumerate(selected, start=1):
         seconds = round_s[number - 1] if round_s else 1.0
-        simulated += seconds
-        total += energy_j * len(clients)
+        rows = []
         for k in clients:
             done = (number, k) not in failed
             row = client(
@@ -42,14 +40,11 @@ def make_history(
                 download_s=0.1, compute_s=seconds - 0.2, upload_s=0.1, train_loss=0.25 if done else math.nan,
                 num_examples=12 if done else 0,
             )  # fmt: skip
-            history.clients.append(row)
-        record = RoundRecord(
-            round=number, num_available=10, num_selected=len(clients),
-            num_completed=sum((number, k) not in failed for k in clients), round_s=seconds,
-            simulated_s=simulated, energy_j=energy_j * len(clients), total_energy_j=total,
-            accuracy=accuracy[number - 1], loss=loss[number - 1] if loss else 1.5,
+            rows.append(row)
+        history.append(
+            round=number, round_s=seconds, clients=rows, num_available=10, accuracy=accuracy[number - 1],
+            loss=loss[number - 1] if loss else 1.5,
         )  # fmt: skip
-        history.rounds.append(record)
     return history
 
 

@@ -120,8 +120,7 @@ def test_large_cohorts_hide_how_often_clients_are_absent() -> None:
 
 def test_a_selector_selects_only_available_clients() -> None:
     own = fleet(10, 0.5, 0.1)
-    available = [np.array([1, 3, 5]), np.array([2, 8])] * 5
-    _, _, chosen = run_selectors(own, 2, 1, {}, available)
+    _, _, chosen = run_selectors(own, 2, 1, {}, [np.array([1, 3, 5]), np.array([2, 8])] * 5)
     assert (chosen["random"].sum(axis=1) == 2).all()
     for one in chosen.values():
         assert np.flatnonzero(one[::2].any(axis=0)).tolist() == [1, 3, 5]

@@ -28,8 +28,7 @@ def row(name: str, seconds: float, *, round: int = 1, problem: str = "", **own: 
 
 
 def write(folder: Path, rows: list[ClientRecord], scenario: str = "", **own: object) -> Path:
-    numbers = sorted({one.round for one in rows})
-    records = [replace(RECORD, round=number, **own) for number in numbers]  # type: ignore[arg-type]
+    records = [replace(RECORD, round=t, **own) for t in sorted({one.round for one in rows})]  # type: ignore[arg-type]
     write_history(folder, History.from_records(records, rows))
     if scenario:
         (folder / "scenario.toml").write_text(scenario)

@@ -96,22 +96,22 @@ def test_histories_that_cannot_be_read(tmp_path: Path) -> None:
         read_history(tmp_path)
 
 
+def with_column(name: str, value: Any) -> Callable[[pyarrow.Table], pyarrow.Table]:
+    """Put one value into a column of every row."""
+
+    def change(own: pyarrow.Table) -> pyarrow.Table:
+        values = pyarrow.array([value] * own.num_rows)
+        return own.set_column(own.schema.names.index(name), own.schema.field(name), values)
+
+    return change
+
+
 BOMBS: dict[str, tuple[str, Callable[[pyarrow.Table], pyarrow.Table], str]] = {
     "many rows": ("clients", lambda own: own.take(pyarrow.array([0] * 2_000_000)), r"it has 2,000,000 rows, more than"),
     "many rounds": ("rounds", lambda own: own.take(pyarrow.array([0] * 1_500_000)), r"it has 1,500,000 rows"),
-    "a long text": (
-        "clients",
-        lambda own: own.set_column(4, own.schema.field(4), pyarrow.array(["x" * 10**6] * own.num_rows)),
-        r"a text has more than 16,384 characters",
-    ),
+    "a long text": ("clients", with_column("problem", "x" * 10**6), r"a text has more than 16,384 characters"),
     "reversed": ("rounds", lambda own: own.take(pyarrow.array([2, 1, 0])), "round 2 is not expected after round 3"),
-    "huge": (
-        "clients",
-        lambda own: own.set_column(
-            own.schema.names.index("latency_s"), own.schema.field("latency_s"), pyarrow.array([1e308] * own.num_rows)
-        ),
-        r"latency_s = 1e\+308, expected a number from 0 to 1e\+100",
-    ),
+    "huge": ("clients", with_column("latency_s", 1e308), r"latency_s = 1e\+308, expected a number from 0 to 1e\+100"),
 }
 
 

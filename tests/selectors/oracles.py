@@ -86,10 +86,7 @@ class Oracle(Judge):
 
     def registered(self) -> set[int]:
         """Everyone informed or ever seen in `available`, this round included."""
-        everyone = set(self.informed)
-        for past in self.rounds:
-            everyone.update(past.available)
-        return everyone
+        return self.informed.union(*(past.available for past in self.rounds))
 
     def observations(self, client: int) -> list[float]:
         """All rewards of one client, in order; their number is n_k, since a failure is a play."""

@@ -145,8 +145,7 @@ def test_every_choice_is_the_brute_force_greedy_one(seed: int) -> None:
     decided = 0
     for number in range(40):
         available = np.flatnonzero(rng.random(6 + number // 10) < 0.8)
-        asked = selector.probe(available)
-        if asked is not None:
+        if (asked := selector.probe(available)) is not None:
             answers = rng.normal(size=(asked.clients.size, 5))
             answers[rng.random(asked.clients.size) < 0.2] = np.nan
             selector.inform(asked.clients, gradient=answers)

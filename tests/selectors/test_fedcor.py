@@ -53,8 +53,7 @@ def test_samples_by_hand() -> None:
     losses = {1: [4.0, 4.0, 4.0], 2: [3.5, np.nan, 3.0], 3: [3.0, 3.2, 2.0], 5: [2.0, 2.0, 2.0], 6: [1.9, 1.7, np.nan]}
     for number in range(1, 10):
         available = np.array([0, 2]) if number == 2 else np.arange(3)
-        probe = selector.probe(available)
-        if probe is not None:
+        if (probe := selector.probe(available)) is not None:
             asked.append(number)
             assert probe.columns == ("loss",)
             assert probe.clients.tolist() == available.tolist()

@@ -19,7 +19,6 @@ from tests.selectors.rounds import report
 
 
 def hamming(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many bits differ."""
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
@@ -163,8 +162,7 @@ def test_every_choice_has_the_largest_bounds(name: str, seed: int) -> None:
     quality, known, decided = rng.random(10), set[int](), 0
     for number in range(60):
         available = np.flatnonzero(rng.random(7 if number < 20 else 10) < 0.8)
-        asked = selector.probe(available)
-        if asked is not None:
+        if (asked := selector.probe(available)) is not None:
             silent = rng.random(asked.clients.size) < 0.3
             selector.inform(asked.clients, sketch=np.where(silent[:, None], np.nan, hashes[asked.clients]))
             known |= set(asked.clients[~silent].tolist())

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.processes import ROOT, Command, command_line
 from tests.simulations.ray_runs import at_work
 
+MARKS = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="process ids and titles as on Linux")]
 CLEAN = {"RAY_ADDRESS": "", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "400"}
 # Prints the nodes that are alive and the actors there were.
 ASKING = """
@@ -59,7 +61,7 @@ class Cluster:
             self.address = self.commands[0].stdout.split("--address='")[1].split("'")[0]
             self._start(f"--address={self.address}")
         except BaseException:
-            self.kill()
+            self.close()
             raise
 
     def _start(self, *options: str) -> None:
@@ -121,7 +123,7 @@ class Cluster:
             command.wait(60)
         return [line for command in self.commands for line in command.left(10.0)]
 
-    def kill(self) -> None:
+    def close(self) -> None:
         for command in self.commands:
             command.kill()
         shutil.rmtree(self._sessions, ignore_errors=True)

@@ -164,8 +164,7 @@ def test_a_simulation_ends_with_the_round_of_the_signal(way: str, tmp_path: Path
     )  # fmt: skip
     assert told == [(1, False), (2, False), (3, False), (3, True)]  # evaluated because it is the last
     assert sorted(path.stem for path in tmp_path.glob("round-*")) == ["round-000003"]
-    again = run(way, 6, RARELY, **options, should_stop=stop_at_the_end, resume="must")
-    for other in (again, run(way, END, RARELY)):
+    for other in (run(way, 6, RARELY, **options, should_stop=stop_at_the_end, resume="must"), run(way, END, RARELY)):
         assert (repr(other.history), bits(other)) == (repr(stopped.history), bits(stopped))
     on, straight = run(way, 6, RARELY, **options, resume="must"), run(way, 6, RARELY)
     assert bits(on) == bits(straight)

@@ -37,6 +37,7 @@ from tests.e2e.fleet import wait_until
 from tests.processes import Command
 from tests.report.made import make_history
 from tests.simulations.cut_off_runs import cut_off, parts, smoke
+from tests.simulations.test_run_identity import FILES
 
 # ---- runs that are cut off -----------------------------------------------------------------------------------------
 
@@ -78,10 +79,7 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     monkeypatch.setattr(journal, "LAST_ROUNDS", 1)
     told: list[Any] = []
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors", "regret.parquet",
-        "client-accuracy.parquet", "timing.parquet",
-    }  # fmt: skip
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, "timing.parquet"}
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert parts(kept) == parts(plain)
     assert told == kept.history.rounds

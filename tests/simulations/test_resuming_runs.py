@@ -74,11 +74,6 @@ def test_killed_at_random_moments(run: Run, moments: int, zygote: Zygote, folder
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def larger(folder: Path, pattern: str, size: int) -> Callable[[], bool]:
-    """Whether a file that matches has come to be larger than so many bytes."""
-    return lambda: any(path.stat().st_size > size for path in folder.glob(pattern))
-
-
 def begun(zygote: Zygote, folder: Path, when: Callable[[], bool] | None, *argv: str) -> Path:
     """Run a command in a folder, and kill it at a moment where one is given; returns the folder that it made."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +91,10 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
     argv = ("run", "smoke", "--engine", "vectorized", "--rounds", "24", "--selector", f"{folder}/mine.py:Fastest")
     argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.Fastest.patience=2.0")
     straight = begun(zygote, folder / "straight", None, *argv)
-    cut_off = begun(zygote, folder / "cut", larger(folder / "cut", "runs/*/journal.jsonl", 8_000), *argv)
+    journals = "cut/runs/*/journal.jsonl"
+    cut_off = begun(
+        zygote, folder / "cut", lambda: any(path.stat().st_size > 8_000 for path in folder.glob(journals)), *argv
+    )
     assert any((cut_off / "checkpoints").glob("round-*"))
     status, out, err = zygote.call(command, ["run", "--resume", str(cut_off), "--trust"], folder)
     assert (status, err) == (0, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import shutil
 import sys
@@ -103,8 +102,7 @@ def examples(seed: int) -> tuple[Any, Any]:
 
 
 def data(seed: int = 1, shift: int = 0) -> OwnData:
-    parts = [np.arange(5 * k, 5 * k + 5) + shift for k in range(10)]
-    return OwnData(examples(seed), examples(0), partition=parts)
+    return OwnData(examples(seed), examples(0), partition=[np.arange(5 * k, 5 * k + 5) + shift for k in range(10)])
 
 
 def layers(input_shape: tuple[int, ...], num_classes: int) -> Any:
@@ -282,10 +280,6 @@ def flip(file: Path, content: bytes, place: int) -> None:
     file.write_bytes(changed)
 
 
-def record_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "run.json").read_text())  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_refused(name: str, copied: Path) -> None:
     content = (copied / name).read_bytes()
@@ -314,7 +308,7 @@ def test_a_file_that_is_gone_is_named(copied: Path) -> None:
 
 
 def test_a_name_in_the_record_leads_nowhere_else(copied: Path) -> None:
-    record = record_of(copied)
+    record = read_record(copied)
     record["files"]["../run/model.safetensors"] = record["files"]["model.safetensors"]
     write_record(copied, record)
     with pytest.raises(ParameterError, match=r"'\.\./run/model.safetensors' is not a file of a run"):
@@ -322,7 +316,7 @@ def test_a_name_in_the_record_leads_nowhere_else(copied: Path) -> None:
 
 
 def test_a_record_without_digests_is_refused(copied: Path) -> None:
-    write_record(copied, {key: one for key, one in record_of(copied).items() if key != "files"})
+    write_record(copied, {key: one for key, one in read_record(copied).items() if key != "files"})
     for read in (lambda: Comparison.load(copied), lambda: simulate(SHORT, folder=copied, resume=True)):
         with pytest.raises(FedSelError, match=r"run.json' is damaged: it lacks digests"):
             read()

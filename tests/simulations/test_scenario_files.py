@@ -319,8 +319,7 @@ def test_a_selector_that_decides_itself_how_many_has_a_cap_of_its_own(name: str)
     scenario = load_scenario("smoke", {"selector": name, f"selectors.{name}.clients_per_round": 2})
     assert selector_params(scenario, {})["clients_per_round"] == 2
     assert "clients_per_round" not in selector_params(load_scenario("smoke", {"selector": name}), {})
-    history = simulate(scenario, engine="vectorized").history
-    assert max(record.num_selected for record in history.rounds[1:]) <= 2
+    assert max(record.num_selected for record in simulate(scenario, engine="vectorized").history.rounds[1:]) <= 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import re
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from tests.pages import FENCE, PAGES, ROOT
 
 pytest.importorskip("sphinx", reason="the site needs the extra docs")
-sys.path.insert(0, str(ROOT / "docs" / "extensions"))
 
 import generated
 import inventories

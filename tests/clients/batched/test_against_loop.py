@@ -108,11 +108,8 @@ def test_the_loop_is_the_loop_and_repeated_runs_are_equal_to_the_last_bit() -> N
     def runs(backend: Backend) -> Any:
         return BatchedTrainer(model, settings_of(), backend=backend).train(start, examples, models.generators())
 
-    pairs = (
-        (runs("sequential"), models.one_by_one(model, start, examples, settings_of())),
-        (runs("auto"), runs("auto")),
-    )
-    for one, other in pairs:
+    alone = models.one_by_one(model, start, examples, settings_of())
+    for one, other in ((runs("sequential"), alone), (runs("auto"), runs("auto"))):
         assert all(np.array_equal(a, b) for a, b in zip([*one[0], one[1]], [*other[0], other[1]], strict=True))
 
 

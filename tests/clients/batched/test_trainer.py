@@ -175,9 +175,7 @@ def test_chunks_on_two_threads_are_the_same_models(monkeypatch: pytest.MonkeyPat
             assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 2
         with pytest.raises(AttributeError):  # what fails in a chunk fails the round
             BatchedTrainer(network, settings_of(), chunk=1, backend="manual").train(
-                get_arrays(network),
-                world(np.float32),
-                [*generators()[:-1], None],  # type: ignore[list-item]
+                get_arrays(network), world(np.float32), [*generators()[:-1], None]
             )
         assert torch.get_num_threads() == 2
     finally:

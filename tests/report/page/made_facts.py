@@ -11,7 +11,7 @@ from fedsel_flwr.report.page.comparison_page import ComparisonFacts
 from fedsel_flwr.report.page.comparison_tables import PageRun
 from fedsel_flwr.report.summary import find_target_rounds, summarize
 from fedsel_flwr.report.verdict import verdict
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.history import History
 from tests.report.made import client
 
 TARGET = 0.8
@@ -46,23 +46,18 @@ def made_facts(
 
 def _history(means: np.ndarray, place: int, rounds: int, cohort: int, generator: np.random.Generator) -> History:
     weights = means ** (-place / 10)
-    records, rows, seconds = [], [], 0.0
+    history = History()
     for number in range(1, rounds + 1):
         chosen = generator.choice(len(means), cohort, replace=False, p=weights / weights.sum())
-        latency = means[chosen] * generator.lognormal(0, 0.3, cohort)
+        latency, rows = means[chosen] * generator.lognormal(0, 0.3, cohort), []
         for k, own in zip(chosen.tolist(), latency.tolist(), strict=True):
             problem = "" if own < LIMIT else "late: <b>60 s</b>"
             parts = {"download_s": 0.1 * own, "compute_s": 0.7 * own, "upload_s": 0.2 * own, "energy_j": own}
             more = {"round": number, "client": k, "completed": not problem, "problem": problem, "train_loss": 1.0}
             rows.append(client(str(k), min(own, LIMIT), **parts, **more))
-        longest = float(min(latency.max(), LIMIT))
-        seconds += longest
-        records.append(
-            RoundRecord(
-                round=number, num_available=len(means), num_selected=cohort,
-                num_completed=int((latency < LIMIT).sum()), round_s=longest, simulated_s=seconds,
-                energy_j=float(latency.sum()), total_energy_j=seconds * cohort,
-                accuracy=float(np.clip(0.9 - 0.8 * math.exp(-number / 60) + generator.normal() * 0.01, 0, 1)), loss=1.0,
-            )
+        accuracy = float(np.clip(0.9 - 0.8 * math.exp(-number / 60) + generator.normal() * 0.01, 0, 1))
+        history.append(
+            round=number, round_s=float(min(latency.max(), LIMIT)), clients=rows, num_available=len(means),
+            accuracy=accuracy, loss=1.0,
         )  # fmt: skip
-    return History.from_records(records, rows)
+    return history

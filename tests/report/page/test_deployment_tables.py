@@ -87,10 +87,8 @@ def test_the_clients_costs_add_up_and_the_probes_are_no_waiting() -> None:
     waiting, clients, _ = figures(entries(*given, probe_s=0.1))
     assert waiting.rounds == 50
     assert sum(one.beyond_median_s for one in clients.values()) == pytest.approx(50 * waiting.beyond_median_s)
-    worked = []
-    for _, rows in given:
-        seconds = sorted(row.latency_s for row in rows)
-        worked.append((seconds[4] - seconds[3], seconds[4] - seconds[2]))
+    seconds = [sorted(row.latency_s for row in rows) for _, rows in given]
+    worked = [(five[4] - five[3], five[4] - five[2]) for five in seconds]
     assert (waiting.beyond_second_s, waiting.beyond_median_s) == pytest.approx(tuple(np.mean(worked, axis=0)))
 
 
@@ -274,8 +272,7 @@ def test_the_first_and_the_last_quarter_with_and_without_counted_seconds(tmp_pat
     given = entries(*usual, (60.0, [client("a", 7), failed("b")]), (8.0, [client("a", 8)]))
     found = read_deployment(write(tmp_path / "run", given), NOW)
     assert (found.quarters_s, found.quarters_measured_s) == ((1.5, 34.0), (1.5, 7.5))
-    shorter = read_deployment(write(tmp_path / "shorter", given[:7]), NOW)
-    assert all(map(math.isnan, shorter.quarters_s))
+    assert all(map(math.isnan, read_deployment(write(tmp_path / "shorter", given[:7]), NOW).quarters_s))
 
 
 MADE_FOR = {"selector": "cs-ucb", "selector.clients_per_round": "6", "max_latency": "45.0", "clock": "'server'"}

@@ -256,8 +256,7 @@ def test_a_call_that_has_lost_its_node_too_often(connection: FakeRay) -> None:
 
 def test_without_a_node_with_room_nothing_waits_for_ever(connection: FakeRay) -> None:
     connection.idle = 2
-    said = r"no run fits .* takes 2 cores and 0 GPUs, the machines have \[\(1, 0\)\]"
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=r"no run fits .* takes 2 cores and 0 GPUs, the machines have \[\(1, 0\)\]"):
         called([1, 2], watch=lambda report: setattr(connection, "cores", 1.0))
     assert connection.cancelled == [0, 1]
 

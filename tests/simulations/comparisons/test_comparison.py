@@ -8,8 +8,6 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,6 +18,7 @@ from fedsel_flwr.report.paired import paired_interval
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.comparisons.comparison import Agreement, compare_choices
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.report.made import make_history
 from tests.simulations.inprocess import in_process
 
 SEEDS, TARGET = (1, 2, 3), 0.5
@@ -92,12 +91,8 @@ def test_the_first_rounds_with_flower_are_a_run_of_their_own(finished: tuple[str
 
 
 def test_engines_that_part_are_said_to() -> None:
-    def history(*rounds: list[int]) -> Any:
-        numbers = range(1, len(rounds) + 1)
-        rows = [SimpleNamespace(round=t, client_id=str(k)) for t in numbers for k in rounds[t - 1]]
-        return SimpleNamespace(rounds=[SimpleNamespace(round=t) for t in numbers], clients=rows)
-
-    one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
+    one = make_history([[0, 1], [2, 3], [4, 5]], accuracy=[0.5] * 3)
+    other = make_history([[1, 0], [2, 4]], accuracy=[0.5] * 2)
     assert compare_choices(one, one) == Agreement(rounds=3, parted=0)
     assert compare_choices(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
     assert compare_choices(one, other).sentence.endswith("selected different clients from round 2 on.")

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,9 @@ from fedsel_flwr.simulations.comparisons.plan import PLAN
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
 from tests.simulations.cut_off_runs import content
-from tests.simulations.raylets import CLEAN, Cluster
+from tests.simulations.raylets import CLEAN, MARKS, Cluster
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(sys.platform != "linux", reason="process ids and titles as on Linux"),
-]
+pytestmark = [*MARKS, pytest.mark.timeout(1800)]
 
 SELECTORS = ("bsfl", "cs-ucb", "random")
 OWN = '''
@@ -97,11 +93,8 @@ print([
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Its processes do not find this package by a path: what they run has travelled."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"), {"PYTHONPATH": ""})
-    try:
+    with closing(Cluster(tmp_path_factory.mktemp("cluster"), {"PYTHONPATH": ""})) as made:
         yield made
-    finally:
-        made.kill()
 
 
 def fedsel(folder: Path, *argv: str, env: Mapping[str, str] | None = None) -> Command:

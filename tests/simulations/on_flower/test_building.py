@@ -26,7 +26,6 @@ from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
 from tests.simulations.cut_off_runs import parts
 from tests.simulations.inprocess import play
 
-SMOKE = load_scenario("smoke")
 BASES: list[tuple[type[FedAvg], dict[str, float]]] = [
     (FedAvg, {"fraction_evaluate": 0.0}), (FedProx, {"proximal_mu": 0.25}), (FedAdam, {"eta": 0.03}),
     (FedYogi, {"eta": 0.03}), (FedAvgM, {"server_learning_rate": 0.9}),
@@ -176,7 +175,7 @@ def test_history_is_that_of_the_system_model(name: str, api: str, without_ray: N
 
 
 def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
-    assert make_availability(SMOKE) is None
+    assert make_availability(smoke()) is None
     scenario = smoke(availability__kind="trace", availability__trace="nowhere.csv")
     for build in (make_availability, lambda s: make_strategy(world_of(s))):
         with pytest.raises(ParameterError, match=r"trace 'nowhere\.csv': the file is neither in"):

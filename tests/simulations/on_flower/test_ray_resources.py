@@ -27,17 +27,13 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(ray_resources, "visible_gpus", lambda: count)
-
-
 @pytest.mark.parametrize("cpus", [1, 2, 3, 6, 7, 16])
 @pytest.mark.parametrize("given", [1, 2, 3, 4, 8])
 def test_shares_let_as_many_clients_work_as_flower_starts(
     cpus: int, given: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share lies on one GPU; Flower counts as if the rests could be put together, and would wait for ever."""
-    gpus(monkeypatch, 8)
+    monkeypatch.setattr(ray_resources, "visible_gpus", lambda: 8)
     shared = RayResources(num_cpus=cpus, num_gpus=given)
     shared.check()
     with pytest.raises(ParameterError, match=r"client_gpus = 0.3 leaves a remainder .* such as 0.25"):
@@ -71,7 +67,7 @@ def test_by_default_clients_take_a_core_and_no_gpu() -> None:
 def test_what_there_is_no_room_for_is_said_before_anything_starts(
     asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus(monkeypatch, 1)
+    monkeypatch.setattr(ray_resources, "visible_gpus", lambda: 1)
     monkeypatch.setattr("fedsel_flwr.simulations.engine.world_of", lambda *_: pytest.fail("something started"))
     with pytest.raises(ParameterError, match=said):
         simulate(SMOKE, **asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,22 +14,15 @@ import pytest
 from tests.e2e.fleet import wait_until
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import content
-from tests.simulations.raylets import CLEAN, Cluster
+from tests.simulations.raylets import CLEAN, MARKS, Cluster
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(500),
-    pytest.mark.skipif(sys.platform != "linux", reason="process ids and titles as on Linux"),
-]
+pytestmark = [*MARKS, pytest.mark.timeout(500)]
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "cluster")
-    try:
+    with contextlib.closing(Cluster(tmp_path / "cluster")) as made:
         yield made
-    finally:
-        made.kill()
 
 
 def started(folder: Path, address: str, *options: str) -> Command:

@@ -54,8 +54,7 @@ def test_round_robin_loses_the_same_in_each_cycle() -> None:
     mean = 1 - mean_latencies(scenario.system_model()) / 5.0
     best = xia_genie(mean, 5)[1]
     groups = [np.arange(start, start + 5) for start in range(0, 20, 5)]
-    lost = 80 * sum(best - mean[own].min() for own in groups)
-    assert outcomes["regret"] == pytest.approx(lost, rel=1e-6)
+    assert outcomes["regret"] == pytest.approx(80 * sum(best - mean[own].min() for own in groups), rel=1e-6)
     assert (outcomes["jain"], outcomes["largest_count"]) == (1.0, 80)
     assert outcomes["growth"] == pytest.approx(1.0, abs=1e-6)
     assert outcomes["linear_fit"] > 0.999 > outcomes["log_fit"]

@@ -147,10 +147,8 @@ def test_names_of_papers_stand_for_their_figures() -> None:
 @pytest.mark.parametrize("name", figure_names())
 def test_the_recorded_verdicts_follow_from_the_rows(name: str) -> None:
     figure, recorded = load_figure(name), packaged_verdicts()[name]
-    assert (recorded["verdict"], recorded["seeds"]) == (
-        verdict_of(figure, results_of(figure, RESULTS)).word,
-        figure.seeds,
-    )
+    verdict = verdict_of(figure, results_of(figure, RESULTS))
+    assert (recorded["verdict"], recorded["seeds"]) == (verdict.word, figure.seeds)
 
 
 def test_smoke_runs_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

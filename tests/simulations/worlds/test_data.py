@@ -79,12 +79,8 @@ def test_the_validation_set_may_come_from_the_test_set() -> None:
     assert len(set(rows(*parts(digits)))) == 1797  # no example is in two parts
     other = load_dataset("digits", validation_from="test", validation_fraction=0.2, seed=1)
     assert rows(other.validation) != rows(digits.validation)
-    numbers = load_dataset(
-        "synthetic-regression",
-        synthetic=Synthetic(num_examples=1000, num_features=3, noise=0),
-        validation_from="test",
-        validation_fraction=0.25,
-    )
+    line = Synthetic(num_examples=1000, num_features=3, noise=0)
+    numbers = load_dataset("synthetic-regression", synthetic=line, validation_from="test", validation_fraction=0.25)
     assert lengths(numbers) == [800, 50, 150]
     with pytest.raises(ParameterError, match=r"validation_fraction = 0.02 leaves too few of 360"):
         load_dataset("digits", validation_from="test", validation_fraction=0.02)

@@ -43,8 +43,7 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: lis
 
 def write_archive(path: Path, files: Mapping[str, bytes], *, before: tuple[tarfile.TarInfo, ...] = ()) -> Path:
     """Write an archive of CIFAR-10, with members in front of its files."""
-    mode = "xz" if path.suffix == ".xz" else "gz"
-    with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
+    with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w:gz") as archive:
         for member in before:
             archive.addfile(member, io.BytesIO(b"x" * member.size))
         for name, content in files.items():

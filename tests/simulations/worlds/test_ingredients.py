@@ -67,8 +67,7 @@ def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, without
     named = simulate(smoke(**NAMED))
     assert named.history.rounds[-1].accuracy > 0.8
     given = simulate(smoke(), model=mine.Net, data=mine.data())
-    on_flower = simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())
-    for other in (given, on_flower):
+    for other in (given, simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())):
         assert [row.client_id for row in other.history.clients] == [row.client_id for row in named.history.clients]
         assert distance(other, named) <= 1e-5
 

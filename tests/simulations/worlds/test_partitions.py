@@ -248,8 +248,7 @@ def test_xia_figure_4_has_three_clients_of_1500_1000_and_500() -> None:
     assert [len(part) for part in parts] == [1500, 1000, 500]
     assert len(set(np.concatenate(parts).tolist())) == 3000  # nobody's examples are another's; 3,000 are left over
     for part in parts:  # i.i.d.: a tenth of each class, within 4 deviations of the hypergeometric law
-        share = np.bincount(MORE[part], minlength=10) / len(part)
-        assert np.abs(share - 0.1).max() < 4 * np.sqrt(0.09 / len(part))
+        assert np.abs(np.bincount(MORE[part], minlength=10) / len(part) - 0.1).max() < 4 * np.sqrt(0.09 / len(part))
     assert_partition(partition_indices(MORE, 2, kind="sizes", sizes=[5999, 1]), 2, 6000)
 
 

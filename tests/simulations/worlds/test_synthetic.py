@@ -17,7 +17,6 @@ from tests.simulations.inprocess import play
 from tests.simulations.worlds.test_data import lengths, together
 
 LARGE = Synthetic(num_examples=20_000, num_features=5, noise=0.5)
-LINE = Synthetic(num_examples=1000, num_features=3, noise=0)
 
 
 def fitted(inputs: Any, numbers: Any) -> tuple[Any, Any]:
@@ -50,7 +49,7 @@ def test_weights_have_variance_one_over_the_features() -> None:
 
 def test_splits_are_disjoint_and_keep_rows_together() -> None:
     """Without noise the line is exact, and so it is after splitting."""
-    data = load_dataset("synthetic-regression", seed=6, synthetic=LINE)
+    data = load_dataset("synthetic-regression", seed=6, synthetic=Synthetic(num_examples=1000, num_features=3, noise=0))
     assert lengths(data) == [720, 80, 200]
     assert (data.num_classes, data.input_shape, data.task) == (1, (3,), "regression")
     inputs, numbers = together(data)
