@@ -42,8 +42,8 @@ def choices(result: RunResult) -> list[tuple[Any, ...]]:
 
 
 def distance(one: RunResult, other: RunResult) -> float:
-    """The largest difference between two final models."""
-    return max(float(np.abs(a - b).max()) for a, b in zip(one.arrays, other.arrays, strict=True))
+    """The largest difference between two final models; NaN if a number is none."""
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one.arrays, other.arrays, strict=True)]))
 
 
 class LocalProxy(ClientProxy):
