@@ -43,8 +43,8 @@ READING = """
   and the list "Shorter rounds" are about the whole run. The ceiling is the saving of `sorted-groups`, which knows each
   client's mean latency and gives equal shares; a selector that prefers fast clients may pass 100 %. Its interval is a
   jackknife interval. A Jain's index of 1 means equal shares.
-- "Reads" is what a selector learns from. "Sizes" are numbers of examples, and "server data" are {validation}. A probe
-  is an additional message before a round.
+- "Reads" is what a selector learns from. "Sizes" are numbers of examples, and "server data" are
+  {validation}. A probe is an additional message before a round.
 - **FedCM also filters.** With `fedcm-ts` and `fedcm-ucb`, the strategy leaves out models that make the average worse on
   the server's examples. In world (a), the row `random-filtered` has the filter without the selection.
 - The verdict is about the time only. [comparing.md](../comparing.md#statistics) explains words and Holm's correction.
@@ -59,9 +59,9 @@ READING = """
 - A value that a publication has for the world's number of clients and cohort comes first. FedCor's authors had 100
   clients and 5 a round, with this data set; they may have chosen values by results. `active-fl` (in their comparison)
   and `gpfl` (in its paper) have their defaults with as many clients.
-- Else the main parameter has the fastest of eight settings: the geometric mean of the time on three seeds ({seeds}),
-  which are never evaluated. If no setting reaches the target on all of them, the fewest misses decide, then the
-  accuracy at the end.
+- Else the main parameter has the fastest of eight settings: the geometric mean of the time on three seeds
+  ({seeds}), which are never evaluated. If no setting reaches the target on all of them, the fewest misses decide, then
+  the accuracy at the end. If the chosen setting is the first or the last, a value beyond it may be faster.
 - All other parameters are the defaults. In world (a), the row `bsfl-auto` has the default of a deployment ("Rows that
   separate two causes"). "sizes" stands for the clients' numbers of examples.
 

@@ -133,7 +133,7 @@ def _draw_ratio(axis: plt.Axes, place: int, effect: PairedEffect, color: str) ->
         if effect.figure == "time_to_target_s":
             told += f"; sooner on {effect.sooner}, later on {effect.later}"
         axis.annotate(told, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
-                      color=color)  # fmt: skip
+                      color=color, bbox={"color": "white", "pad": 0.5})  # fmt: skip
         return
     if math.isfinite(effect.low):
         ends = [min(max(end, LIMITS[0]), LIMITS[1]) for end in (effect.low, effect.high)]
