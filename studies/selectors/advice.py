@@ -78,8 +78,11 @@ def _counts(world: World) -> str:
     ceiling = ""
     if world.ceiling and world.ceiling_holds:
         ceiling = f"; the ceiling of selection by latency is {100 * (1 - world.ceiling.estimate):.0f} %"
+    again = ""
+    if CHANCE in world.verdicts:
+        again = f", and {_told_time(world, CHANCE)} times that with other draws (`{CHANCE}`)"
     return (
-        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{ceiling}. "
+        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{again}{ceiling}. "
         f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.\n"
     )
 
@@ -236,10 +239,12 @@ def _more(world: World) -> list[str]:
 def _noise(world: World) -> list[str]:
     if (again := world.verdicts.get(CHANCE)) is None:
         return []
+    side = "small" if again.time.high < 1 else "large" if again.time.low > 1 else ""
+    so = f" By chance, all ratios of this world are probably somewhat too {side}." if side else ""
     return [
         f"- **Chance alone**: `{CHANCE}` is random selection with other draws. Its time ratio to `{REFERENCE}` is "
         f"{_told_time(world, CHANCE)} ({probability(again.p)}, not corrected). The log ratio of a single seed has a "
-        f"standard deviation of {again.time.deviation:.2f}."
+        f"standard deviation of {again.time.deviation:.2f}.{so}"
     ]
 
 
