@@ -362,7 +362,7 @@ def draw(world: World, points: dict[str, Point], path: Path) -> None:
     for scale in (axis.set_xscale, axis.set_yscale):
         scale("log")
     for line in (axis.xaxis, axis.yaxis):
-        line.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+        line.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         line.set_major_formatter(lambda x, _: f"{x:,.0f}")
         line.set_minor_formatter(NullFormatter())
     axis.set_xlabel(f"joules to {world.target} accuracy")
