@@ -11,7 +11,7 @@ import pytest
 from fedsel_flwr.selectors import Random
 from tests.rounds.written import Written, core_of, play_round
 from tests.strategies.either_api import Server, selection
-from tests.strategies.scripted import MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
+from tests.strategies.scripted import MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, play_still, two_examples
 
 
 def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:
@@ -21,10 +21,7 @@ def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -
         0: {"num_examples": 7, "energy_score": 0.25}, 1: {"energy_score": 1.5},
         2: {"num_examples": 9, "energy_score": 1.0},
     }  # fmt: skip
-    play_scripted(
-        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=3, facts=lambda k: said[k],
-        report=lambda k, t: {"energy_score": 0.5},
-    )  # fmt: skip
+    play_still(api, spy, clients=3, facts=said.get, report=lambda k, t: {"energy_score": 0.5})
     told = [(rows, columns) for rows, columns in spy.informed if columns]
     assert told == [([0, 2], {"num_examples": [7.0, 9.0]}), ([0, 2], {"energy_score": [0.25, 1.0]})]
     assert spy.num_clients == 3
@@ -80,9 +77,7 @@ def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pyt
 def test_energy_scores_from_joules(api: str, warmup: int, expected: list[list[float]]) -> None:
     joules = [(1.0, 4.0), (8.0, 2.0), (16.0, 4.0)]
     spy = Spy("energy_score", warmup_rounds=warmup)
-    strategy, _ = play_scripted(
-        api, spy, lambda k, t, w: w, 3, start=[1.0], report=lambda k, t: {"energy_j": joules[t - 1][k]}
-    )
+    strategy, _ = play_still(api, spy, 3, report=lambda k, t: {"energy_j": joules[t - 1][k]})
     assert [report.energy_score.tolist() for report in spy.reports] == expected  # type: ignore[union-attr]
     assert strategy.history.problem_counts() == {}, "a score that follows from joules is not missing"
 
@@ -90,7 +85,7 @@ def test_energy_scores_from_joules(api: str, warmup: int, expected: list[list[fl
 def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
     said = {0: {"energy_j": 2.0, "energy_score": 0.875}, 1: {"energy_j": 4.0}, 2: {"energy_score": 0.25}}
     spy = Spy("energy_score")
-    play_scripted(api, spy, lambda k, t, w: w, 1, start=[1.0], clients=3, report=lambda k, t: said[k])
+    play_still(api, spy, clients=3, report=lambda k, t: said[k])
     assert spy.reports[0].energy_score.tolist() == [0.875, 0.0, 0.25]  # type: ignore[union-attr]
 
 
@@ -112,10 +107,8 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     """Nobody is there in round 1, and nobody reports joules above 0 in round 2: E_max is round 3's 4 J."""
     joules = {2: (0.0, 0.0), 3: (4.0, 1.0), 4: (8.0, 2.0)}
     spy = Spy("energy_score")
-    play_scripted(
-        api, spy, lambda k, t, w: w, 4, start=[1.0], report=lambda k, t: {"energy_j": joules[t][k]},
-        availability=lambda client_id, server_round, seconds: server_round > 1,
-    )  # fmt: skip
+    there = {"availability": lambda client_id, server_round, seconds: server_round > 1}
+    play_still(api, spy, 4, report=lambda k, t: {"energy_j": joules[t][k]}, **there)
     scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
     assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
     assert all(report.completed.all() for report in spy.reports)
@@ -123,5 +116,5 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
 
 def test_no_update_of_a_synchronous_round_is_stale(api: str) -> None:
     spy = Spy("staleness")
-    play_scripted(api, spy, lambda k, t, w: w, 2, start=[1.0])
+    play_still(api, spy, 2)
     assert [report.staleness.tolist() for report in spy.reports] == [[0.0, 0.0]] * 2  # type: ignore[union-attr]

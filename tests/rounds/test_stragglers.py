@@ -25,7 +25,7 @@ from fedsel_flwr.wireless import finish_times, round_time
 from tests.rounds.written import MODEL, Written, core_of, facts, play_round, reply
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
-from tests.strategies.scripted import Spy, play_scripted
+from tests.strategies.scripted import Spy, play_still
 
 
 def _result(seconds: float, error: str = "") -> Any:
@@ -73,16 +73,13 @@ def test_who_is_late(seconds: list[float], options: dict[str, Any], late: list[i
 
 def test_a_late_client_holds_max_latency_and_says_why() -> None:
     results = {"a": _result(1.0), "b": _result(7.5)}
+    said = "late: the update came after 7.5 s, but the round ended after {}"
     spare = end_round(results, Settings(), 1, Deadline())[0]["b"]
     assert (spare.latency_s, spare.latency_source, spare.spare) == (60.0, "max_latency", True)
-    assert spare.problems == (
-        "late: the update came after 7.5 s, but the round ended after 1 s (enough other updates had arrived)",
-    )
+    assert spare.problems == (said.format("1 s (enough other updates had arrived)"),)
     late = end_round(results, Settings(), None, Deadline(5.0))[0]["b"]
     assert (late.completed, late.spare) == (False, False)
-    assert late.problems == (
-        "late: the update came after 7.5 s, but the round ended after 5 s (round_deadline_s = 5 s)",
-    )
+    assert late.problems == (said.format("5 s (round_deadline_s = 5 s)"),)
 
 
 @given(
@@ -134,13 +131,12 @@ def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
 def test_the_bandits_constants_keep_m() -> None:
     """CS-UCB's radius is sqrt((m + 1) ln t / N): with another m in it another client comes last of three."""
     orders = {}
+    learned = {"round": 100, "plays": np.array([50, 20, 10]), "mean": np.array([0.9, 0.75, 0.2])}
     for share in (0.0, 1.0):
         selector = CSUCB(clients_per_round=1, max_latency=1.0, seed=0)
         selector.plan_rounds(over_selection=share)
         selector.inform(np.arange(3))
-        selector.load_state_dict(
-            selector.state_dict() | {"round": 100, "plays": np.array([50, 20, 10]), "mean": np.array([0.9, 0.75, 0.2])}
-        )
+        selector.load_state_dict(selector.state_dict() | learned)
         orders[share] = selector.select(np.arange(3)).tolist()
     # m = 1: .9 + sqrt(2 ln 101 / 50) = 1.330, .75 + sqrt(2 ln 101 / 20) = 1.429, .2 + sqrt(2 ln 101 / 10) = 1.161;
     # with m = 4 the last would be .2 + sqrt(5 ln 101 / 10) = 1.719, before the first's 1.579
@@ -149,10 +145,8 @@ def test_the_bandits_constants_keep_m() -> None:
 
 @pytest.mark.parametrize("cooldown", [False, True])
 def test_the_base_sees_neither_result_nor_failure_and_the_energy_counts(cooldown: bool) -> None:
-    base = RecordingBase(accept_failures=False)
-    strategy = SelectionStrategy(
-        CSUCB(clients_per_round=2, max_latency=9.0, seed=0), base, over_selection=1.0, cooldown=cooldown
-    )
+    base, selector = RecordingBase(accept_failures=False), CSUCB(clients_per_round=2, max_latency=9.0, seed=0)
+    strategy = SelectionStrategy(selector, base, over_selection=1.0, cooldown=cooldown)
     Federation(strategy, fleet(4)).play(2)  # latencies .5, .625, .75 and .875 s
     for (results, failures), record in zip(base.given, strategy.history.rounds, strict=True):
         assert [proxy.cid for proxy, _ in results] == ["node-0", "node-1"]
@@ -160,7 +154,7 @@ def test_the_base_sees_neither_result_nor_failure_and_the_energy_counts(cooldown
         assert (record.num_selected, record.num_completed, record.num_kept) == (4, 2, 2)
         assert (record.round_s, record.energy_j) == (0.625, 4 * 0.25)
     assert [row.completed for row in strategy.history.clients] == [True, True, False, False] * 2
-    assert strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 0.5 / 9, 1 - 0.625 / 9, 0, 0])
+    assert selector.state_dict()["mean"].tolist() == pytest.approx([1 - 0.5 / 9, 1 - 0.625 / 9, 0, 0])
     assert strategy.history.problem_counts() == {"late": 4}
 
 
@@ -208,23 +202,18 @@ def test_what_a_selector_is_told_of_spares(
 ) -> None:
     """Clients 0 to 3 take 2, 8, 1 and 4 s or more; the first two answers are needed, those of 0 and 2."""
     spy, seconds = _spy(*needs), (2.0, 8.0, 1.0, last_s)
-    play_scripted(
-        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, over_selection=1.0,
-        report=lambda k, t: {"latency_s": seconds[k], "loss": k / 10},
-    )  # fmt: skip
+    answers = [{"latency_s": own, "loss": k / 10} for k, own in enumerate(seconds)]
+    play_still(api, spy, clients=4, over_selection=1.0, report=lambda k, t: answers[k])
     (one,) = spy.reports
     assert [column.tolist() for column in (one.completed, one.spare, one.latency)] == [completed, spare, latency]  # type: ignore[union-attr]
     assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]  # type: ignore[union-attr]
     assert one.failed.tolist() == [not done for done in completed]
 
 
-def _on_the_servers_clock(
-    selector: Any, ready: list[float], rounds: int = 1, base: Any = None, **options: Any
-) -> tuple[Any, list[FakeNode]]:
+def _on_the_servers_clock(selector: Any, ready: list[float], rounds: int = 1, base: Any = None, **options: Any) -> Any:
     """The history of rounds, and the nodes of clients that are ready after these seconds."""
-    strategy = message.SelectionStrategy(
-        selector, base or fedavg(), clock="server", identity="claim", max_latency=60.0, **options
-    )
+    given = {"clock": "server", "identity": "claim", "max_latency": 60.0, **options}
+    strategy = message.SelectionStrategy(selector, base or fedavg(), **given)
     nodes = [FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)]
     begin = time.monotonic()
     play(strategy, FakeGrid({k + 5: node for k, node in enumerate(nodes)}), rounds)
@@ -260,9 +249,7 @@ def test_on_the_servers_clock_replies_that_have_arrived_are_used(option: dict[st
 
 
 @pytest.mark.parametrize("late", ["use", "damped"])
-def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(
-    late: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_the_servers_clock_a_late_reply_counts_and_its_node_is_asked_again(late: str, caplog: Any) -> None:
     caplog.set_level("INFO", "flwr")
     replies: list[Any] = []
 

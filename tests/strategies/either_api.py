@@ -15,7 +15,7 @@ from fedsel_flwr import strategies as legacy
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import message
 from tests.strategies import helpers
-from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
+from tests.strategies.helpers import Arrays, FakeProxy, Federation, initial, model, update
 from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import NAMES, FakeGrid, FakeNode, named, node_id
 
@@ -71,7 +71,7 @@ class Server:
 
     def __init__(
         self, api: str, strategy: Any, proxies: Iterable[FakeProxy] = (), timeout: float | None = None,
-        start: list[np.ndarray] | None = None, kind: type[FakeNode] = FakeNode, **node: Any,
+        start: Arrays | None = None, kind: type[FakeNode] = FakeNode, **node: Any,
     ) -> None:  # fmt: skip
         self.api, self.strategy, self.timeout = api, strategy, timeout
         self._kind, self._node = kind, {"extra": {}, **node}
@@ -80,7 +80,7 @@ class Server:
             getattr(strategy.base, "strategy", strategy.base).initial_parameters = ndarrays_to_parameters(start)
         self.proxies: list[FakeProxy] = []
         self.federation, self.grid = Federation(strategy, timeout=timeout), FakeGrid()
-        self.models: list[list[np.ndarray]] = []
+        self.models: list[Arrays] = []
         self.result: Any = None
         for proxy in proxies:
             self.connect(proxy)
@@ -164,9 +164,7 @@ def _metrics(message: Any) -> dict[str, Any]:
     return dict(metrics.items())
 
 
-def mean_of(
-    numbers: Iterable[int], current: list[np.ndarray], server_round: int, weights: Sequence[float] = ()
-) -> list[np.ndarray]:
+def mean_of(numbers: Iterable[int], current: Arrays, server_round: int, weights: Sequence[float] = ()) -> Arrays:
     """FedAvg's model of honest clients' updates, by hand; they weigh by their numbers of examples, if not given."""
     clients = list(numbers)
     updates = [update(k, current, server_round) for k in clients]

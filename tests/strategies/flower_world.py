@@ -126,7 +126,7 @@ class Run:
         for client in clients:
             client.fit = _stepping(client.fit, seen.step, seen)  # type: ignore[method-assign]
         if self.api == "legacy":
-            server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
+            server = run_rounds(strategy, clients, self.rounds, max_workers=1)
             seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
         else:
             grid = FakeGrid({node_id(one.number): FakeNode(one, extra={}) for one in clients})

@@ -12,37 +12,22 @@ from typing import Any
 
 import numpy as np
 from flwr import common
-from flwr.common import (
-    Code,
-    DisconnectRes,
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    GetParametersIns,
-    GetParametersRes,
-    GetPropertiesIns,
-    GetPropertiesRes,
-    Parameters,
-    ReconnectIns,
-    Status,
-    ndarrays_to_parameters,
-)
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters
 from flwr.server import Server
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.history import History as FlowerHistory
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy
 
 ABSENT: Any = object()
-OK = Status(Code.OK, "")
+OK = Status(common.Code.OK, "")
 SHAPES = ((3, 2), (2,))
+Arrays = list[np.ndarray]
 
 
-def model(value: float = 0.0) -> list[np.ndarray]:
+def model(value: float = 0.0) -> Arrays:
     """A model of two small float32 arrays."""
     return [np.full(shape, value, dtype=np.float32) for shape in SHAPES]
 
@@ -52,7 +37,7 @@ def initial(value: float = 0.0) -> Parameters:
     return ndarrays_to_parameters(model(value))
 
 
-def update(number: int, arrays: list[np.ndarray], server_round: int) -> list[np.ndarray]:
+def update(number: int, arrays: Arrays, server_round: int) -> Arrays:
     """What honest client ``number`` makes of a model: numbers whose float32 sums depend on their order."""
     generator = np.random.default_rng([number, server_round])
     return [(array + generator.normal(0.1, 1.0, array.shape)).astype(array.dtype) for array in arrays]
@@ -75,7 +60,7 @@ Fault = Callable[[Answer, float | None], None]
 _DECODING = threading.Lock()
 
 
-def parameters_to_ndarrays(parameters: Parameters) -> list[np.ndarray]:
+def parameters_to_ndarrays(parameters: Parameters) -> Arrays:
     """Flower's decoding, one thread at a time.
 
     NumPy parses headers with ast, whose recursion check CPython 3.11 may trip when threads of one process do so
@@ -116,15 +101,15 @@ class FakeProxy(ClientProxy):
         self.evaluations: list[int] = []
         self.num_examples = 10 + 3 * number
 
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> common.GetPropertiesRes:
         self.asked += 1
         if self.on_properties is not None:
             self.on_properties(self)
         properties = {} if self.client_id is ABSENT else {"client_id": self.client_id}
-        return GetPropertiesRes(OK, {**properties, "num_examples": self.num_examples})
+        return common.GetPropertiesRes(OK, {**properties, "num_examples": self.num_examples})
 
-    def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> GetParametersRes:
-        return GetParametersRes(OK, ndarrays_to_parameters(model(7.0)))
+    def get_parameters(self, ins: Any, timeout: float | None, group_id: int | None) -> common.GetParametersRes:
+        return common.GetParametersRes(OK, ndarrays_to_parameters(model(7.0)))
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         assert group_id is not None
@@ -137,7 +122,7 @@ class FakeProxy(ClientProxy):
             FAULTS[self.fault](answer, timeout)
         return FitRes(answer.status, answer.parameters, answer.num_examples, answer.metrics)
 
-    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+    def trained(self, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
         """What it makes of a model: arrays, number of examples and metrics."""
         latency = self.latency(server_round) if callable(self.latency) else self.latency
         metrics = {"latency_s": latency, "energy_j": self.energy, **self.extra}
@@ -149,11 +134,11 @@ class FakeProxy(ClientProxy):
         self.evaluations.append(group_id or 0)
         return EvaluateRes(OK, 0.1 * (self.number + 1), self.num_examples, {})
 
-    def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
-        return DisconnectRes("")
+    def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> common.DisconnectRes:
+        return common.DisconnectRes("")
 
 
-def arrays_fault(change: Callable[[list[np.ndarray]], list[Any]]) -> Fault:
+def arrays_fault(change: Callable[[Arrays], list[Any]]) -> Fault:
     def fault(answer: Answer, timeout: float | None) -> None:
         answer.parameters = ndarrays_to_parameters(change(parameters_to_ndarrays(answer.parameters)))
 
@@ -223,7 +208,7 @@ FAULTS: dict[str, Fault] = {
     "latency-infinite": _metric("latency_s", float("inf")),
     "raises": _raises,
     "straggler": _straggler,
-    "status": _part("status", Status(Code.FIT_NOT_IMPLEMENTED, "no fit here")),
+    "status": _part("status", Status(common.Code.FIT_NOT_IMPLEMENTED, "no fit here")),
     "impostor": _metric("client_id", "h0"),
     "energy-negative": _metric("energy_j", -3.0),
     "energy-text": _metric("energy_j", "much"),
@@ -247,9 +232,7 @@ def fedavg(**kwargs: Any) -> FedAvg:
     return FedAvg(**{"fraction_evaluate": 0.0, "initial_parameters": initial(), **kwargs})
 
 
-def fleet(
-    count: int, prefix: str = "", cid: Callable[[int], str] = lambda k: f"node-{k}", **kwargs: Any
-) -> list[FakeProxy]:
+def fleet(count: int, prefix: str = "", cid: Callable[..., str] = "node-{}".format, **kwargs: Any) -> list[FakeProxy]:
     """Honest clients with the ids 0..count-1, or prefixed."""
     return [FakeProxy(cid(k), f"{prefix}{k}" if prefix else k, number=k, **kwargs) for k in range(count)]
 
@@ -260,9 +243,9 @@ class Federation:
 
     strategy: Strategy
     proxies: Iterable[ClientProxy] = ()
-    max_workers: int = 8
     timeout: float | None = None
     manager: ClientManager = field(default_factory=SimpleClientManager)
+    max_workers: int = 8
 
     def __post_init__(self) -> None:
         for proxy in self.proxies:
@@ -287,18 +270,16 @@ class Federation:
             self.models.append(list(self.server.parameters.tensors))
         return self
 
-    def arrays(self) -> list[np.ndarray]:
+    def arrays(self) -> Arrays:
         """The global model."""
         return parameters_to_ndarrays(self.server.parameters)
 
 
-def run_rounds(
-    strategy: Strategy, proxies: Iterable[ClientProxy], rounds: int, max_workers: int = 8
-) -> tuple[Server, FlowerHistory]:
+def run_rounds(strategy: Strategy, proxies: Iterable[ClientProxy], rounds: int, max_workers: int = 8) -> Server:
     """Run Flower's own ``Server.fit``."""
-    federation = Federation(strategy, proxies, max_workers)
-    history, _ = federation.server.fit(num_rounds=rounds, timeout=None)
-    return federation.server, history
+    server = Federation(strategy, proxies, max_workers=max_workers).server
+    server.fit(num_rounds=rounds, timeout=None)
+    return server
 
 
 @contextmanager
@@ -324,7 +305,6 @@ def row_of(strategy: SelectionStrategy, client_id: str) -> int:
 
 def all_in(proxies: list[FakeProxy], **kwargs: Any) -> tuple[SelectionStrategy, Federation]:
     """A strategy that trains everyone it knows, after one round."""
-    strategy = SelectionStrategy(
-        Random(clients_per_round=100, seed=0), fedavg(), **{"min_available": 1, "max_latency": 60.0, **kwargs}
-    )
+    options = {"min_available": 1, "max_latency": 60.0, **kwargs}
+    strategy = SelectionStrategy(Random(clients_per_round=100, seed=0), fedavg(), **options)
     return strategy, Federation(strategy, proxies).play(1)

@@ -103,3 +103,8 @@ def play_scripted(
     strategy = selection(api, selector, base, **{"max_latency": MAX_LATENCY, "min_available": 1, **options})
     server = Server(api, strategy, everyone, start=[first]).play(rounds)
     return strategy, [arrays[0].tolist() for arrays in server.models]
+
+
+def play_still(api: str, selector: Selector, rounds: int = 1, **options: Any) -> tuple[Any, list[Any]]:
+    """Play clients that return the model as they received it."""
+    return play_scripted(api, selector, lambda k, t, w: w, rounds, start=[1.0], **options)

@@ -25,11 +25,12 @@ from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL
 from fedsel_flwr.testing.in_process import play_round
 from tests.golden.make_traces import selector_under_trace
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds import written
+from tests.rounds.written import core_of
 from tests.strategies.deployed import Deployment, Node, SuperLink
 from tests.strategies.either_api import base_of, make, play, selection
 from tests.strategies.helpers import FakeProxy, fleet, within
-from tests.strategies.scripted import play_scripted, two_examples
+from tests.strategies.scripted import play_still, two_examples
 
 
 def busy(
@@ -202,19 +203,12 @@ class First(Selector):
 
 def asked(core: Any, rounds: int, connected: str = "abcd") -> list[list[str]]:
     """Whom the core asks in some rounds; nobody answers."""
-    everyone, found = Written(facts(*connected)), []
-    for _ in range(rounds):
-        found.append(core.choose(list(connected), None, everyone))
-        core.collect({})
-        core.finish()
-    return found
+    return [written.play_round(core, list(connected), model=None) for _ in range(rounds)]
 
 
 def test_no_client_is_asked_above_the_cap(api: str) -> None:
     """By hand, cap .5: 0 in rounds 1 to 5, then 5/5 > .5; 1 in 6 to 10 (0: 5/10); 0 in 11 (6/11); 1 in 12."""
-    strategy, _ = play_scripted(
-        api, First(), lambda k, t, w: w, 60, start=[1.0], clients=4, max_participation=0.5
-    )  # fmt: skip
+    strategy, _ = play_still(api, First(), 60, clients=4, max_participation=0.5)
     rows = np.array([row.client for row in strategy.history.clients])
     assert rows[:12].tolist() == [0] * 5 + [1] * 5 + [0, 1]
     assert np.bincount(rows[20:], minlength=4).max() <= 0.55 * 40
@@ -252,9 +246,7 @@ def test_rounds_that_ask_everybody_do_not_count() -> None:
     assert asked(warm, 36)[-7:] == [["a", "b", "c", "d"], *[["a"]] * 5, ["b"]]
     selector = GPFL(clients_per_round=1, total_rounds=10, seed=0)  # its opening does so
     core = core_of(selector, max_participation=0.5, learning_rate=0.1, validation=two_examples())
-    assert core.choose(["a", "b"], [np.eye(2)], Written(facts("a", "b"))) == ["a", "b"]
-    core.collect({})
-    core.finish()
+    assert written.play_round(core, ["a", "b"], model=[np.eye(2)]) == ["a", "b"]
     assert core.parts.participation.state_dict()["rounds"].tolist() == [0, 0]
 
 

@@ -128,9 +128,7 @@ def _fault(api: str, way: str, arrays: Any, count: Any, metrics: Mapping[str, An
         own = replace(reply, arrays=arrays, num_examples=count, refused=str(metrics) if way == "as a refusal" else "")
         if api == "legacy":
             return replace(own, metrics=told)
-        return replace(
-            own, num_examples=_recordable(count), metrics={key: _recordable(value) for key, value in told.items()}
-        )
+        return replace(own, num_examples=_recordable(count), metrics={k: _recordable(v) for k, v in told.items()})
 
     return Fault("never answers" if way == "not at all" else "sends what Hypothesis made up", change)
 

@@ -61,9 +61,7 @@ def test_a_restarted_node_has_its_row_and_its_statistics(api: str, how: str) -> 
 
 @HOW
 @pytest.mark.parametrize("others", [[], [5]])
-def test_of_two_nodes_of_one_id_the_second_is_refused_until_the_first_is_gone(
-    api: str, how: str, others: list[int], caplog: Any
-) -> None:
+def test_the_second_node_of_an_id_is_refused_until_one_is_gone(api: str, how: str, others: Any, caplog: Any) -> None:
     """One that is killed and started again has a new node id while the server still lists the old one."""
     first, second = known(api, how, "twin"), known(api, how, "twin")
     world = Deployment(api, everybody(), {1: first, **{k: known(api, how, f"o{k}") for k in others}}, identity=how)
@@ -134,9 +132,7 @@ def _claiming(api: str, name: str, claim: str, **options: Any) -> Node:
 @pytest.mark.parametrize("thief", ["", "part-9"])
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("options", [{"identity": "claim"}, {"clock": "virtual", "missing_columns": "random"}])
-def test_a_claim_never_takes_the_row_of_a_registered_node(
-    api: str, thief: str, away: bool, options: dict[str, Any], caplog: Any
-) -> None:
+def test_no_claim_takes_a_registered_nodes_row(api: str, thief: str, away: bool, options: Any, caplog: Any) -> None:
     """Neither while it is connected nor while it is away; and it comes back to its row and its statistics."""
     selector = CSUCB(clients_per_round=5, max_latency=9.0, seed=0)
     nodes = {500: _claiming(api, "part-0", "alice"), 501: _claiming(api, "part-1", "bob")}

@@ -87,11 +87,8 @@ def test_a_run_with_failures_has_the_figures_of_its_history(api: str) -> None:
     strategy = scraper.strategy = selection(api, 8, metrics_address=0, on_round=scraper, total_rounds=ROUNDS)
     Server(api, strategy, hostile(), timeout=0.3).play(ROUNDS)
     assert len(scraper.found) == ROUNDS
-    check(scraper.found[-1], strategy.history)
-    counted = {
-        labels: value for (name, labels), value in scraper.found[-1].items() if name.endswith("failed_clients_total")
-    }
-    reasons = {labels for labels, value in counted.items() if value}
+    check(last := scraper.found[-1], strategy.history)
+    reasons = {labels for (name, labels), value in last.items() if value and name.endswith("failed_clients_total")}
     assert {"reason=exception", "reason=model", "reason=metrics"} <= reasons
     assert "reason=other" not in reasons
     # Neither an id nor an error's text, in any name, label or value.
@@ -120,9 +117,8 @@ def test_a_taken_port_ends_the_run_before_its_first_round(api: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         strategy = selection(api, 1, metrics_address=taken.getsockname()[1])
-        with pytest.raises(
-            RunError, match=r"^metrics_address '127\.0\.0\.1:\d+' cannot be used: Address already in use"
-        ):
+        said = r"^metrics_address '127\.0\.0\.1:\d+' cannot be used: Address already in use"
+        with pytest.raises(RunError, match=said):
             Server(api, strategy, clients).play(1)
     assert (clients[0].asked, clients[0].fit_rounds, len(strategy.history.rounds)) == (0, [], 0)
 
