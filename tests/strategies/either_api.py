@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.common import FitRes, ndarrays_to_parameters
+from flwr.common import FitRes, Parameters, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
@@ -40,6 +40,11 @@ def base_of(api: str, name: Any = "FedAvg", **options: Any) -> Any:
     cls = getattr(BASES[api], name) if isinstance(name, str) else name
     spelled = {SPELLED.get(key, key) if api == "legacy" else key: value for key, value in options.items()}
     return cls(**{"fraction_evaluate": 0.0, **own, **spelled})
+
+
+def bagging(api: str) -> Any:
+    """Flower's base whose models are boosted trees, before the first tree."""
+    return base_of(api, "FedXgbBagging", **({"initial_parameters": Parameters([], "")} if api == "legacy" else {}))
 
 
 def private(api: str, base: Any, kind: str = "ServerSideFixed", clients: int = 3, **options: Any) -> Any:

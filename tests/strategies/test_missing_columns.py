@@ -12,14 +12,13 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.selectors import CSUCB, Random, create
 from fedsel_flwr.selectors.columns import COLUMNS
 from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
-from tests.rounds.written import Written, core_of, facts
+from tests.rounds.written import core_of, play_round, reply
 from tests.strategies.either_api import RECORDING, Server, base_of, close, mean_of, play, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, fleet, model
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
@@ -31,7 +30,7 @@ REPLIES = {"oort": "rms_loss", "pisces": "rms_loss", "rpow-d": "train_loss"}
 PARAMETERS = {name: {"candidates": CLIENTS} for name in ("cpow-d", "power-of-choice", "rpow-d")}
 
 
-def unchanged(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
+def usual(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics of an evaluation in Flower's own apps."""
     return {"eval_acc": 0.5, "eval_loss": 0.25 + proxy.number}
 
@@ -42,10 +41,11 @@ def only_its_own(node: Any, asked: Any, content: Any) -> Any:
     return content
 
 
-def server_of(api: str, selector: Any, extra: Any = None, answer: Any = unchanged, **options: Any) -> Server:
+def served(api: str, selector: Any, extra: Any = None, answer: Any = usual, fault: str = "", **options: Any) -> Server:
     """Flower's server over clients that report a latency and further metrics."""
     given = {"latency_s": 0.5, "acc": 0.5} | (extra or {})
-    proxies = [ProbeProxy(f"node-{k}", k, number=k, extra=given, answer=answer) for k in range(CLIENTS)]
+    told = {"extra": given, "answer": answer, "fault": fault or None}
+    proxies = [ProbeProxy(f"node-{k}", k, number=k, **told) for k in range(CLIENTS)]
     server = Server(api, selection(api, selector, RECORDING[api](), min_available=CLIENTS, **options))
     for proxy in proxies:
         server.connect(proxy, evaluate_fault=only_its_own) if api == "message" else server.connect(proxy)
@@ -61,7 +61,7 @@ def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api:
     if api == "legacy" and PROBES.get(name) == "loss":
         pytest.skip("the result of every evaluation in the legacy API has a loss")
     column, own = PROBES.get(name) or REPLIES[name], PARAMETERS.get(name, {})
-    server = server_of(api, create(name, clients_per_round=2, seed=0, **own))
+    server = served(api, create(name, clients_per_round=2, seed=0, **own))
     with pytest.raises(RunError) as ended:
         server.play(2)
     told = str(ended.value)
@@ -80,22 +80,18 @@ def test_a_selector_that_would_learn_nothing_ends_the_run_with_the_remedies(api:
 
 def test_an_energy_score_follows_from_joules_or_else_the_mod_is_named(api: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
-    server = server_of(api, Spy("energy_score", requires=("energy_score",)))
-    assert server.play(1).strategy.history.problem_counts() == {}
-    server = server_of(api, Spy("energy_score", requires=("energy_score",)))
-    for proxy in server.proxies:
-        proxy.fault = "no-joules"
+    spy, again = (Spy("energy_score", requires=("energy_score",)) for _ in range(2))
+    assert served(api, spy).play(1).strategy.history.problem_counts() == {}
     with pytest.raises(RunError, match=r"energy_score.* mod to the clients, ClientApp\(mods=\[telemetry\]\)"):
-        server.play(1)
+        served(api, again, fault="no-joules").play(1)
 
 
 def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(api: str) -> None:
     """On the server's clock nobody needs to report it, and no other selector needs it."""
 
     def play(selector: Any, clock: str = "virtual") -> Any:
-        proxies = [FakeProxy(f"node-{k}", k, number=k, fault="latency-missing") for k in range(3)]
-        server = Server(api, selection(api, selector, min_available=3, clock=clock), proxies, timeout=5.0)
-        return server.play(1).strategy.history
+        strategy = selection(api, selector, min_available=3, clock=clock)
+        return Server(api, strategy, fleet(3, fault="latency-missing"), timeout=5.0).play(1).strategy.history
 
     def reads() -> CSUCB:
         return CSUCB(clients_per_round=3, max_latency=9.0, seed=0)
@@ -109,10 +105,7 @@ def test_a_latency_that_nobody_reports_ends_the_run_of_selectors_that_read_it(ap
 
 
 def test_a_round_without_usable_replies_decides_nothing(api: str) -> None:
-    server = server_of(api, Spy("loss", requires=("loss",)), busy_timeout=0.0)
-    for proxy in server.proxies:
-        proxy.fault = "raises"
-    server.play(2)
+    server = served(api, Spy("loss", requires=("loss",)), fault="raises", busy_timeout=0.0).play(2)
     for proxy in server.proxies:
         proxy.fault = None
     with pytest.raises(RunError, match="round 3: no reply has loss"):
@@ -126,7 +119,7 @@ def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_r
             proxy.extra = {"loss": 0.5} if record.round in (2, 3) else {}
 
     spy = Spy("loss")
-    server = server_of(api, spy, missing_columns="random", on_round=report)
+    server = served(api, spy, missing_columns="random", on_round=report)
     server.play(5)
     starts, ends = (f"round {n}: no reply has loss (metric 'loss'), which spy reads. Metrics that" for n in (1, 5))
     lines = said(caplog)
@@ -147,7 +140,7 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
         for proxy in server.proxies:
             proxy.extra = {}
 
-    server = server_of(api, Spy("loss", requires=("loss",)), {"loss": 0.5}, on_round=stop_reporting)
+    server = served(api, Spy("loss", requires=("loss",)), {"loss": 0.5}, on_round=stop_reporting)
     server.play(3)
     (line,) = said(caplog)
     assert line.startswith("round 2: no reply has loss")
@@ -157,22 +150,14 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
 def test_what_a_selector_may_do_without_is_said_once(api: str, caplog: Any, monkeypatch: Any) -> None:
     """Nobody asked for it, and the selector does not require it."""
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
-    server = server_of(api, Spy("energy", "latency"))
-    for proxy in server.proxies:
-        proxy.fault = "no-joules"
-    server.play(2)
+    served(api, Spy("energy", "latency"), fault="no-joules").play(2)
     (line,) = said(caplog)
     assert "no reply has energy (metric 'energy_j'), which spy reads" in line
 
 
 def test_a_checkpoint_knows_which_columns_came(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = ["a", "b"]
-
     def play(core: Any, **metrics: Any) -> Any:
-        chosen = core.choose(nodes, model(), Written(facts(*nodes)))
-        one = Reply(arrays=model(), num_examples=1, metrics={"latency_s": 1.0, **metrics})
-        core.collect(dict.fromkeys(chosen, one))
-        core.finish(model())
+        play_round(core, ["a", "b"], reply(**metrics))
         return core
 
     first = play(play(core_of(Spy("loss")), loss=1.0))
@@ -210,30 +195,26 @@ def test_every_column_that_clients_report_has_a_name_that_can_be_changed() -> No
 def test_a_mapped_name_is_that_of_the_answer_to_a_probe(api: str, key: str) -> None:
     """The client's own metric comes first; in the legacy API the result's loss stands for a missing one."""
     selector = create("power-of-choice", clients_per_round=2, candidates=CLIENTS, seed=0)
-    answer = unchanged if key == "eval_loss" else lambda proxy, metrics: {"loss": 0.25 + proxy.number}
-    server = server_of(api, selector, answer=answer, metric_keys=MetricKeys(loss=key))
+    answer = usual if key == "eval_loss" else lambda proxy, metrics: {"loss": 0.25 + proxy.number}
+    server = served(api, selector, answer=answer, metric_keys=MetricKeys(loss=key))
     if api == "message" and key == "loss":
         for node in server.grid.nodes.values():
             node.evaluate_fault = None
-    server.play(1)
-    assert server.dispatched() == [["2", "3"]], "the largest losses"
+    assert server.play(1).dispatched() == [["2", "3"]], "the largest losses"
     assert server.strategy.selector.state_dict()["loss"].tolist() == [0.25, 1.25, 2.25, 3.25]
 
 
 def test_in_the_legacy_api_the_results_own_loss_has_the_mapped_name() -> None:
     selector = create("power-of-choice", clients_per_round=2, candidates=CLIENTS, seed=0)
     keys = MetricKeys(loss="eval_loss")
-    server = server_of("legacy", selector, answer=lambda proxy, metrics: {}, metric_keys=keys).play(1)
-    assert server.strategy.selector.state_dict()["loss"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    served("legacy", selector, answer=lambda proxy, metrics: {}, metric_keys=keys).play(1)
+    assert selector.state_dict()["loss"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
 def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -> None:
     keys = MetricKeys(rms_loss="my_rms", gradient="my_gradient", num_examples="size")
-    vector = np.array([1.0, 2.0], dtype=np.float32).tobytes()
-    server = server_of(
-        api, spy := Spy("rms_loss", "gradient"), {"my_rms": 0.5, "my_gradient": vector}, metric_keys=keys
-    )
-    server.play(1)
+    told = {"my_rms": 0.5, "my_gradient": vector_of(1.0, 2.0)}
+    server = served(api, spy := Spy("rms_loss", "gradient"), told, metric_keys=keys).play(1)
     assert spy.reports[0].rms_loss.tolist() == [0.5] * CLIENTS
     assert spy.reports[0].gradient.tolist() == [[1.0, 2.0]] * CLIENTS
     ((given, _),) = server.given()
@@ -293,9 +274,8 @@ def test_vectors_arrive_with_the_reply_and_no_base_sees_them(api: str, name: str
     for report in spy.reports:
         assert getattr(report, name).tolist() == [_own(k) for k in range(CLIENTS)]
     assert played.strategy.history.problem_counts() == {}
-    assert [metrics.keys() & {name, "latency_s", "energy_j"} for metrics in played.received()[0]] == [
-        {"latency_s", "energy_j"}
-    ] * CLIENTS
+    ours = {"latency_s", "energy_j"}
+    assert [metrics.keys() & {name, *ours} for metrics in played.received()[0]] == [ours] * CLIENTS
 
 
 @ODD

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common import Code, EvaluateIns, EvaluateRes, Status
+from flwr.common import Code, EvaluateRes, Status
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import QFedAvg
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords, validate_message_reply_consistency
@@ -47,9 +47,7 @@ def _harmless(lines: list[str]) -> bool:
 
 
 @pytest.mark.parametrize(("part", "value", "said"), EVALUATIONS, ids=range(len(EVALUATIONS)))
-def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(
-    part: str, value: Any, said: str, caplog: Any
-) -> None:
+def test_an_odd_evaluation_does_not_end_a_run_of_the_legacy_api(part: str, value: Any, said: str, caplog: Any) -> None:
     """Left in, no examples at all end it by a division by zero, and minus sixteen take another's vote."""
 
     class Odd(FakeProxy):
@@ -95,7 +93,7 @@ MESSAGE_EVALUATIONS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("honest", [1, 3])
 @pytest.mark.parametrize("fault", MESSAGE_EVALUATIONS)
-def test_an_odd_evaluation_does_not_end_the_run_of_the_message_api(fault: str, honest: int, caplog: Any) -> None:
+def test_an_odd_evaluation_does_not_end_a_run_of_the_message_api(fault: str, honest: int, caplog: Any) -> None:
     change, becomes = MESSAGE_EVALUATIONS[fault]
     strategy = selection("message", 2, base_of("message", fraction_evaluate=1.0), min_available=honest + 1)
     server = Server("message", strategy, fleet(honest))
@@ -114,21 +112,17 @@ def test_an_odd_evaluation_does_not_end_the_run_of_the_message_api(fault: str, h
             assert found == {"loss": pytest.approx(math.nan if becomes == "nan" else mean, nan_ok=True)}
 
 
-def _raises(answer: Any, timeout: float | None) -> None:
-    raise RuntimeError(NASTY)
+@pytest.mark.parametrize("way", ["raises", "refuses", "claims"])
+def test_no_text_forges_a_line_of_the_legacy_api(way: str, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nasty(answer: Any, timeout: float | None) -> None:
+        if way == "raises":
+            raise RuntimeError(NASTY)
+        if way == "refuses":
+            answer.status = Status(Code.FIT_NOT_IMPLEMENTED, NASTY)
+        else:
+            answer.metrics |= {"client_id": NASTY, "latency_s": NASTY, "energy_j": NASTY}
 
-
-def _refuses(answer: Any, timeout: float | None) -> None:
-    answer.status = Status(Code.FIT_NOT_IMPLEMENTED, NASTY)
-
-
-def _claims(answer: Any, timeout: float | None) -> None:
-    answer.metrics |= {"client_id": NASTY, "latency_s": NASTY, "energy_j": NASTY}
-
-
-@pytest.mark.parametrize("fault", [_raises, _refuses, _claims], ids=["raises", "refuses", "claims"])
-def test_no_text_forges_a_line_of_the_legacy_api(fault: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(helpers.FAULTS, "nasty", fault)
+    monkeypatch.setitem(helpers.FAULTS, "nasty", nasty)
     strategy = selection("legacy", 3)
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
         Server("legacy", strategy, [*fleet(2, prefix="h"), FakeProxy("n", NASTY, number=5, fault="nasty")]).play(2)
@@ -183,20 +177,13 @@ def test_an_update_without_a_norm_is_clipped_to_itself(api: str, kind: str, size
         np.testing.assert_allclose(array - before, np.full(before.shape, 0.25, dtype), rtol=0, atol=2e-3)
 
 
-class Evaluator(FakeProxy):
-    """A client whose evaluation has a given number of examples."""
-
-    examples = 0
-
-    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
-        return EvaluateRes(OK, 0.25, self.examples, {"acc": 0.5})
-
-
 @pytest.mark.parametrize(("examples", "counts"), [([0, 0, 0], (3, 0)), ([7, 7, 0], (2, 1)), ([0, 0, 7], (3, 0))])
-def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_it(
-    api: str, examples: list[int], counts: tuple[int, int]
-) -> None:
+def test_an_evaluation_without_a_weight_passes_if_the_base_reads_none(api: str, examples: Any, counts: Any) -> None:
     evaluated: list[tuple[int, int]] = []
+
+    class Evaluator(FakeProxy):
+        def evaluate(self, *args: Any) -> EvaluateRes:
+            return EvaluateRes(OK, 0.25, examples[self.number], {"acc": 0.5})
 
     class Evaluating(RECORDING[api]):  # type: ignore[misc]
         def aggregate_evaluate(self, server_round: int, results: Any, failures: Any = ()) -> Any:
@@ -205,8 +192,6 @@ def test_an_evaluation_without_a_weight_passes_under_a_base_that_does_not_read_i
             return (0.25, {}) if api == "legacy" else MetricRecord({"loss": 0.25})
 
     clients = [Evaluator(f"n{k}", k, number=k) for k in range(3)]
-    for one, number in zip(clients, examples, strict=True):
-        one.examples = number
     Server(api, selection(api, 3, Evaluating(fraction_evaluate=1.0)), clients).play(1)
     assert evaluated == [counts]
 
@@ -233,9 +218,8 @@ def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
         seen.clear()
         server = Server("message", selection("message", 4, Reads(fraction_evaluate=1.0)))
         for k in range(4):
-            server.connect(
-                FakeProxy(f"{k}", k, number=k), evaluate_fault=records(names if k else ("z", "y", "x"), arrays)
-            )
+            fault = records(names if k else ("z", "y", "x"), arrays)
+            server.connect(FakeProxy(f"{k}", k, number=k), evaluate_fault=fault)
         server.play(1)
         assert seen == [sorted([*names, *(["confusion"] if arrays else []), "note"])] * 3
     # Flower's own evaluation reads one record, with a weight.
@@ -245,17 +229,13 @@ def test_an_evaluation_may_have_any_records_if_most_have_them() -> None:
     assert server.play(1).result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(0.1)}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(api: str, value: float, caplog: Any) -> None:
     """In this round only, and said with client and key; the update is used."""
-    base = RECORDING[api]()
-    strategy = selection(api, 3, base)
-    proxies = fleet(3)
-    for proxy in proxies:
-        proxy.extra = {"acc": 0.5, "auc": 0.5, "f1": 0.25}
+    strategy, proxies = selection(api, 3, RECORDING[api]()), fleet(3, extra={"acc": 0.5, "auc": 0.5, "f1": 0.25})
     server = Server(api, strategy, proxies)
     for bad in (value, 0.75):
-        proxies[1].extra |= {"acc": bad, "auc": bad}
+        proxies[1].extra = {"acc": bad, "auc": bad, "f1": 0.25}
         server.play(1)
     first, second = ([metrics for _, metrics in results] for results, _ in server.given())
     assert [({"acc", "auc"} & one.keys(), one["f1"]) for one in first] == [(set(), 0.25)] * 3
@@ -267,14 +247,8 @@ def test_a_metric_without_a_finite_number_is_left_out_for_all_clients(api: str, 
 
 
 def test_a_list_with_nan_is_left_out_too(caplog: pytest.LogCaptureFixture) -> None:
-    proxies = fleet(2)
-    server = Server(
-        "message", selection("message", 2, RECORDING["message"]()), extra={"per_class": [0.5, float("nan")]}
-    )
-    for proxy in proxies:
-        server.connect(proxy)
-    server.play(1)
-    ((results, _),) = server.given()
+    server = Server("message", selection("message", 2, RecordingBase()), fleet(2), extra={"per_class": [0.5, math.nan]})
+    ((results, _),) = server.play(1).given()
     assert not any("per_class" in metrics for _, metrics in results)
     assert len([text for text in caplog.messages if "'per_class' is [0.5, nan]" in text]) == 2
 
@@ -397,15 +371,10 @@ def test_a_loss_that_nobody_reads_costs_nobody_his_model() -> None:
     assert ["train_loss" in metrics for metrics in given] == [False] * 3
 
 
-VALUES = st.one_of(
-    st.integers(-5, 5),
-    st.floats(allow_nan=True),
-    st.lists(st.floats(-9, 9), max_size=3),
-    st.lists(st.integers(0, 9), max_size=3),
-)
-RECORDS = st.lists(
-    st.dictionaries(st.sampled_from(["acc", "f1", "latency_s", "per_class"]), VALUES), min_size=1, max_size=6
-)
+KEYS = st.sampled_from(["acc", "f1", "latency_s", "per_class"])
+NUMBERS = st.integers(-5, 5) | st.floats()
+VALUES = NUMBERS | st.lists(st.floats(-9, 9), max_size=3) | st.lists(st.integers(0, 9), max_size=3)
+RECORDS = st.lists(st.dictionaries(KEYS, VALUES), min_size=1, max_size=6)
 
 
 @settings(max_examples=200, deadline=None)

@@ -23,9 +23,7 @@ from tests.strategies.either_api import make
 from tests.strategies.flower_world import comparable
 
 
-def _played(
-    api: str, name: str, rounds: int = world.ROUNDS, base: Any = None, params: Any = None, **options: Any
-) -> tuple[Any, Any]:
+def _played(api: str, name: str, base: Any = None, params: Any = None, **options: Any) -> tuple[Any, Any]:
     """A strategy, by a selector's or a paper's name, and its models; the third adapter drives the core alone."""
     flower = "legacy" if api == "third" else api
     options = {"max_latency": world.MAX_LATENCY, "validation": world.validation(), "availability": world.available} | (
@@ -36,8 +34,9 @@ def _played(
         selector = create(name, **{**world.selector_params(name), **(params or {})})
         options = {"learning_rate": world.ETA, **options}
     strategy = make(flower, selector, base or flower_world.base(flower), **options)
-    models = world.play_stacked(strategy.core, rounds) if api == "third" else flower_world.play(api, strategy, rounds)
-    return strategy, models
+    if api == "third":
+        return strategy, world.play_stacked(strategy.core, world.ROUNDS)
+    return strategy, flower_world.play(api, strategy, world.ROUNDS)
 
 
 def _assert_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg as MessageFedAvg
 
@@ -17,7 +17,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.models import Validation
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.testing.in_process import play_round, record_of
-from tests.strategies.either_api import RECORDING, Server, base_of, private, selection
+from tests.strategies.either_api import RECORDING, Server, bagging, base_of, private, selection
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import RecordingBase
 
@@ -314,12 +314,10 @@ def test_what_reads_updates_needs_the_comparison(api: str, options: dict[str, An
 
 
 def test_trees_grow_and_cannot_be_compared(api: str) -> None:
-    own_options = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
-    base = base_of(api, "FedXgbBagging", **own_options)
     for value in ("auto", False):
-        assert selection(api, 3, base, compare_models=value).core.settings.checks_structure is False
+        assert selection(api, 3, bagging(api), compare_models=value).core.settings.checks_structure is False
     with pytest.raises(ParameterError, match="compare_models=True and max_update_norm need models of one shape"):
-        selection(api, 3, base, compare_models=True)
+        selection(api, 3, bagging(api), compare_models=True)
 
 
 class Plain(Random):
@@ -399,7 +397,5 @@ def test_a_base_of_the_message_api_gets_all_records_as_they_came(name: str) -> N
         original = ArrayRecord({key.removeprefix("client."): a for key, a in reversed(list(arrays.items()))})
         expected = RecordDict(RECORDS[name](original if name == "renamed" else arrays))
         assert {key: dict(record) for key, record in content.items()} == {k: dict(v) for k, v in expected.items()}
-        assert [list(record) for record in content.array_records.values()] == [
-            list(record) for record in expected.array_records.values()
-        ]
+        assert [*map(list, content.array_records.values())] == [*map(list, expected.array_records.values())]
     assert [[*rows(strategy, number)] for number in (1, 2)] == [["3"], ["3"]]

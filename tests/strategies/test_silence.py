@@ -14,11 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
-from flwr.server.superlink.linkstate.utils import (
-    MESSAGE_UNAVAILABLE_ERROR_REASON,
-    NODE_UNAVAILABLE_ERROR_REASON,
-    REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON,
-)
+from flwr.server.superlink.linkstate import utils as link
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
@@ -30,18 +26,20 @@ from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
 from fedsel_flwr.strategies.wrapping.message_transport import MessageTransport
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies import either_api
-from tests.strategies.either_api import Server, selection
+from tests.strategies.either_api import APIS, Server, base_of, selection
 from tests.strategies.helpers import FakeProxy, fleet, within
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, crowd, play
 from tests.strategies.scripted import Curious
 
-EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
-LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
-GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, link.MESSAGE_UNAVAILABLE_ERROR_REASON)
+LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, link.REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
+GONE = (ErrorCode.NODE_UNAVAILABLE, link.NODE_UNAVAILABLE_ERROR_REASON)
 NOT_REACHED = "not reached: the SuperLink did not take the message"
 LATE, GONE_SAYS = "no answer within 0.05 s", "node unavailable: its SuperNode stopped reporting"
 EXPIRED_SAYS = "message unavailable: it expired, or its SuperNode was removed"
 LATE_REPLY_SAYS = "reply unavailable: it expired before it was fetched"
+RAISED = "Message contains an Error (reason: {}). It originated during client-side execution of a message."
+"""What Flower's own proxy raises of a client's error."""
 
 
 class AnswersWithError:
@@ -90,9 +88,8 @@ def test_an_exception_of_the_client_stays_one() -> None:
     for text in ["division by zero", "Message contains an Error (reason: disk full)"]:
         assert reason_in(ValueError(text), 0.5, 1.0) == f"exception: ValueError: {text}"
     told = "<class 'RuntimeError'>:<'the battery\nis empty'>"
-    wrapped = f"Message contains an Error (reason: {told}). It originated during client-side execution of a message."
-    assert reason_in(ValueError(wrapped), 0.5, 1.0) == "exception: RuntimeError: the battery\nis empty"
-    crashed = wrapped.replace(told, "ClientApp stopped responding.")
+    assert reason_in(ValueError(RAISED.format(told)), 0.5, 1.0) == "exception: RuntimeError: the battery\nis empty"
+    crashed = RAISED.format("ClientApp stopped responding.")
     assert reason_in(ValueError(crashed), 0.5, 1.0) == "exception: ClientApp stopped responding."
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert reason_of(Error(code, told)) == "exception: RuntimeError: the battery\nis empty"
@@ -126,8 +123,7 @@ def test_what_a_client_raised_in_an_actor_of_ray_is_said_with_its_line(extra: st
     said = "exception: KeyError: 'camera' (mine.py, line 10)"
     told = RAYS.replace("ip=192.0.2.2", f"ip=192.0.2.2{extra}")
     assert reason_of(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told)) == said
-    wrapped = f"Message contains an Error (reason: {told}). It originated during client-side execution of a message."
-    assert reason_in(ValueError(wrapped), 0.5, 1.0) == said
+    assert reason_in(ValueError(RAISED.format(told)), 0.5, 1.0) == said
     cut = RAYS.replace("KeyError: 'camera'\n", "").replace('  File "/home/me', '  file "/home/me')
     assert reason_of(Error(0, cut)).startswith("exception: ")
 
@@ -291,9 +287,7 @@ class Lossy(FakeProxy):
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         assert group_id is not None
         if reason := self.lost(group_id, self.number):
-            raise ValueError(
-                f"Message contains an Error (reason: {reason}). It originated during client-side execution"
-            )
+            raise ValueError(RAISED.format(reason))
         return super().fit(ins, timeout, group_id)
 
 
@@ -312,12 +306,12 @@ def play_losing(api: str, lost: Lost, **options: Any) -> Any:
     for client in clients:
         client.lost = lost
     selector = Random(clients_per_round=CLIENTS, seed=0)
-    options = {"total_rounds": ROUNDS, "base": either_api.base_of(api), **options}
+    options = {"total_rounds": ROUNDS, "base": base_of(api), **options}
     played = either_api.play(api, selector, clients, ROUNDS, node=LossyNode, **options)
     return played.strategy, [array.tobytes() for array in played.models[-1]]
 
 
-@pytest.fixture(params=either_api.APIS)
+@pytest.fixture(params=APIS)
 def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Either API, in a process in which Ray runs."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
@@ -379,9 +373,7 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
 def test_a_message_names_the_probe_in_which_an_actor_died(api: str, lost: Lost, lost_in: str) -> None:
     def answer(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         if reason := lost(int(proxy.probed[-1]["round"]), proxy.number):
-            raise ValueError(
-                f"Message contains an Error (reason: {reason}). It originated during client-side execution"
-            )
+            raise ValueError(RAISED.format(reason))
         return metrics
 
     def in_training(round: int, k: int) -> str | None:
@@ -394,9 +386,7 @@ def test_a_message_names_the_probe_in_which_an_actor_died(api: str, lost: Lost, 
     for client in clients:
         client.lost = in_training
     with pytest.raises(RunError) as ended:
-        either_api.play(
-            api, Curious(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=either_api.base_of(api)
-        )
+        either_api.play(api, Curious(clients_per_round=CLIENTS), clients, ROUNDS, node=LossyNode, base=base_of(api))
     message = str(ended.value)
     assert message.startswith("a Ray actor has died in the probe before round 2 (")
     assert f"Messages lost in {lost_in}. " in message

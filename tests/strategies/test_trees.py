@@ -16,7 +16,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
-from tests.strategies.either_api import base_of, private
+from tests.strategies.either_api import bagging, base_of, private
 from tests.strategies.foreign import world
 from tests.strategies.foreign.world import Case, TreeProxy, as_record, asked, booster, grown_in, play, reply
 from tests.strategies.helpers import OK, FakeProxy
@@ -50,11 +50,7 @@ def _play(
             return reply(k, as_record(booster(k, int(asked(content)[1]["server-round"]))))
         return reply(k, OTHER_NAME if sent is None else as_record(sent) if isinstance(sent, bytes) else sent)
 
-    start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
-    case = Case(
-        lambda folder: base_of(api, "FedXgbBagging", **start), lambda: train, proxy, lambda: as_record(b""),
-        options=options,
-    )  # fmt: skip
+    case = Case(lambda folder: bagging(api), lambda: train, proxy, lambda: as_record(b""), options=options)
     return play(api, case, folder, True, clients=3, rounds=rounds, selector=selector)
 
 
@@ -83,9 +79,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize(("api", "sent", "said"), ANSWERS, ids=range(len(ANSWERS)))
-def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(
-    api: str, sent: Any, said: str, bad: int, tmp_path: Path
-) -> None:
+def test_what_cannot_be_bagged_fails_and_the_rest_is(api: str, sent: Any, said: str, bad: int, tmp_path: Path) -> None:
     """Whether it would become the model itself, or be added to one: left in, it ends the run."""
     played = _play(tmp_path, api, {bad}, 2, sent=sent)
     assert grown_in(played.outcome) == [[0.5 * k, -0.25 * n] for n in (1, 2) for k in range(3) if k != bad]
@@ -94,9 +88,7 @@ def test_what_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(
     assert all(problem.startswith(said) for _, problem in problems)
 
 
-def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
-    api: str, caplog: Any, tmp_path: Path
-) -> None:
+def test_several_rounds_without_a_usable_update_are_an_error_in_the_log(api: str, caplog: Any, tmp_path: Path) -> None:
     with caplog.at_level(logging.ERROR, logger="fedsel_flwr"):
         _play(tmp_path, api, range(3), 2)
         assert not caplog.records
@@ -108,10 +100,8 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
     assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
 
 
-def test_a_model_without_numbers_is_not_probed_and_that_is_said_once(
-    api: str, caplog: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Boosted trees have none before round 1. Who is asked later has not been asked before."""
+def test_a_model_without_numbers_is_not_probed(api: str, caplog: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Boosted trees have none before round 1, which is said once. Who is asked later has not been asked before."""
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
     evaluated: list[Any] = []
     monkeypatch.setattr(FakeProxy, "evaluate", lambda *given: evaluated.append(given))
@@ -137,7 +127,5 @@ def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str, t
 
 
 def test_bases_whose_models_grow_are_known_inside_their_wrappers_too(api: str) -> None:
-    start = {"initial_parameters": Parameters([], "")} if api == "legacy" else {}
-    trees = base_of(api, "FedXgbBagging", **start)
-    assert [bases.payload(one) for one in (trees, private(api, trees))] == ["trees"] * 2
-    assert bases.payload(base_of(api, **start)) == "model"
+    assert [bases.payload(one) for one in (bagging(api), private(api, bagging(api)))] == ["trees"] * 2
+    assert bases.payload(base_of(api)) == "model"

@@ -16,20 +16,8 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from tests.strategies.either_api import BASES, Server, base_of, selection
-from tests.strategies.foreign.world import (
-    CLIENTS,
-    Case,
-    Outcome,
-    TreeProxy,
-    as_record,
-    asked,
-    booster,
-    content_of,
-    legacy_honest,
-    play,
-    reply,
-    trained,
-)
+from tests.strategies.foreign import world
+from tests.strategies.foreign.world import CLIENTS, Case, TreeProxy, as_record, asked, booster, reply
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial, model
 from tests.strategies.message.helpers import named
 
@@ -96,12 +84,12 @@ def _extra(k: int) -> dict[str, Any]:
 
 
 def _fit(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
-    new, examples, metrics = legacy_honest(number, arrays, config, server_round)
+    new, examples, metrics = world.legacy_honest(number, arrays, config, server_round)
     return new, examples, {**metrics, **_extra(number)}
 
 
 def _train(number: int, content: RecordDict) -> RecordDict:
-    model = named(trained(number, content), tuple(asked(content)[0]))
+    model = named(world.trained(number, content), tuple(asked(content)[0]))
     return reply(number, model, **_extra(number), per_class=[0.5, 0.25 * number])
 
 
@@ -118,15 +106,13 @@ def _keeping(given: list[Any]) -> dict[str, Any]:
         return {"acc": sum(count * m["acc"] for count, m in metrics) / total, "clients": len(metrics)}
 
     def of_records(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-        given.append([content_of(record) for record in records])
+        given.append([world.content_of(record) for record in records])
         return aggregate_metricrecords(records, weighted_by_key)
 
     return {"fit_metrics_aggregation_fn": of_metrics, "train_metrics_aggr_fn": of_records}
 
 
-def _played(
-    api: str, name: str, folder: Path, wrap: bool, own_function: bool = False, broken: tuple[int, ...] = ()
-) -> tuple[Outcome, list[Any]]:
+def _played(api: str, name: str, folder: Path, wrap: bool, own_function: bool = False, broken: Any = ()) -> Any:
     """What came of three rounds, and what a user's own function was given."""
     given: list[Any] = []
     key = "fit_metrics_aggregation_fn" if api == "legacy" else "train_metrics_aggr_fn"
@@ -147,7 +133,7 @@ def _played(
         "proxies": lambda k: PROXIES[name](f"node-{k}", k, number=k, extra=_extra(k))
     }  # fmt: skip
     start = {"arrays": lambda: as_record(b"")} if train is _trees else {}
-    played = play(api, Case(lambda folder: base, lambda: client, **special, **start), folder, wrap, rounds=3)
+    played = world.play(api, Case(lambda folder: base, lambda: client, **special, **start), folder, wrap, rounds=3)
     if wrap and not broken:
         assert played.strategy.history.problem_counts() == {}
     return played.outcome, given
@@ -184,11 +170,7 @@ def test_a_wrapped_base_treats_a_failure_as_it_does_alone(api: str, name: str, t
 # ---- wrappers that count messages, as differential privacy with an accountant does -----------------------------------
 
 COHORT, FLEET = 3, 10
-
-
-accounted = pytest.mark.skipif(
-    not hasattr(serverapp, "PrivacyAccountant"), reason="this flwr has no privacy accountants"
-)
+accounted = pytest.mark.skipif(not hasattr(serverapp, "PrivacyAccountant"), reason="flwr has no privacy accountants")
 
 
 class Adding:
@@ -213,9 +195,8 @@ class Adding:
         return self.num_releases + count > self.config.max_epsilon
 
     def get_privacy_spent(self, delta: float | None = None) -> Any:
-        return serverapp.PrivacySpent(
-            epsilon=float(self.num_releases), delta=1e-5, num_releases=self.num_releases, accounting_method="adding"
-        )
+        releases = self.num_releases
+        return serverapp.PrivacySpent(float(releases), delta=1e-5, num_releases=releases, accounting_method="adding")
 
     def state_dict(self) -> dict[str, object]:
         return {"sizes": list(self.sizes)}
@@ -224,21 +205,19 @@ class Adding:
         self.sizes = list(state["sizes"])
 
 
-def _private(
-    accountant: Adding, kind: str = "ServerSide", key: str = "one", sampled: int = COHORT, **options: Any
-) -> Server:
-    base = getattr(flower, f"DifferentialPrivacy{kind}FixedClipping")(
+def _private(accountant: Adding, side: str = "Server", key: str = "one", sampled: int = COHORT, **more: Any) -> Server:
+    base = getattr(flower, f"DifferentialPrivacy{side}SideFixedClipping")(
         base_of("message", weighted_by_key=key), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=sampled,
         accountant=accountant,
     )  # fmt: skip
-    return Server("message", selection("message", COHORT, base, **options), fleet(FLEET, extra={"one": 1.0}))
+    return Server("message", selection("message", COHORT, base, **more), fleet(FLEET, extra={"one": 1.0}))
 
 
 @accounted
-@pytest.mark.parametrize("kind", ["ServerSide", "ClientSide"])
-def test_differential_privacy_with_an_accountant_runs_and_counts_every_round(kind: str) -> None:
+@pytest.mark.parametrize("side", ["Server", "Client"])
+def test_differential_privacy_with_an_accountant_runs_and_counts_every_round(side: str) -> None:
     accountant = Adding()
-    server = _private(accountant, kind).play(3)
+    server = _private(accountant, side).play(3)
     assert accountant.sizes == [COHORT] * 3
     assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT] * 3
 
