@@ -202,9 +202,7 @@ def test_a_client_that_did_not_reply_before_the_deadline_is_a_timeout() -> None:
 # ---- the checkpoint's age --------------------------------------------------------------------------------------------
 
 
-def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_age_of_the_newest_checkpoint_is_that_of_the_scrape(tmp_path: Path, monkeypatch: Any) -> None:
     checkpoints = Checkpoints(tmp_path / "run")
     exporter = Exporter("0", checkpoints)
     exporter.begin(History())
@@ -313,9 +311,7 @@ def test_the_server_ends_when_its_exporter_is_forgotten() -> None:
     wait_until(lambda: not is_open(url), 10, "the server ends")
 
 
-def test_an_error_in_the_metrics_is_logged_once_and_ends_nothing(
-    exporter: Exporter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_in_the_metrics_is_logged_once_and_ends_nothing(exporter: Exporter, caplog: Any) -> None:
     class Unreadable(History):
         @property
         def last(self) -> Any:
@@ -381,9 +377,7 @@ def test_half_open_connections_are_few_and_keep_nobody_from_scraping(exporter: E
         one.close()
 
 
-def test_a_connection_that_sends_a_little_now_and_then_is_closed_too(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_sends_a_little_now_and_then_is_closed_too(exporter: Exporter, monkeypatch: Any) -> None:
     monkeypatch.setattr(prometheus, "CONNECTION_S", 0.3, raising=False)
     (one,) = half_open(exporter.url, 1)
     deadline, closed = time.monotonic() + 5.0, False

@@ -65,9 +65,7 @@ def add_round(history: History, accuracy: float = 0.5) -> RoundRecord:
     """A round in which clients 0 and 1 took part; 1 failed, and reported no joules."""
     number = len(history.rounds) + 1
     parts = {"round": number, "download_s": 0.1, "compute_s": 0.2, "upload_s": 0.3, "train_loss": 1.5}
-    rows = [
-        client(str(k), number + k / 10, client=k, completed=k == 0, energy_j=(0.5, NAN)[k], **parts) for k in (0, 1)
-    ]
+    rows = [client(str(k), number + k / 10, client=k, completed=not k, energy_j=(0.5, NAN)[k], **parts) for k in (0, 1)]
     history.append(round=number, num_available=9, round_s=1.0, clients=rows)
     history.record_evaluation(number, loss=accuracy, accuracy=accuracy)
     return history.rounds[-1]
@@ -212,9 +210,7 @@ def test_a_library_that_fails_ends_nothing_and_is_named_once(caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")]
 )
-def test_a_library_that_is_not_installed_is_named(
-    make: Callable[[], Any], package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_not_installed_is_named(make: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
@@ -340,9 +336,7 @@ def test_mlflow_gets_bounded_requests_and_gives_up_soon(mlflow: dict[str, list[A
     assert mlflow["set_terminated"][0][1:3] == ("abc", "FINISHED")
 
 
-def test_mlflow_as_the_user_has_set_it(
-    mlflow: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_mlflow_as_the_user_has_set_it(mlflow: dict[str, list[Any]], monkeypatch: Any, tmp_path: Path) -> None:
     for name, value in (("TRACKING_URI", "http://mine"), ("EXPERIMENT_NAME", "ours"), ("HTTP_REQUEST_TIMEOUT", "77")):
         monkeypatch.setenv(f"MLFLOW_{name}", value)
     MLflow("ours", run_id="run7")
@@ -408,9 +402,8 @@ def test_wandb_has_a_group(wandb: SimpleNamespace, monkeypatch: pytest.MonkeyPat
 
 def test_wandb_never_asks_at_the_terminal(wandb: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     wandb.key = False
-    with pytest.raises(
-        RunError, match=r"W&B has no API key on this machine\. Log in with wandb login, or set WANDB_MODE"
-    ):
+    said = r"W&B has no API key on this machine\. Log in with wandb login, or set WANDB_MODE"
+    with pytest.raises(RunError, match=said):
         Tracking.of("wandb", "smoke", 10)
     wandb.mode = "offline"
     Tracking.of("wandb", "smoke", 10)

@@ -95,9 +95,8 @@ def test_memory_grows_by_24_bytes_a_round_only(tmp_path: Path) -> None:
 
     def measured(rounds: range) -> int:
         for number in rounds:
-            history.append(
-                round=number, num_available=40, round_s=1.0, clients=[row(number, k, draw) for k in range(20)]
-            )
+            clients = [row(number, k, draw) for k in range(20)]
+            history.append(round=number, num_available=40, round_s=1.0, clients=clients)
             history.record_evaluation(number, loss=0.5, accuracy=0.5)
             history.close_round()
         gc.collect()

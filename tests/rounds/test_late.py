@@ -54,9 +54,8 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(api: str) -> None:
     assert [one.round_s for one in history.rounds] == [4.0, 3.0, 3.0, 4.0]
     assert [(one.num_late, one.late_j) for one in history.rounds] == [(0, 0.0), (0, 0.0), (1, 30.0), (0, 0.0)]
     assert [one.deadline_s for one in history.rounds] == [4.0] * 4
-    assert history.rounds[2].note == (
-        f"2 of 2 clients in 3 s (deadline 4 s); 2: late by 3.5 s, used with weight {weight:.2g}"
-    )
+    note = "2 of 2 clients in 3 s (deadline 4 s); 2: late by 3.5 s, used with weight"
+    assert history.rounds[2].note == f"{note} {weight:.2g}"
     # The selector and the records of the clients hear what they heard without late updates.
     assert [row.completed for row in history.clients if row.client_id == "2"] == [False, False]
 

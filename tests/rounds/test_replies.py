@@ -42,9 +42,8 @@ GOOD = st.tuples(
     hnp.arrays(np.float32, (2, 3), elements=st.floats(-10, 10, width=32)),
     hnp.arrays(np.float32, (2,), elements=st.floats(-10, 10, width=32)),
 ).map(list)
-WEIRD = st.lists(
-    DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, st.sampled_from([(2, 3), (2,), (3, 2), (), (0,), (6,)]))), max_size=3
-)
+SHAPES = st.sampled_from([(2, 3), (2,), (3, 2), (), (0,), (6,)])
+WEIRD = st.lists(DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHAPES)), max_size=3)
 ARRAYS = st.one_of(st.none(), GOOD, WEIRD)
 REPLIES = st.builds(
     Reply, arrays=ARRAYS, num_examples=st.one_of(ANYTHING, st.integers(1, 1000)), metrics=METRICS,

@@ -37,9 +37,7 @@ def test_digits_sort_as_integers_before_other_ids_and_the_order_is_total(texts: 
 
 
 @example(["7", "07", "7"])
-@given(
-    st.lists(st.one_of(st.from_regex("[0-9]{1,20}", fullmatch=True), st.sampled_from(["7", "07", "b", "", "\u0663"])))
-)
+@given(st.lists(st.from_regex("[0-9]{1,20}", fullmatch=True) | st.sampled_from(["7", "07", "b", "", "\u0663"])))
 def test_many_ids_get_the_order_of_single_ones(texts: list[str]) -> None:
     assert in_id_order(texts) == sorted(texts, key=id_order)
 
@@ -62,9 +60,8 @@ def test_the_first_roll_call_binds_all_at_once_as_it_would_one_by_one(
     assert list(new.items()) == [(row - 1, node) for row, node in one_by_one.items()]
     assert (at_once.ids, at_once.holders) == (later.ids[1:], later.holders[1:])
     assert list(at_once.refused) == list(later.refused)
-    assert at_once.state_dict()["bound"] == {
-        node: row - 1 for node, row in later.state_dict()["bound"].items() if node != "first"
-    }
+    bound = later.state_dict()["bound"].items()
+    assert at_once.state_dict()["bound"] == {node: row - 1 for node, row in bound if node != "first"}
     assert at_once.present(claims).nodes == later.present(claims).nodes
     again = Roster(max_clients=max_clients)
     again.load_state_dict(at_once.state_dict())

@@ -181,9 +181,8 @@ def test_a_second_run_of_one_strategy_counts_on_and_a_server_that_counts_otherwi
         federation.play(1)
     strategy.selector.select(np.arange(4))  # what nobody should do
     federation.round = 5
-    with pytest.raises(
-        RunError, match=r"starts round 6, but round 4 was expected, because the selector has seen 6 rounds"
-    ):
+    said = "starts round 6, but round 4 was expected, because the selector has seen 6 rounds"
+    with pytest.raises(RunError, match=said):
         federation.play(1)
 
 
@@ -306,9 +305,8 @@ def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path)
         return strategy_of(private("legacy", inner, clients=world.COHORT), tmp_path, resume=True)
 
     drive(strategy((12,)), 2)
-    with pytest.raises(
-        RunError, match=r"its model has arrays of the shapes 0 \(12,\), but the initial model has 0 \(5,\)"
-    ):
+    said = r"its model has arrays of the shapes 0 \(12,\), but the initial model has 0 \(5,\)"
+    with pytest.raises(RunError, match=said):
         strategy((5,)).initialize_parameters(None)
 
 

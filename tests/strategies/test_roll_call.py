@@ -257,9 +257,7 @@ def test_the_grid_of_flowers_simulation_is_known_by_its_name() -> None:
         ("legacy", False, 2 * legacy.MAX_PARALLEL, legacy.MAX_PARALLEL, range(2, legacy.MAX_PARALLEL + 1)),
     ],
 )
-def test_all_are_asked_in_a_simulation_few_at_once(
-    api: str, simulated: bool, count: int, first: int, most: Any
-) -> None:
+def test_all_are_asked_in_simulations_few_at_once(api: str, simulated: bool, count: int, first: int, most: Any) -> None:
     said, missed, before_an_answer, at_once = introduced(api, fleet(count, cid=str), simulated)
     facts = {cid: (one["client_id"], one["num_examples"]) for cid, one in said.items()}
     assert facts == {str(k): (k, 10 + 3 * k) for k in range(count)}
@@ -295,27 +293,22 @@ def test_the_start_of_a_simulations_actors_is_no_time_of_the_roll_call(api: str)
 
 
 def test_a_start_is_waited_for_no_longer_than_wait_timeout(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    startup = Startup(0.4)
-    start = time.monotonic()
+    startup, start = Startup(0.4), time.monotonic()
     if api == "message":
         grid = InMemoryGrid({100: Deaf(FakeProxy("100", 0))})
-        said, missed = MessageTransport(grid, ArrayRecord([]), timeout=0.3, startup=startup).introduce(["100"])
+        transport: Any = MessageTransport(grid, ArrayRecord([]), timeout=0.3, startup=startup)
     else:
         monkeypatch.setattr(Starting, "starts_s", 60.0)
         monkeypatch.setattr(Starting, "pull_interval", 0.02)
         grid = Starting(nodes("legacy", 1))  # type: ignore[assignment]
         proxies = {"100": GridClientProxy(100, grid, 7)}
-        said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), timeout=0.3, startup=startup).introduce(
-            ["100"]
-        )  # type: ignore[arg-type,assignment]
-    assert (said, missed) == ({}, ["100"])
+        transport = legacy.LegacyTransport(proxies, SimpleNamespace(), timeout=0.3, startup=startup)  # type: ignore[arg-type]
+    assert transport.introduce(["100"]) == ({}, ["100"])
     assert 0.7 <= time.monotonic() - start < 5.0
     assert startup.first_s is None
 
 
-def test_where_nobody_answers_the_window_opens_and_those_never_asked_are_not_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nobody_answers_the_window_opens_and_those_never_asked_are_not_missed(monkeypatch: Any) -> None:
     monkeypatch.setattr(InMemoryGrid, "unanswered", False)  # no limit before the first answer in this test
     clients = fleet(2 * WINDOW, cid=str)
     for one in clients:

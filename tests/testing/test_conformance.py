@@ -16,20 +16,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, RoundReport, create
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
-from fedsel_flwr.testing.conformance import (
-    check_choice,
-    check_dead_client,
-    check_determinism,
-    check_empty_and_short,
-    check_forget,
-    check_input_order,
-    check_many_clients,
-    check_missing_values,
-    check_needs,
-    check_save_and_load,
-    check_spawned_process,
-    check_warm_up,
-)
+from fedsel_flwr.testing import conformance as suite
 
 
 class Greedy(Random):
@@ -145,7 +132,7 @@ class Unread(Averaging):
     needs: ClassVar[frozenset[str]] = Averaging.needs | {"energy"}
 
 
-class OnlyRemembered(Random):
+class Remembered(Random):
     """Expects that ``remembers`` keeps what replies bring."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -301,30 +288,30 @@ def test_a_good_selector_passes(check: Any) -> None:
 @pytest.mark.parametrize(
     ("check", "broken", "promise"),
     [
-        (check_choice, Greedy, "every chosen client is available"),
-        (check_input_order, GlobalState, "the order of `available` does not matter"),
-        (check_determinism, GlobalState, "the same seed gives the same selections"),
-        (check_save_and_load, Forgetful, "save, load, continue"),
-        (check_needs, Unread, "columns in needs are read .* leave out energy"),
-        (check_needs, OnlyRemembered, "remembers keeps loss of the roll call and of probes only. Read report.loss"),
-        (check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
-        (check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
-        (check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),
-        (check_forget, Remembers, "a forgotten client counts as a new client"),
-        (check_forget, Clings, "forget resets '_mean' of a client"),
-        (check_forget, ForgetsAll, "forget leaves '_mean' of the other clients as it is"),
-        (check_forget, NeverForgets, "a forgotten client is not registered"),
-        (check_forget, ByIndex, "a reused row is as new"),
-        (check_save_and_load, OtherType, "takes its own state: state 'history' must hold finite int64 numbers"),
-        (check_save_and_load, OtherNumber, "takes its own state: state 'last' must hold finite int64 numbers"),
-        (check_save_and_load, Narrows, "state 'mean' comes back with its numbers, shape and type"),
-        (check_save_and_load, Remembers, "save, load, continue"),
-        (check_warm_up, OwnChoice, "a selector learns from the reports of the warm-up"),
-        (check_warm_up, Curious, "no client is probed in the warm-up"),
-        (check_warm_up, Promises, "3 clients are chosen, as expected_count says"),
-        (check_warm_up, Twice, "in the warm-up each client is drawn once"),
-        (check_warm_up, Stubborn, "9 clients are chosen, as expected_count says"),
-        (check_warm_up, Remembers, "a loaded selector chooses as one that never stopped"),
+        (suite.check_choice, Greedy, "every chosen client is available"),
+        (suite.check_input_order, GlobalState, "the order of `available` does not matter"),
+        (suite.check_determinism, GlobalState, "the same seed gives the same selections"),
+        (suite.check_save_and_load, Forgetful, "save, load, continue"),
+        (suite.check_needs, Unread, "columns in needs are read .* leave out energy"),
+        (suite.check_needs, Remembered, "remembers keeps loss of the roll call and of probes only. Read report.loss"),
+        (suite.check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
+        (suite.check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
+        (suite.check_missing_values, TookNaN, "state 'size' stays finite when columns .*none here.* are NaN"),
+        (suite.check_forget, Remembers, "a forgotten client counts as a new client"),
+        (suite.check_forget, Clings, "forget resets '_mean' of a client"),
+        (suite.check_forget, ForgetsAll, "forget leaves '_mean' of the other clients as it is"),
+        (suite.check_forget, NeverForgets, "a forgotten client is not registered"),
+        (suite.check_forget, ByIndex, "a reused row is as new"),
+        (suite.check_save_and_load, OtherType, "takes its own state: state 'history' must hold finite int64 numbers"),
+        (suite.check_save_and_load, OtherNumber, "takes its own state: state 'last' must hold finite int64 numbers"),
+        (suite.check_save_and_load, Narrows, "state 'mean' comes back with its numbers, shape and type"),
+        (suite.check_save_and_load, Remembers, "save, load, continue"),
+        (suite.check_warm_up, OwnChoice, "a selector learns from the reports of the warm-up"),
+        (suite.check_warm_up, Curious, "no client is probed in the warm-up"),
+        (suite.check_warm_up, Promises, "3 clients are chosen, as expected_count says"),
+        (suite.check_warm_up, Twice, "in the warm-up each client is drawn once"),
+        (suite.check_warm_up, Stubborn, "9 clients are chosen, as expected_count says"),
+        (suite.check_warm_up, Remembers, "a loaded selector chooses as one that never stopped"),
     ],
 )
 def test_a_check_catches_its_offender(check: Any, broken: Any, promise: str) -> None:
@@ -339,7 +326,7 @@ def test_the_suite_runs_every_check_of_the_package() -> None:
         check_selector(partial(Greedy, clients_per_round=3))
 
 
-QUICK = [check for check in CHECKS if check not in (check_spawned_process, check_many_clients)]
+QUICK = [check for check in CHECKS if check not in (suite.check_spawned_process, suite.check_many_clients)]
 """The others take a second each whatever the number is, and play it in the suite's own tests."""
 SELECTORS: dict[str, dict[str, Any]] = {
     "bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 100}, "power-of-choice": {}, "tifl": {},
@@ -356,12 +343,12 @@ def test_our_selectors_pass_with_one_client_and_with_many(name: str, clients_per
 @pytest.mark.parametrize("clients_per_round", [1, 3, 8, 20])
 def test_broken_promises_are_found_whatever_the_number(clients_per_round: int) -> None:
     with pytest.raises(AssertionError, match="a client that never answers is not chosen for ever"):
-        check_dead_client(partial(Clinging, clients_per_round=clients_per_round))
+        suite.check_dead_client(partial(Clinging, clients_per_round=clients_per_round))
     with pytest.raises(AssertionError, match=r"[12] clients are chosen, as expected_count says"):
-        check_empty_and_short(partial(Stingy, clients_per_round=clients_per_round))
+        suite.check_empty_and_short(partial(Stingy, clients_per_round=clients_per_round))
     if clients_per_round == 1:
         with pytest.raises(AssertionError, match="no more clients are chosen than clients_per_round says"):
-            check_empty_and_short(partial(Generous, clients_per_round=1))
+            suite.check_empty_and_short(partial(Generous, clients_per_round=1))
 
 
 @pytest.mark.parametrize("number", [0, 101, 2.5, "3"])

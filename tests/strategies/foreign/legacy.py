@@ -17,17 +17,8 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, FedProx, Strategy
 from flwr.server.strategy.aggregate import aggregate
 
-from tests.strategies.foreign.world import (
-    ACCURACY,
-    CLIENTS,
-    LOG,
-    Case,
-    LegacyClient,
-    StopTraining,
-    legacy_honest,
-    legacy_metrics,
-)
-from tests.strategies.helpers import initial, parameters_to_ndarrays, update
+from tests.strategies.foreign.world import ACCURACY, CLIENTS, LOG, Case, StopTraining, legacy_honest, legacy_metrics
+from tests.strategies.helpers import Arrays, initial, parameters_to_ndarrays, update
 
 Instructions = list[tuple[Any, FitIns]]
 Aggregated = tuple[Parameters | None, dict[str, Any]]
@@ -35,9 +26,7 @@ KNOWN = [f"node-{k}" for k in range(2 * CLIENTS)]
 """The clients that the strategies' tables know. Any other is a KeyError."""
 
 
-def accuracy_of(
-    server_round: int, parameters: list[np.ndarray], config: dict[str, Any]
-) -> tuple[float, dict[str, Any]]:
+def accuracy_of(server_round: int, parameters: Arrays, config: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     """A central evaluation, as users give it to a strategy."""
     return float(sum(np.abs(array).sum() for array in parameters)), {"accuracy": ACCURACY[server_round]}
 
@@ -56,11 +45,11 @@ class Base(FedAvg):
         super().__init__(**{**given, **kwargs})
 
 
-def _models(results: list[Any]) -> list[list[np.ndarray]]:
+def _models(results: list[Any]) -> list[Arrays]:
     return [parameters_to_ndarrays(res.parameters) for _, res in results]
 
 
-def _mean(models: list[list[np.ndarray]]) -> list[np.ndarray]:
+def _mean(models: list[Arrays]) -> Arrays:
     return [np.mean(own, axis=0, dtype=np.float32) for own in zip(*models, strict=True)]
 
 
@@ -182,7 +171,7 @@ class PerClientProximal(FedProx):
         return [(client, FitIns(ins.parameters, configs[client.cid])) for client, ins in pairs]
 
 
-def proximal(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+def proximal(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     new, share = update(number, arrays, server_round), np.float32(1 + config["proximal_mu"])
     return [a + (b - a) / share for a, b in zip(arrays, new, strict=True)], 10 + number, legacy_metrics(number)
 
@@ -235,9 +224,7 @@ class HalfAndHalf(Strategy):
         weighted = [(parameters_to_ndarrays(res.parameters), res.num_examples) for _, res in results]
         return ndarrays_to_parameters(aggregate(weighted)), {}
 
-    def configure_evaluate(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[Any, EvaluateIns]]:
+    def configure_evaluate(self, server_round: int, parameters: Parameters, client_manager: ClientManager) -> Any:
         clients = client_manager.sample(num_clients=client_manager.num_available(), min_num_clients=2)
         return [(client, EvaluateIns(parameters, {})) for client in clients]
 
@@ -251,9 +238,9 @@ class HalfAndHalf(Strategy):
 class Scaffold(Base):
     """The changes of the control variates stand behind the weights."""
 
-    variate: list[np.ndarray] | None = None
+    variate: Arrays | None = None
 
-    def _split(self, results: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _split(self, results: list[Any]) -> tuple[Arrays, Arrays]:
         arrays = _mean(_models(results))
         return arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
 
@@ -267,15 +254,15 @@ class Scaffold(Base):
 class ScaffoldInMetrics(Scaffold):
     """The changes of the control variates are bytes among the metrics."""
 
-    def _split(self, results: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _split(self, results: list[Any]) -> tuple[Arrays, Arrays]:
         changes = [np.frombuffer(res.metrics["control"], np.float32) for _, res in results]
         return _mean(_models(results)), [np.mean(changes, axis=0, dtype=np.float32)]
 
 
-def scaffold_client(layout: str) -> LegacyClient:
-    own: dict[int, list[np.ndarray]] = {}
+def scaffold_client(layout: str) -> Any:
+    own: dict[int, Arrays] = {}
 
-    def train(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+    def train(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
         new = update(number, arrays, server_round)
         before = own.get(number, [np.zeros_like(array) for array in arrays])
         own[number] = [a - b for a, b in zip(new, arrays, strict=True)]
@@ -302,7 +289,7 @@ class PersonalHead(Base):
         return parameters, metrics
 
 
-def personal(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+def personal(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     new, examples, metrics = legacy_honest(number, arrays, config, server_round)
     return new[:-1], examples, metrics
 
@@ -328,7 +315,7 @@ class PackedUpdates(Base):
         return ndarrays_to_parameters(merged), {}
 
 
-def packing(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+def packing(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     pairs = zip(update(number, arrays, server_round), arrays, strict=True)
     change = np.concatenate([(new - old).ravel() for new, old in pairs])
     low, high = float(change.min()), float(change.max())
@@ -351,11 +338,11 @@ class HashInMetrics(Base):
         return super().aggregate_fit(server_round, results, failures)
 
 
-def _sha(arrays: list[np.ndarray]) -> str:
+def _sha(arrays: Arrays) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
-def describing(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+def describing(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     new, examples, metrics = legacy_honest(number, arrays, config, server_round)
     return new, examples, {**metrics, "sha": _sha(new), "version": f"1.{number}", "salt": b"\x00\xff", "spot": True}
 
@@ -368,7 +355,7 @@ class NoMetrics(Base):
         return ndarrays_to_parameters(_mean(_models(results))), {}
 
 
-def silent(number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+def silent(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     return update(number, arrays, server_round), 1, {}
 
 

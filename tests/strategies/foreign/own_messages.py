@@ -73,9 +73,7 @@ class SubModels(FedAvg):
             rows = self.rows[message.metadata.dst_node_id]
             own = ArrayRecord({name: Array(array.numpy()[:rows]) for name, array in arrays.items()})
             message.content = RecordDict({"arrays": own, "config": ConfigRecord({**config, "rows": rows})})
-        sent = {
-            one.metadata.dst_node_id: sum(a.numpy().nbytes for a in asked(one.content)[0].values()) for one in messages
-        }
+        sent = {m.metadata.dst_node_id: sum(a.numpy().nbytes for a in asked(m.content)[0].values()) for m in messages}
         self.sent.append(dict(sorted(sent.items())))
         return messages
 
@@ -167,9 +165,7 @@ class HalfAndHalf(Strategy):
             self.rates.append(rates)
         return messages
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         config["server-round"] = server_round
         return self._messages(MessageType.TRAIN, arrays, config, grid)
 
@@ -178,9 +174,7 @@ class HalfAndHalf(Strategy):
         metrics = aggregate_metricrecords(contents, "num-examples")
         return aggregate_arrayrecords(contents, "num-examples"), metrics
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         return self._messages(MessageType.EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -222,12 +216,8 @@ OWN: dict[str, Case] = {
 def _mean(records: list[ArrayRecord], prefix: str = "") -> ArrayRecord:
     """The plain mean of the arrays whose names have a prefix, without the prefix."""
     names = [name for name in records[0] if name.startswith(prefix)]
-    return ArrayRecord(
-        {
-            name.removeprefix(prefix): Array(np.mean([one[name].numpy() for one in records], axis=0, dtype=np.float32))
-            for name in names
-        }
-    )
+    means = {name: np.mean([one[name].numpy() for one in records], axis=0, dtype=np.float32) for name in names}
+    return ArrayRecord({name.removeprefix(prefix): Array(mean) for name, mean in means.items()})
 
 
 def _sum(one: ArrayRecord, other: ArrayRecord, factor: float = 1.0) -> ArrayRecord:
@@ -433,9 +423,8 @@ class TwoMetricRecords(FedAvg):
 
 
 def measuring(number: int, content: RecordDict) -> RecordDict:
-    return RecordDict(
-        {**honest(number, content), "system": MetricRecord({"watts": 5.0 + number, "cores": [1, number]})}
-    )
+    system = MetricRecord({"watts": 5.0 + number, "cores": [1, number]})
+    return RecordDict({**honest(number, content), "system": system})
 
 
 class NoMetrics(FedAvg):

@@ -185,17 +185,15 @@ class AdvancedLoop(FedAvg):
             result.evaluate_metrics_serverapp[0] = first
         for current in range(1, num_rounds + 1):
             LOG.info("[ROUND %s/%s]", current, num_rounds)
-            replies = grid.send_and_receive(
-                messages=self.configure_train(current, arrays, train_config, grid), timeout=timeout
-            )
+            messages = self.configure_train(current, arrays, train_config, grid)
+            replies = grid.send_and_receive(messages=messages, timeout=timeout)
             new_arrays, metrics = self.aggregate_train(current, replies)
             if new_arrays is not None:
                 result.arrays = arrays = new_arrays
             if metrics is not None:
                 result.train_metrics_clientapp[current] = metrics
-            replies = grid.send_and_receive(
-                messages=self.configure_evaluate(current, arrays, evaluate_config, grid), timeout=timeout
-            )
+            messages = self.configure_evaluate(current, arrays, evaluate_config, grid)
+            replies = grid.send_and_receive(messages=messages, timeout=timeout)
             if (tested := self.aggregate_evaluate(current, replies)) is not None:
                 result.evaluate_metrics_clientapp[current] = tested
             worse = False

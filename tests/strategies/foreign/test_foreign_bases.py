@@ -6,7 +6,6 @@ The clients, the runs and what is compared: ``world.py``. The strategies: ``own_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,8 @@ def test_a_base_may_change_its_own_fraction(layer: str, tmp_path: Path) -> None:
     """What the call itself sets stays."""
 
     class Annealing(FedAvg):
-        def configure_train(
-            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-        ) -> Iterable[Message]:
-            messages = super().configure_train(server_round, arrays, config, grid)
+        def configure_train(self, server_round: int, *args: Any) -> Any:
+            messages = super().configure_train(server_round, *args)
             self.fraction_train = 0.5**server_round
             return messages
 
@@ -174,9 +171,7 @@ def test_nobody_else_gets_a_message(tmp_path: Path) -> None:
     """A base that adds a node of its own table chooses clients itself."""
 
     class Favourite(FedAvg):
-        def configure_train(
-            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-        ) -> Iterable[Message]:
+        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
             messages = list(super().configure_train(server_round, arrays, config, grid))
             content = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, "extra": True})})
             return [*messages, Message(content, dst_node_id=node_id(4), message_type="train")]
@@ -300,9 +295,7 @@ def test_the_strategys_own_names_stay_its_own(base: Any, strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("paper", [False, True])
-def test_a_name_in_neither_is_an_attribute_error_that_names_both(
-    api: str, base: Any, strategy: Any, paper: bool
-) -> None:
+def test_a_name_in_neither_is_an_attribute_error_with_both(api: str, base: Any, strategy: Any, paper: bool) -> None:
     if paper:
         strategy = make(api, "CSUCB", base, clients_per_round=2, max_latency=9.0)
         assert strategy.set_save_path(Path("x")) == "x/"

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import Strategy as MessageBase
 
 from fedsel_flwr.selectors import RoundRobin
 from tests.strategies.either_api import make
-from tests.strategies.helpers import OK, FakeProxy, model, parameters_to_ndarrays, update
+from tests.strategies.helpers import OK, Arrays, FakeProxy, model, parameters_to_ndarrays, update
 from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, named
 
 CLIENTS = 5
@@ -38,7 +38,7 @@ LOG = logging.getLogger("somebody.else")
 
 MessageClient = Callable[[int, RecordDict], RecordDict]
 """Number of the client and content of a TRAIN message -> content of the reply."""
-LegacyClient = Callable[[int, list[np.ndarray], dict[str, Any], int], tuple[list[Any], int, dict[str, Any]]]
+LegacyClient = Callable[[int, Arrays, dict[str, Any], int], tuple[list[Any], int, dict[str, Any]]]
 """Number of the client, model, config and round -> arrays, number of examples and metrics."""
 
 
@@ -197,7 +197,7 @@ def asked(content: RecordDict) -> tuple[ArrayRecord, ConfigRecord]:
     return next(iter(content.array_records.values())), next(iter(content.config_records.values()))
 
 
-def trained(number: int, content: RecordDict) -> list[np.ndarray]:
+def trained(number: int, content: RecordDict) -> Arrays:
     """The arrays of a message after the client's training."""
     arrays, config = asked(content)
     return update(number, arrays.to_numpy_ndarrays(), int(config.get("server-round", 0)))
@@ -235,7 +235,7 @@ def tested(number: int, content: RecordDict) -> RecordDict:
     return RecordDict({"metrics": MetricRecord({"num-examples": 5 + number, "eval_loss": loss})})
 
 
-def _loss(arrays: list[np.ndarray]) -> float:
+def _loss(arrays: Arrays) -> float:
     return float(sum(np.abs(array).astype(np.float64).sum() for array in arrays))
 
 
@@ -320,9 +320,7 @@ def legacy_metrics(number: int) -> dict[str, Any]:
     return {"train_loss": 0.25 + 0.125 * number, "latency_s": 0.5 + 0.125 * number}
 
 
-def legacy_honest(
-    number: int, arrays: list[np.ndarray], config: dict[str, Any], server_round: int
-) -> tuple[list[Any], int, dict[str, Any]]:
+def legacy_honest(number: int, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
     """Trains, and replies as Flower's quickstarts do."""
     return update(number, arrays, server_round), 10 + 3 * number, legacy_metrics(number)
 
@@ -336,7 +334,7 @@ class Proxy(FakeProxy):
         self.received: list[Any] = []
         self.questions: list[Any] = []
 
-    def trained(self, arrays: list[np.ndarray], config: dict[str, Any], server_round: int) -> Any:
+    def trained(self, arrays: Arrays, config: dict[str, Any], server_round: int) -> Any:
         self.received.append((plain(arrays), config))
         new, examples, metrics = self.train(self.number, arrays, config, server_round)
         if self.clock == "server":

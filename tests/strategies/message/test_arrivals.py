@@ -167,9 +167,7 @@ def test_a_repeated_round_asks_no_probe_again(tmp_path: Path) -> None:
     assert (trained.count("1"), trained.count("2"), trained.count("3")) == (4, 6, 4)
 
 
-def test_a_reply_that_is_too_large_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reply_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.MODELS", 0)
     monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.MORE_BYTES", 10)
     _crash(tmp_path / "run", tmp_path / "log")

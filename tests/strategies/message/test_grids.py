@@ -23,9 +23,7 @@ POLL_S = 0.25  # how often the grid looks
 
 
 def _slow(ready: dict[int, float], **kwargs: Any) -> FakeGrid:
-    return FakeGrid(
-        {k: FakeNode(FakeProxy(str(k), k, number=k), ready=seconds, **kwargs) for k, seconds in ready.items()}
-    )
+    return FakeGrid({k: FakeNode(FakeProxy(str(k), k, number=k), ready=s, **kwargs) for k, s in ready.items()})
 
 
 def test_each_node_is_timed_by_itself_at_the_last_sending() -> None:
