@@ -63,6 +63,10 @@ class Browser:
         self, address: str, own: str, *, width: int = 1200, height: int = 900, dark: bool = False
     ) -> Iterator[Opened]:
         """Open an address in a window of so many pixels; the page may load what begins with ``own``."""
+
+        def foreign(url: str) -> list[str]:
+            return [] if url.startswith((own, "blob:", "data:")) else [f"request: {url}"]
+
         scheme = "dark" if dark else "light"
         context = self._chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         try:
@@ -71,14 +75,7 @@ class Browser:
             page.set_default_timeout(20_000)
             page.on("console", lambda message: faults.append(f"console: {message.text}"))
             page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-            page.on(
-                "request",
-                lambda request: (
-                    None
-                    if request.url.startswith((own, "blob:", "data:"))
-                    else faults.append(f"request: {request.url}")
-                ),
-            )
+            page.on("request", lambda request: faults.extend(foreign(request.url)))
             page.goto(address)
             yield opened
         finally:

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -41,9 +40,7 @@ class LocalSuperLink:
     def __enter__(self) -> LocalSuperLink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         family = self.family()
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):

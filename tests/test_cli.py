@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,10 +49,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_command_whose_reader_goes(argv: list[str], own_folder: Path) -> None:
     """As ``fedsel list | head -1``; a run goes on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedsel_flwr.cli", *argv], env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
+    command, pipe = [sys.executable, "-m", "fedsel_flwr.cli", *argv], subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
@@ -90,9 +89,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, fedsel:
 
 
 def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("fedsel_flwr.simulations.scenario_files.load_scenario", interrupted)
     assert main(["run", "smoke"]) == 130
     assert capsys.readouterr() == ("", "fedsel: interrupted\n")
@@ -134,10 +131,9 @@ def test_run_prints_plain_lines_a_table_and_the_folder_and_leaves_no_process(fir
     assert first.err == ""  # no terminal: Ray starts without a word
     assert "\x1b" not in first.out
     lines = first.out.splitlines()
+    figures = r"accuracy +[\d.]+ %  simulated [\d.]+ s  energy [\d.]+ J  failed 0"
     for i in (1, 2, 3):
-        assert re.fullmatch(
-            rf"bsfl: round {i}/3  accuracy +[\d.]+ %  simulated [\d.]+ s  energy [\d.]+ J  failed 0", lines[i - 1]
-        )
+        assert re.fullmatch(f"bsfl: round {i}/3  {figures}", lines[i - 1])
     header = " ".join(lines[3:5])
     assert all(word in header for word in ("accuracy", "time to", "energy", "Jain", "failed"))
     assert any(re.match(r"bsfl +[\d.]+ ", line) for line in lines[5:])
@@ -203,8 +199,7 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - pressed < 10
         assert command.left() == []
     (said,) = command.stderr.splitlines()
-    told = re.fullmatch(
-        r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1", said
-    )
+    wanted = r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1"
+    told = re.fullmatch(wanted, said)
     assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

@@ -6,8 +6,8 @@ import itertools
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,6 +19,7 @@ from tests.processes import run_python
 from tools.flower_matrix import pinned
 
 ROOT = Path(__file__).resolve().parents[1]
+NEWER = f"flwr 99.1.0 is newer than the newest tested, {NEWEST_TESTED}"
 
 
 def _requirements() -> dict[str, list[Requirement]]:
@@ -57,9 +58,7 @@ print(*((str(one.message), one.filename) for one in ours), sep="\\n")
     script = tmp_path / "program.py"
     script.write_text(program)
     done = run_python(script)
-    text = (
-        f"flwr 99.1.0 is newer than the newest tested, {NEWEST_TESTED}; `fedsel doctor` checks what this package uses"
-    )
+    text = f"{NEWER}; `fedsel doctor` checks what this package uses"
     assert done.stdout.splitlines() == [str((text, str(script)))], done.stderr
 
 
@@ -70,15 +69,12 @@ def test_a_tested_flower_gives_no_warning(version: str) -> None:
         warn_if_newer(version)
 
 
-@pytest.fixture
-def problems() -> Callable[[], list[str]]:
+def problems() -> list[str]:
     """What ``fedsel doctor`` finds wrong with this Flower."""
-    return lambda: [one.text for one in check_flower() if one.status == "problem"]
+    return [one.text for one in check_flower() if one.status == "problem"]
 
 
-def test_doctor_names_what_a_changed_flower_lacks(
-    monkeypatch: pytest.MonkeyPatch, problems: Callable[[], list[str]]
-) -> None:
+def test_doctor_names_what_a_changed_flower_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     import flwr.common.constant
     import flwr.server.compat
     import flwr.server.criterion
@@ -98,9 +94,7 @@ def test_doctor_names_what_a_changed_flower_lacks(
     assert problems()[0].startswith("flwr.server.compat.start_grid has no parameter config: ")
 
 
-def test_doctor_names_a_module_that_is_gone_but_not_an_extra_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, problems: Callable[[], list[str]]
-) -> None:
+def test_doctor_names_a_module_that_is_gone_but_not_an_extra_that_is_not_installed(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "flwr.supercore.task_identity", None)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "flwr.simulation.ray_transport.ray_actor", raising=False)
@@ -114,6 +108,6 @@ def test_doctor_names_a_module_that_is_gone_but_not_an_extra_that_is_not_install
 def test_doctor_notes_an_untested_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda: "99.1.0")
     assert [(one.status, one.text) for one in check_flower()] == [
-        ("note", f"flwr 99.1.0 is newer than the newest tested, {NEWEST_TESTED}"),
+        ("note", NEWER),
         ("ok", "99.1.0 has each private or deprecated name that this package uses"),
     ]

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,9 +85,7 @@ def test_windows_translates_no_byte(tmp_path: Path, windows: None, opened: list[
     assert len(opened) == 3
 
 
-def test_windows_refuses_links(
-    tmp_path: Path, windows: None, opened: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_refuses_links(tmp_path: Path, windows: None, opened: list[Any], monkeypatch: Any) -> None:
     (tmp_path / "secret").write_bytes(b"1")
     (tmp_path / "link").symlink_to("secret")
     with pytest.raises(OSError, match="is a link"):
@@ -119,9 +118,7 @@ def test_linux_syncs_files_and_folders(tmp_path: Path, synced: list[Any]) -> Non
     assert synced == [str(tmp_path / "a.tmp"), str(tmp_path)]
 
 
-def test_macos_syncs_through_the_memory_of_the_disk(
-    tmp_path: Path, synced: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_macos_syncs_through_the_memory_of_the_disk(tmp_path: Path, synced: list[Any], monkeypatch: Any) -> None:
     asked: list[int] = []
     fcntl = types.SimpleNamespace(F_FULLFSYNC=51, fcntl=lambda descriptor, command: asked.append(command))
     monkeypatch.setitem(sys.modules, "fcntl", fcntl)
@@ -129,11 +126,7 @@ def test_macos_syncs_through_the_memory_of_the_disk(
     write_atomically(tmp_path / "a", b"1")
     operating_system.sync_folder(tmp_path)
     assert (asked, synced) == ([51, 51], [])
-
-    def refused(descriptor: int, command: int) -> None:
-        raise OSError(errno.ENOTSUP, "not on this file system")
-
-    fcntl.fcntl = refused
+    fcntl.fcntl = Mock(side_effect=OSError(errno.ENOTSUP, "not on this file system"))
     operating_system.sync_folder(tmp_path)
     assert synced == [str(tmp_path)]
 
@@ -161,10 +154,7 @@ def test_only_windows_replaces_again(platform: str, tmp_path: Path, monkeypatch:
 
 
 def test_windows_gives_up_a_file_that_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(source: Path, target: Path) -> None:
-        raise PermissionError(errno.EACCES, "another program has it open")
-
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=PermissionError(errno.EACCES, "another program has it open")))
     monkeypatch.setattr(operating_system, "REPLACE_LIMIT_S", 0.05)
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(PermissionError):
@@ -173,9 +163,7 @@ def test_windows_gives_up_a_file_that_stays_open(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("platform", "removed"), [("linux", True), ("darwin", True), ("win32", False)])
-def test_a_locked_file_is_removed_where_open_files_can_be(
-    platform: str, removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_is_gone_where_open_files_can_be(platform: str, removed: bool, tmp_path: Path, monkeypatch: Any) -> None:
     lock = lock_folder(tmp_path)
     assert lock is not None
     monkeypatch.setattr(sys, "platform", platform)
@@ -226,9 +214,7 @@ def test_signals_reach_a_pipe_except_on_windows(platform: str, listens: bool, mo
 
 
 @pytest.mark.parametrize(("platform", "calls"), [("linux", [(36, 1, 0, 0, 0)]), ("darwin", []), ("win32", [])])
-def test_orphans_are_adopted_on_linux(
-    platform: str, calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orphans_are_adopted_on_linux(platform: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[int, ...]] = []
     library = types.SimpleNamespace(prctl=lambda *arguments: found.append(arguments))
     monkeypatch.setattr(operating_system.ctypes, "CDLL", lambda name: library)

@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,14 +117,10 @@ def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
     return text
 
 
-def check_block(block: Block, folder: Path, warm: Warm | None) -> None:
-    said = run_block(block, folder, warm)
-    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
-
-
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_it_runs_as_printed(block: Block, warm: Warm, folder_of: Callable[[Block], Path]) -> None:
-    check_block(block, folder_of(block), warm)
+    said = run_block(block, folder_of(block), warm)
+    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
 
 
 @pytest.mark.pages
@@ -166,14 +163,11 @@ def test_the_cards_commands_run_for_two_rounds(block: Block, warm: Warm, tmp_pat
 
 
 @pytest.mark.pages
-def test_a_client_takes_the_seconds_of_fedscale(
-    warm: Warm, folder_of: Callable[[Block], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_takes_the_seconds_of_fedscale(warm: Warm, folder_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedScale at 7ec441c, ``ClientMetadata.get_completion_time``, with batches of one example, which are all full."""
     (program,) = [block for block in BLOCKS if block.file == "traces.py"]
-    (command,) = [
-        one for one in BLOCKS if one.page == program.page and one.language == "sh" and "fedscale.toml" in one.text
-    ]
+    shell = [block for block in BLOCKS if block.page == program.page and block.language == "sh"]
+    (command,) = [block for block in shell if "fedscale.toml" in block.text]
     run_block(program, folder := folder_of(command), warm)
     monkeypatch.chdir(folder)
     steps, batch, kbit = 5, 1, 1e6 * 8 / 1024

@@ -10,7 +10,6 @@ import subprocess
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -36,11 +35,6 @@ def package_files(suffix: str = "") -> set[str]:
         for path in PACKAGE.rglob(f"*{suffix}")
         if path.is_file() and "__pycache__" not in path.parts
     }
-
-
-def under_a_link(names: Iterator[str] | list[str] | set[str]) -> list[str]:
-    """Those of the names that go through one of the links at the root."""
-    return [name for name in names if name.split("/")[0] in LINKS]
 
 
 @in_checkout
@@ -74,7 +68,7 @@ def test_sdist_has_package_and_tests_and_no_links(archives: Path) -> None:
     assert package_files() <= names
     assert {"tests/conftest.py", "tests/test_repository.py", "LICENSE", "README.md", "constraints.txt"} <= names
     assert {"examples/drop-in/README.md", "examples/drop-in/after/pyproject.toml"} <= names
-    assert under_a_link(names) == []
+    assert [name for name in names if name.split("/")[0] in LINKS] == []
     assert [member.name for member in members if not member.isfile()] == []
     built = ("docs/_build/", "docs/api/", "docs/gallery/")
     assert [name for name in names if name.startswith(("runs/", ".venv/", ".git/", *built))] == []
@@ -160,9 +154,8 @@ def test_constraints_pin_every_direct_dependency() -> None:
     project = CONFIG["project"]
     wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = {
-        canonicalize_name(name): version for name, found, version in (line.partition("==") for line in lines) if found
-    }
+    parts = [line.partition("==") for line in lines]
+    pins = {canonicalize_name(name): version for name, found, version in parts if found}
     for requirement in map(Requirement, wanted):
         # an extra that brings another extra
         if requirement.name == project["name"]:

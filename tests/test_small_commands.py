@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,10 +26,8 @@ from tests.processes import run_python
 
 def test_list_as_json(fedsel: Any) -> None:
     facts = json.loads(fedsel("list", "--json"))
-    assert [one["name"] for one in facts["scenarios"]] == list(scenario_names())
-    assert {one["name"]: one["description"] for one in facts["scenarios"]} == {
-        name: load_scenario(name).description for name in scenario_names()
-    }
+    described = [(name, load_scenario(name).description) for name in scenario_names()]
+    assert [(one["name"], one["description"]) for one in facts["scenarios"]] == described
     assert [one["name"] for one in facts["selectors"]] == list(names())
     for one in facts["selectors"]:
         assert {*one["reads"], *one["probes"]} >= selector_class(one["name"]).needs | selector_class(one["name"]).asks
@@ -92,9 +91,8 @@ def texts(findings: Any, status: str) -> list[str]:
     return [finding.text for finding in findings if finding.status == status]
 
 
-def test_doctor_finds_this_installation_healthy(
-    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, fedsel: Any
-) -> None:
+@pytest.mark.usefixtures("no_ray_address")
+def test_doctor_finds_this_installation_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsel: Any) -> None:
     monkeypatch.chdir(tmp_path)
     out = fedsel("doctor", "--data-dir", str(tmp_path))
     for word in ("Python: 3.", "flwr 1.", "numpy ", "extra sim: ", "GPU: ", "Ray: ", "holds no data set", "GB free"):
@@ -105,9 +103,8 @@ def test_doctor_finds_this_installation_healthy(
     assert {"topic", "status", "text", "cure"} == facts["findings"][0].keys()
 
 
-def test_doctor_ends_with_1_and_the_command_that_mends(
-    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch, fedsel: Any
-) -> None:
+@pytest.mark.usefixtures("no_ray_address")
+def test_doctor_ends_with_1_and_the_command_that_mends(tmp_path: Path, monkeypatch: Any, fedsel: Any) -> None:
     monkeypatch.setenv("FEDSEL_DATA", str(tmp_path / "nowhere"))
     lines = fedsel("doctor", status=1).splitlines()
     (at,) = [i for i, line in enumerate(lines) if line.startswith("problem  data: ")]
@@ -194,12 +191,10 @@ def test_an_address_without_ray_is_a_problem(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_ray_that_does_not_start_is_a_problem(no_ray_address: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RunError("Ray cannot be started on this machine: no memory")
-
-    monkeypatch.setattr(doctor, "_start_ray", fails)
+    said = "Ray cannot be started on this machine: no memory"
+    monkeypatch.setattr(doctor, "_start_ray", Mock(side_effect=RunError(said)))
     (found,) = doctor.check_ray(start=True)
-    assert (found.status, found.text) == ("problem", "Ray cannot be started on this machine: no memory")
+    assert (found.status, found.text) == ("problem", said)
     monkeypatch.setattr(doctor, "_start_ray", lambda: None)
     (found,) = doctor.check_ray(start=True)
     assert found.status == "ok"
@@ -249,9 +244,8 @@ for argv in (["list"], ["list", "--json"], ["cite", "bsfl"], ["cite"], ["doctor"
 """
 
 
-def test_list_cite_and_doctor_work_in_a_core_installation(
-    tmp_path: Path, no_ray_address: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_ray_address")
+def test_list_cite_and_doctor_work_in_a_core_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSEL_DATA", raising=False)
     done = run_python("-c", CORE, cwd=tmp_path)
     assert done.stderr == ""

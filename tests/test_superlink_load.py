@@ -64,9 +64,7 @@ def test_a_small_load_on_a_real_superlink_loses_nothing(script: Any, tmp_path: P
 @pytest.mark.e2e
 @pytest.mark.e2e_ci
 @pytest.mark.timeout(200)
-def test_a_round_goes_on_without_a_node_that_leaves_during_its_upload(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_goes_on_without_a_node_that_leaves_in_an_upload(script: Any, tmp_path: Path, monkeypatch: Any) -> None:
     nodes = sys.modules["superlink_nodes"]
     send_object, left = nodes.Node._send_object, list[Any]()
 

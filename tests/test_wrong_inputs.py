@@ -211,9 +211,7 @@ def _lacking(said: str, words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("argv", "words"), USAGE, ids=[" ".join(argv) or "nothing" for argv, _ in USAGE])
-def test_a_line_that_cannot_be_read(
-    argv: list[str], words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_cannot_be_read(argv: list[str], words: list[str], own_folder: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     out, err = capsys.readouterr()
@@ -223,9 +221,7 @@ def test_a_line_that_cannot_be_read(
 
 
 @pytest.mark.parametrize(("argv", "words"), FAULTS, ids=[" ".join(argv) for argv, _ in FAULTS])
-def test_a_wrong_input_is_refused_in_one_line(
-    argv: list[str], words: list[str], own_folder: Path, refused: Any
-) -> None:
+def test_wrong_input_is_refused_in_one_line(argv: list[str], words: list[str], own_folder: Path, refused: Any) -> None:
     before = {*own_folder.iterdir()}
     assert _lacking(f"{refused(*argv)}\n", words) == []
     assert not [name for name in sys.modules if name.startswith("fedsel_own_broken")]  # it can be mended

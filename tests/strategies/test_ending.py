@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -281,10 +282,8 @@ def test_with_checkpoints_it_is_written_though_none_was_due_and_resumed(api: str
 
 @pytest.mark.parametrize(("api", "failure"), [("legacy", RunError), ("message", ZeroDivisionError)])
 def test_a_full_disk_keeps_error_and_model(api: str, failure: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    def refuses(checkpoints: Any, checkpoint: Any) -> None:
-        raise failure("no space left")
-
-    monkeypatch.setattr("fedsel_flwr.rounds.checkpoints.Checkpoints.write", refuses)
+    full = Mock(side_effect=failure("no space left"))
+    monkeypatch.setattr("fedsel_flwr.rounds.checkpoints.Checkpoints.write", full)
     strategy, error = Breaking(api, where="aggregation", options={"checkpoint_every": 3}).broken(tmp_path)
     (note,) = error.__notes__
     assert note == "the model after round 2 is strategy.last_model; its checkpoint could not be written: no space left"

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flwr.common import Code, GetPropertiesRes, Status
@@ -113,11 +114,10 @@ class Old(FakeProxy):
         return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "no"), {"client_id": "liar"})
 
 
-def _raises(proxy: FakeProxy) -> None:
-    raise ValueError("Message contains an Error")
+RAISES = partial(FakeProxy, on_properties=Mock(side_effect=ValueError("Message contains an Error")))
 
 
-@pytest.mark.parametrize("kind", [Old, partial(FakeProxy, on_properties=_raises)], ids=["knows none", "raises in it"])
+@pytest.mark.parametrize("kind", [Old, RAISES], ids=["knows none", "raises in it"])
 def test_who_cannot_say_it_takes_part_under_its_connection(kind: Any, caplog: Any) -> None:
     strategy, federation = all_in([kind("31337", "a"), FakeProxy("b", "b")])
     federation.play(2)

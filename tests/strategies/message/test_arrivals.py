@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -240,9 +241,7 @@ def test_what_is_damaged_is_asked_again(damage: str, tmp_path: Path, caplog: pyt
 
 
 def test_a_disk_that_is_full_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("fedsel_flwr.strategies.wrapping.arrivals.write_checkpoint", full)
     with pytest.raises(RunError, match="No space left on device"):
         play(_strategy(tmp_path), FakeGrid(_nodes(tmp_path / "log", 1)), 1)

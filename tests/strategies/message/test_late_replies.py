@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -240,11 +241,8 @@ def test_the_number_of_waiting_requests_is_bounded(simulated: SimulatedTime, mon
 
 @pytest.mark.parametrize("error", [OSError("the SuperLink is gone"), SystemExit(3)])
 def test_an_error_of_a_request_is_raised_in_the_callers_thread(simulated: SimulatedTime, error: BaseException) -> None:
-    def fail(*ids: object) -> list[Message]:
-        raise error
-
     timed, send = _sending(simulated, inf)
-    vars(timed._grid)["pull_messages"] = fail
+    vars(timed._grid)["pull_messages"] = Mock(side_effect=error)
     with pytest.raises(type(error)) as raised:
         send(timeout=5.0)
     assert raised.value is error
