@@ -97,14 +97,13 @@ def _by_hand(name: str, before: world.Array, kept: list[int], trained: world.Arr
     sizes = np.array([world.num_examples(k) for k in range(world.FLEET)], dtype=float)
     p = sizes / sizes.sum()
     own = (p[kept][:, None] * trained).sum(axis=0)
-    return np.asarray(
-        {
-            "fedavg-absent": p[[k for k in range(world.FLEET) if k not in kept]].sum() * before + own,
-            "fedpdp-exact": world.FLEET / len(kept) * own,
-            "fedpdp": own / p[kept].sum(),
-            "mean": trained.mean(axis=0),
-        }[name]
-    )
+    models = {
+        "fedavg-absent": p[[k for k in range(world.FLEET) if k not in kept]].sum() * before + own,
+        "fedpdp-exact": world.FLEET / len(kept) * own,
+        "fedpdp": own / p[kept].sum(),
+        "mean": trained.mean(axis=0),
+    }
+    return np.asarray(models[name])
 
 
 def _played(api: str, selector: Any, rounds: int, **options: Any) -> tuple[Any, list[world.Array]]:

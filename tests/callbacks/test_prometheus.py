@@ -49,6 +49,12 @@ def scrape(url: str | None) -> Figures:
     }
 
 
+def values(exporter: Exporter, *names: str) -> list[float]:
+    """What a scrape has under these names, without labels."""
+    found = scrape(exporter.url)
+    return [found[f"fedsel_{name}", ""] for name in names]
+
+
 def row(number: int, name: str, latency_s: float = 1.0, problem: str = "", **values: Any) -> ClientRecord:
     """A client's record; a problem means that it has failed."""
     return client(name, latency_s, round=number, completed=not problem, problem=problem, **values)
@@ -123,38 +129,33 @@ def test_a_round_is_counted_once_and_its_evaluation_may_come_later(exporter: Exp
         exporter.update(history)
     history.record_evaluation(2, loss=0.25, accuracy=0.875)
     exporter.update(history)
-    found = scrape(exporter.url)
-    assert [found[f"fedsel_{name}", ""] for name in ("rounds_total", "selected_clients_total", "loss")] == [2, 7, 0.25]
+    assert values(exporter, "rounds_total", "selected_clients_total", "loss") == [2, 7, 0.25]
     history.append(round=3, num_available=4, round_s=1.0, clients=[row(3, "a")])
     exporter.update(history)
     history.append(round=4, num_available=0, round_s=0.0, clients=[])
     exporter.update(history)
-    found = scrape(exporter.url)
+    counted = ("rounds_total", "selected_clients_total", "client_latency_seconds_count")
+    assert values(exporter, *counted, "round") == [4, 8, 4, 4]
     # These rounds have no evaluation, so the last known one stays.
-    names = ("rounds_total", "selected_clients_total", "client_latency_seconds_count", "loss", "round",
-             "evaluated_round")  # fmt: skip
-    assert [found[f"fedsel_{name}", ""] for name in names] == [4, 8, 4, 0.25, 4, 2]
+    assert values(exporter, "loss", "evaluated_round") == [0.25, 2]
 
 
 def test_rounds_in_a_journal_are_counted_as_rounds_in_memory(exporter: Exporter, tmp_path: Path) -> None:
     exporter.update(two_rounds(History(Journal(tmp_path / "journal.jsonl"))))
-    found = scrape(exporter.url)
-    assert (found["fedsel_selected_clients_total", ""], found["fedsel_client_latency_seconds_count", ""]) == (7, 3)
+    assert values(exporter, "selected_clients_total", "client_latency_seconds_count") == [7, 3]
 
 
 def test_counters_of_a_resumed_run_begin_at_0_and_gauges_at_the_loaded_round() -> None:
     exporter, history = Exporter("0"), two_rounds()
     exporter.begin(history)
-    found = scrape(exporter.url)
-    names = ("rounds_total", "selected_clients_total", "round", "last_round_selected_clients", "accuracy_ratio")
-    assert [found[f"fedsel_{name}", ""] for name in names] == [0, 0, 2, 4, 0.75]
+    names = ("rounds_total", "selected_clients_total", "round")
+    assert values(exporter, *names, "last_round_selected_clients", "accuracy_ratio") == [0, 0, 2, 4, 0.75]
     # The resumed run repeats the end of the checkpoint's round.
     exporter.update(history)
     assert scrape(exporter.url)["fedsel_rounds_total", ""] == 0
     history.append(round=3, num_available=4, round_s=1.0, clients=[row(3, "a")])
     exporter.update(history)
-    found = scrape(exporter.url)
-    assert [found[f"fedsel_{name}", ""] for name in names[:3]] == [1, 1, 3]
+    assert values(exporter, *names) == [1, 1, 3]
     exporter.close()
 
 
@@ -166,8 +167,7 @@ def test_a_history_that_went_back_is_followed(exporter: Exporter) -> None:
     exporter.follow(earlier)
     earlier.append(round=2, num_available=5, round_s=4.0, clients=[row(2, "a")])
     exporter.update(earlier)
-    found = scrape(exporter.url)
-    assert (found["fedsel_rounds_total", ""], found["fedsel_selected_clients_total", ""]) == (3, 8)
+    assert values(exporter, "rounds_total", "selected_clients_total") == [3, 8]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,7 @@ def test_a_history_that_went_back_is_followed(exporter: Exporter) -> None:
     ],
 )
 def test_a_label_is_one_of_few_words_and_never_a_clients_text(problem: str, reason: str) -> None:
-    failed = row(1, "a", 9.0, problem or "x")
-    assert reason_label(failed) == reason
+    assert reason_label(row(1, "a", 9.0, problem or "x")) == reason
     assert reason in (*REASONS, "other")
 
 

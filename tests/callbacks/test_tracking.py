@@ -26,9 +26,10 @@ NAN = float("nan")
 
 
 class Fake:
-    """A tracker's server: its runs, with the rounds of each in the order in which they came."""
+    """A tracker's server: its runs, with the rounds of each in the order in which they came; and a run's history."""
 
     def __init__(self) -> None:
+        self.history = History()
         self.runs: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
         self.ended: dict[str, bool] = {}
         self.tried = 0
@@ -42,6 +43,16 @@ class Fake:
     def reach(self) -> None:
         if self.away:
             raise ConnectionError("away")
+
+    def follow(self, **options: Any) -> TrackedRun:
+        """Track the run."""
+        return TrackedRun("fake", self.open, **options).follow(self.history)
+
+    def play(self, tracked: TrackedRun, rounds: int, away: bool = False) -> None:
+        """Play rounds, during which the server may be away."""
+        self.away = away
+        for _ in range(rounds):
+            tracked(add_round(self.history))
 
     def rounds(self, run_id: str = "run0") -> list[int]:
         return [round for round, _ in self.runs[run_id]]
@@ -71,11 +82,6 @@ def add_round(history: History, accuracy: float = 0.5) -> RoundRecord:
     return history.rounds[-1]
 
 
-def play(tracked: TrackedRun, history: History, rounds: int) -> None:
-    for _ in range(rounds):
-        tracked(add_round(history))
-
-
 @pytest.fixture(autouse=True)
 def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "RETRY", 0.0)
@@ -85,59 +91,53 @@ def tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_round_without_server_is_lost_and_the_run_continues(caplog: pytest.LogCaptureFixture) -> None:
-    server, history = Fake(), History()
-    with caplog.at_level(logging.WARNING, "fedsel_flwr"), TrackedRun("fake", server.open).follow(history) as tracked:
-        play(tracked, history, 2)
-        server.away = True
-        play(tracked, history, 2)
-        server.away = False
-        play(tracked, history, 1)
-        server.away = True
+    server = Fake()
+    with caplog.at_level(logging.WARNING, "fedsel_flwr"), server.follow() as tracked:
+        for rounds, away in ((2, False), (2, True), (1, False), (0, True)):
+            server.play(tracked, rounds, away)
     assert server.rounds() == [1, 2, 5]
     [said] = caplog.messages
     assert said.startswith("fake failed in round 3. The run continues, and further failures are not logged: Connection")
 
 
 def test_a_server_that_is_away_at_first_gets_the_rounds_before_as_after_a_resume() -> None:
-    server, history = Fake(), History()
+    server = Fake()
     server.away = True
-    tracked = TrackedRun("fake", server.open).follow(history)
-    play(tracked, history, 2)
-    server.away = False
-    play(tracked, history, 1)
+    tracked = server.follow()
+    server.play(tracked, 2, away=True)
+    server.play(tracked, 1)
     assert server.rounds() == [1, 2, 3]
-    resumed = TrackedRun("fake", server.open).follow(history)
-    play(resumed, history, 2)
+    server.play(server.follow(), 2)
     assert server.rounds("run1") == [1, 2, 3, 4, 5]
 
 
 def test_a_server_that_stays_away_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "RETRY", 1e9)
-    server, history = Fake(), History()
+    server = Fake()
     server.away = True
-    with TrackedRun("fake", server.open).follow(history) as tracked:
-        play(tracked, history, 3)
+    with server.follow() as tracked:
+        server.play(tracked, 3, away=True)
     assert server.tried == 1
     assert server.ended == {}
 
 
 def test_a_round_that_is_evaluated_later_is_sent_again() -> None:
-    server, history = Fake(), History()
-    with TrackedRun("fake", server.open).follow(history) as tracked:
-        tracked(add_round(history, NAN))
-        tracked(add_round(history, NAN))
-        history.record_evaluation(2, loss=1.0, accuracy=0.75)
-        tracked(history.rounds[-1])
+    server = Fake()
+    with server.follow() as tracked:
+        tracked(add_round(server.history, NAN))
+        tracked(add_round(server.history, NAN))
+        server.history.record_evaluation(2, loss=1.0, accuracy=0.75)
+        tracked(server.history.rounds[-1])
     assert [(number, values.get("accuracy")) for number, values in server.runs["run0"]] == [
         (1, None), (2, None), (2, 0.75),
     ]  # fmt: skip
 
 
 def test_clients_have_figures_of_their_own() -> None:
-    server, history = Fake(), History()
-    with TrackedRun("fake", server.open, clients=("1", "8")).follow(history) as tracked:
-        add_round(history)
-        tracked(add_round(history))
+    server = Fake()
+    with server.follow(clients=("1", "8")) as tracked:
+        add_round(server.history)
+        tracked(add_round(server.history))
     names = [f"client/1/{name}" for name in ("latency_s", "download_s", "compute_s", "upload_s", "train_loss")]
     for number, values in server.runs["run0"]:
         own = {name: value for name, value in values.items() if name.startswith("client/")}
@@ -145,18 +145,16 @@ def test_clients_have_figures_of_their_own() -> None:
 
 
 def test_a_run_that_an_error_ends_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, history = Fake(), History()
-    tracked = TrackedRun("fake", server.open).follow(history)
-    play(tracked, history, 1)
+    server = Fake()
+    tracked = server.follow()
+    server.play(tracked, 1)
     with pytest.raises(KeyboardInterrupt), tracked:
         raise KeyboardInterrupt
     assert server.ended == {"run0": True}
     monkeypatch.setattr(trackers, "RETRY", 1e9)
-    again = TrackedRun("fake", server.open).follow(history)
-    play(again, history, 1)
-    server.away = True
-    play(again, history, 1)
-    server.away = False
+    again = server.follow()
+    for rounds, away in ((1, False), (1, True), (0, False)):
+        server.play(again, rounds, away)
     with pytest.raises(KeyboardInterrupt), again:
         raise KeyboardInterrupt
     assert server.ended == {"run0": True}  # Ctrl-C does not wait for a server a second time

@@ -30,8 +30,7 @@ def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -
 def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     """One newcomer a round: they hear w0's accuracy, although the model is right on both by then."""
     spy, predict = Spy("accuracy"), Counted()
-    first = [Scripted(k, lambda k, t, w: A, lambda k, t: {}, lambda k: {}) for k in range(2)]
-    late = Scripted(2, lambda k, t, w: A, lambda k, t: {}, lambda k: {})
+    *first, late = [Scripted(k, lambda k, t, w: A, lambda k, t: {}, lambda k: {}) for k in range(3)]
     strategy = selection(api, spy, min_available=1, validation=two_examples(predict))
     server = Server(api, strategy, first, start=[np.array(C)]).play(2)
     server.connect(late)

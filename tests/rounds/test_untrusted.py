@@ -14,17 +14,10 @@ from flwr.app import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsel_flwr.rounds import untrusted
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import (
-    MAX_METRICS,
-    MAX_SKETCH,
-    column_value,
-    indented_lines,
-    max_vector_length,
-    one_line,
-    shown,
-)
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, column_value, indented_lines, one_line, shown
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 
@@ -122,9 +115,9 @@ def test_numbers_beyond_their_range_are_not_read(name: str) -> None:
 
 
 def test_a_vector_longer_than_it_can_be_is_not_copied() -> None:
-    assert max_vector_length("gradient", REFERENCE) == 6
+    assert untrusted.max_vector_length("gradient", REFERENCE) == 6
     assert column_value(COLUMNS["gradient"], np.zeros(6), 6) is not None
     assert column_value(COLUMNS["gradient"], np.zeros(7), 6) is None
     sent = np.zeros(16 * MB, dtype=np.float32).tobytes()
     with cheap():
-        assert column_value(COLUMNS["sketch"], sent, MAX_SKETCH) is None
+        assert column_value(COLUMNS["sketch"], sent, untrusted.MAX_SKETCH) is None

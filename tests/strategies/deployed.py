@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.server.client_manager import ClientManager
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
 from fedsel_flwr.selectors import Random
@@ -172,18 +173,18 @@ class Deployment:
         self.strategy = make(api, selector, base_of(api, fraction_evaluate=evaluating), **given)
         self._federation = Federation(self.strategy, timeout=timeout) if api == "legacy" else None
 
-    def play(self, rounds: int = 1, between: Any = None) -> Deployment:
+    def play(self, rounds: int = 1, between: Any = id) -> Deployment:
         """Play rounds with Flower's own loop; ``between`` is called with the number of each before it."""
         if self._federation is not None:
             for number in range(1, rounds + 1):
-                self._connect(number, between)
+                between(number)
+                self._connect(self._federation.manager)
                 self._federation.play()
             return self
         configure = self.strategy.configure_train
 
         def configured(server_round: int, *args: Any) -> Any:
-            if between is not None:
-                between(server_round)
+            between(server_round)
             return configure(server_round, *args)
 
         self.strategy.configure_train = configured
@@ -191,11 +192,7 @@ class Deployment:
         self.strategy.configure_train = configure
         return self
 
-    def _connect(self, number: int, between: Any) -> None:
-        if between is not None:
-            between(number)
-        assert self._federation is not None
-        manager = self._federation.manager
+    def _connect(self, manager: ClientManager) -> None:
         for cid, proxy in manager.all().copy().items():
             if int(cid) not in self.grid.nodes:
                 manager.unregister(proxy)
@@ -221,7 +218,7 @@ class Deployment:
         return {row.problem for row in self.strategy.history.clients}
 
 
-def lines(caplog: Any, start: str) -> list[str]:
+def lines(caplog: Any, start: str = "") -> list[str]:
     """The package's log lines that begin so."""
     said = [record.getMessage() for record in caplog.records if record.name == "fedsel_flwr"]
     return [line for line in said if line.startswith(start)]

@@ -183,14 +183,10 @@ def play_stacked(core: SelectionCore, rounds: int, model: Array | None = None) -
         chosen = core.choose(NODES, [model], InProcess(model))
         if chosen:
             trained = ModelStack([train(model, np.array([NODES[node] for node in chosen], dtype=int))])
-            replies = {
-                node: Reply(
-                    num_examples=num_examples(k := NODES[node]),
-                    metrics=metrics(k, core.round) | asked(k, model, core.asks),
-                )
-                for node in chosen
-                if answers(NODES[node])
-            }
+            replies = {}
+            for node in filter(lambda node: answers(NODES[node]), chosen):
+                told = metrics(k := NODES[node], core.round) | asked(k, model, core.asks)
+                replies[node] = Reply(num_examples=num_examples(k), metrics=told)
             outcome = core.collect(replies, trained)
             kept = outcome.models.take(outcome.positions).flat()
             mean = np.average(kept, axis=0, weights=outcome.weights) if outcome.enough else None

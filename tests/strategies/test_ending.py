@@ -84,15 +84,8 @@ def test_the_signal_is_asked_once_a_round_after_the_round_was_told(api: str) -> 
     assert asked == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 
 
-class Thrice(Random):
-    """Is done after three rounds."""
-
-    @property
-    def done(self) -> bool:
-        return self.round >= END
-
-
 def test_whatever_ends_a_run_ends_it_in_the_same_way() -> None:
+    thrice = type("Thrice", (Random,), {"done": property(lambda self: self.round >= END)})
     seconds = Run("legacy", rounds=END, selector="random").play().finished[-1][0].simulated_s
     ends = {"budget": Budget(simulated_s=seconds)}, {"should_stop": _after(END)}
     for api in APIS:
@@ -101,7 +94,7 @@ def test_whatever_ends_a_run_ends_it_in_the_same_way() -> None:
         assert by_signal.evaluated == by_budget.evaluated == [0, 1, 2, 3]
         assert by_signal.told == by_budget.told
     grid = FakeGrid(crowd(4))
-    strategy = _of_two(selector=Thrice(clients_per_round=2, seed=0))
+    strategy = _of_two(selector=thrice(clients_per_round=2, seed=0))
     play(strategy, grid, ALL)
     assert [one.round for one in strategy.history.rounds] == [1, 2, 3]
     assert sum(len(batch) for batch in grid.sent) == 4 + 3 * 2  # the roll call, and three rounds of two

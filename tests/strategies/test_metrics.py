@@ -76,16 +76,11 @@ FAULTY = ("raises", "nan", "status", "straggler", "no-examples")
 SECRET = "10.0.0.7-secret"
 
 
-def hostile() -> list[FakeProxy]:
-    """Three honest clients, and one for each fault; their ids and texts must not leave the server."""
-    clients = [FakeProxy(f"node-{k}", f"{SECRET}-{k}", number=k) for k in range(3)]
-    return [*clients, *(FakeProxy(f"node-{fault}", f"{SECRET}-{fault}", number=3, fault=fault) for fault in FAULTY)]
-
-
 def test_a_run_with_failures_has_the_figures_of_its_history(api: str) -> None:
     scraper = Scraper()
     strategy = scraper.strategy = selection(api, 8, metrics_address=0, on_round=scraper, total_rounds=ROUNDS)
-    Server(api, strategy, hostile(), timeout=0.3).play(ROUNDS)
+    clients = [FakeProxy(f"node-{fault}", f"{SECRET}-{fault}", number=3, fault=fault) for fault in FAULTY]
+    Server(api, strategy, [*fleet(3, f"{SECRET}-"), *clients], timeout=0.3).play(ROUNDS)
     assert len(scraper.found) == ROUNDS
     check(last := scraper.found[-1], strategy.history)
     reasons = {labels for (name, labels), value in last.items() if value and name.endswith("failed_clients_total")}

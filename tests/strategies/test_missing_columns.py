@@ -19,6 +19,7 @@ from fedsel_flwr.simulations import load_scenario, simulate, vectorized
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.rounds.written import core_of, play_round, reply
+from tests.strategies.deployed import lines
 from tests.strategies.either_api import RECORDING, Server, base_of, close, mean_of, play, selection
 from tests.strategies.helpers import FAULTS, FakeProxy, fleet, model
 from tests.strategies.message.helpers import FakeNode, ProbeProxy
@@ -50,10 +51,6 @@ def served(api: str, selector: Any, extra: Any = None, answer: Any = usual, faul
     for proxy in proxies:
         server.connect(proxy, evaluate_fault=only_its_own) if api == "message" else server.connect(proxy)
     return server
-
-
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("name", [*PROBES, *REPLIES])
@@ -122,12 +119,11 @@ def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_r
     server = served(api, spy, missing_columns="random", on_round=report)
     server.play(5)
     starts, ends = (f"round {n}: no reply has loss (metric 'loss'), which spy reads. Metrics that" for n in (1, 5))
-    lines = said(caplog)
-    assert [lines[0].startswith(starts), lines[1], lines[2].startswith(ends)] == [
-        True, "round 3: clients report loss again", True,
-    ]  # fmt: skip
-    assert len(lines) == 3
-    assert lines[0].endswith("spy chooses without it")
+    first, again, last = lines(caplog)
+    assert first.startswith(starts)
+    assert first.endswith("spy chooses without it")
+    assert again == "round 3: clients report loss again"
+    assert last.startswith(ends)
     remark = "missing_columns: no client reported loss"
     history = server.strategy.history
     assert [one.remark for one in history.rounds] == [remark, remark, "", "", remark]
@@ -142,7 +138,7 @@ def test_a_column_that_came_once_ends_no_run(api: str, caplog: pytest.LogCapture
 
     server = served(api, Spy("loss", requires=("loss",)), {"loss": 0.5}, on_round=stop_reporting)
     server.play(3)
-    (line,) = said(caplog)
+    (line,) = lines(caplog)
     assert line.startswith("round 2: no reply has loss")
     assert server.strategy.history.problem_counts() == {"loss": 2 * CLIENTS, "missing_columns": 2}
 
@@ -151,7 +147,7 @@ def test_what_a_selector_may_do_without_is_said_once(api: str, caplog: Any, monk
     """Nobody asked for it, and the selector does not require it."""
     monkeypatch.setitem(FAULTS, "no-joules", lambda answer, timeout: answer.metrics.pop("energy_j"))
     served(api, Spy("energy", "latency"), fault="no-joules").play(2)
-    (line,) = said(caplog)
+    (line,) = lines(caplog)
     assert "no reply has energy (metric 'energy_j'), which spy reads" in line
 
 
@@ -165,9 +161,9 @@ def test_a_checkpoint_knows_which_columns_came(caplog: pytest.LogCaptureFixture)
     second.load_state_dict(first.state_dict())
     caplog.clear()
     play(second)
-    assert said(caplog) == [], "round 2 has said it"
+    assert lines(caplog) == [], "round 2 has said it"
     play(second, loss=1.0)
-    assert said(caplog) == ["round 4: clients report loss again"]
+    assert lines(caplog) == ["round 4: clients report loss again"]
     with pytest.raises(RunError, match="no reply has loss"):
         play(core_of(Spy("loss")))
 
@@ -226,13 +222,12 @@ def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api:
     server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), fleet(13))
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
         server.play(2)
-    lines = [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr"]
     first = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-    assert [line for line in lines if "chooses clients" in line] == [
+    assert [line for line in lines(caplog) if "chooses clients" in line] == [
         f"round 1: round-robin chooses clients {first} and 2 more",
         f"round 2: round-robin chooses clients {first} and 2 more",
     ]
-    (start,) = [line for line in lines if line.startswith("strategy: ")]
+    (start,) = lines(caplog, "strategy: ")
     assert start == 'strategy: selector RoundRobin(clients_per_round=12), base FedAvg, clock "virtual"'
 
 
@@ -309,9 +304,8 @@ def test_vectors_arrive_with_the_answers_to_a_probe(api: str, odd: bytes | None,
 
     proxies = [ProbeProxy(f"node-{k}", k, number=k, answer=answer) for k in range(CLIENTS)]
     play(api, asking := Curious("gradient"), proxies, 2, min_available=CLIENTS)
-    said = [record.getMessage() for record in caplog.records if record.name == "fedsel_flwr"]
     why = problem if "expected" in problem else "no gradient"
-    assert said == [f"round {n}, client 2: probe: {why}" for n in (1, 2)]
+    assert lines(caplog) == [f"round {n}, client 2: probe: {why}" for n in (1, 2)]
     told = [columns["gradient"] for _, columns in asking.informed if "gradient" in columns]
     np.testing.assert_array_equal(told, [[_own(0), _own(1), NAN, _own(3)]] * 2)
 

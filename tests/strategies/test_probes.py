@@ -119,19 +119,16 @@ def test_metric_keys_name_the_cost_of_a_probe(api: str) -> None:
     assert (record.probe_s, record.probe_j, record.round_s) == (3.0, 8.0, 4.0)
 
 
-class Unasked:
-    """A base whose own evaluations are not configured."""
-
-    configured = 0
-
-    def configure_evaluate(self, *args: Any, **kwargs: Any) -> list[Any]:
-        self.configured += 1
-        return []
-
-
 def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none(api: str) -> None:
     """An app that reads its own key in every evaluation finds it, and a wrapper's inner base names the records."""
-    kind = type("Base", (Unasked, BASES[api].FedAvg), {})
+
+    class Unasked(BASES[api].FedAvg):  # type: ignore[misc]
+        configured = 0
+
+        def configure_evaluate(self, *args: Any, **kwargs: Any) -> list[Any]:
+            self.configured += 1
+            return []
+
     names = {"arrayrecord_key": "weights", "configrecord_key": "settings"}
     asked: list[int] = []
 
@@ -140,7 +137,7 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
         return {"lr": 0.5 * server_round}
 
     own = {"on_evaluate_config_fn": config} if api == "legacy" else names
-    base = private(api, base_of(api, kind, **own))
+    base = private(api, base_of(api, Unasked, **own))
     strategy = selection(api, Curious(clients_per_round=2), base)
     proxies = _proxies(3, answer=lambda proxy, metrics: {**metrics, "loss": proxy.probed[-1]["lr"]})
     server = Server(api, strategy, proxies)

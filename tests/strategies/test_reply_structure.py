@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -69,6 +70,8 @@ def own(api: str) -> Any:
     return LegacyOwn() if api == "legacy" else MessageOwn()
 
 
+CRASHED = Mock(side_effect=RuntimeError("the battery is empty"))
+"""A client that fails."""
 Layout = Callable[[Arrays], Arrays]
 LAYOUTS: dict[str, Layout] = {
     "behind-the-weights": lambda m: [*m, *(np.ones_like(a) for a in m)],
@@ -89,11 +92,6 @@ def client(layout: Layout, number: int = 0, examples: Any = EXAMPLES, **metrics:
         return layout(moved), examples, {"latency_s": 0.5, **metrics}
 
     return train
-
-
-def crashed(model: Arrays, config: dict[str, Any]) -> Any:
-    """A client that fails."""
-    raise RuntimeError("the battery is empty")
 
 
 def as_sent(model: Arrays) -> Arrays:
@@ -181,7 +179,7 @@ def test_courses_of_structures(api: str, course: str) -> None:
     strategy = wrapped(api, base, len(sent[0]), busy_timeout=0.0, **completed)
     problems = []
     for number, layouts in enumerate(sent, start=1):
-        clients = [crashed if one is None else client(one, k) for k, one in enumerate(layouts)]
+        clients = [CRASHED if one is None else client(one, k) for k, one in enumerate(layouts)]
         play_round(strategy, clients, MODEL, number)
         problems.append(rows(strategy, number))
     assert ["".join(one) for one in problems] == failed

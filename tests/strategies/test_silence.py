@@ -200,16 +200,6 @@ def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
     assert (len(replies), len(sent)) == (2, 3)
 
 
-class Rejecting:
-    """A SuperLink that takes nothing and never answers."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return ["" for _ in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return []
-
-
 class Late(Behind):
     """As the strategy sees it: late replies are taken."""
 
@@ -220,7 +210,8 @@ class Late(Behind):
 
 
 def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_not_busy() -> None:
-    client, strategy, busy = Late("a", Rejecting()), selection("legacy", 2), Busy()
+    rejecting = SimpleNamespace(push_messages=lambda messages: [""] * len(list(messages)), pull_messages=lambda ids: [])
+    client, strategy, busy = Late("a", rejecting), selection("legacy", 2), Busy()
     transport = LegacyTransport({"a": client.own}, Parameters([], ""), timeout=6.0, late=LateReplies(busy))
     with within(0.0, 3.0):
         answers, missed = transport.introduce(["a"])

@@ -105,9 +105,7 @@ class EarlyStopping(FedAdam):
 class Plateau(Base):
     """Configures nobody once the clients' loss has risen."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.last, self.stopped_in = float("inf"), 0
+    last, stopped_in = float("inf"), 0
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: ClientManager) -> Instructions:
         return [] if self.stopped_in else super().configure_fit(server_round, parameters, client_manager)

@@ -330,9 +330,7 @@ def personal() -> MessageClient:
 class PackedUpdates(FedAvg):
     """The clients send their change as one vector of bytes, with its range."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.bytes_received = 0
+    bytes_received = 0
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         self.current = arrays

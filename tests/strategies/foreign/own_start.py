@@ -309,9 +309,7 @@ class Preflight(FedAvg):
 class Measured:
     """A mixin, no strategy of Flower's, with a loop that counts the bytes in both directions."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.down, self.up = 0, 0
+    down, up = 0, 0
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, **kwargs: Any
