@@ -100,13 +100,11 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_compare_runs_every_selector_on_every_seed(own_folder: Path, fedsel: Any) -> None:
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
-    out = fedsel(*argv, "--engine", "vectorized")
-    folder = Path(out.splitlines()[-1])
+    folder = Path(fedsel(*argv, "--engine", "vectorized").splitlines()[-1])
     assert folder.parent == own_folder / "runs"
     played = [("cs-ucb", 5), ("random", 5), ("cs-ucb", 6), ("random", 6)]
     runs = {f"{selector}-seed{seed}" for selector, seed in played}
-    own = FILES - RUN_FILES | {"verdict.json", "flower.log"}
-    assert {path.name for path in folder.iterdir()} == own | runs
+    assert {path.name for path in folder.iterdir()} == FILES - RUN_FILES | {"verdict.json", "flower.log"} | runs
     assert [(s["selector"], s["seed"]) for s in json.loads((folder / "summary.json").read_text())] == played
     for name in runs:
         assert {path.name for path in (folder / name).iterdir()} == RUN_FILES

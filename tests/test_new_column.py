@@ -190,6 +190,5 @@ def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector_and
 def test_simulated_clients_report_the_tables_names() -> None:
     system = SystemModel(num_clients=1, seed=0)
     reported = fit_metrics(system, 0, system.draw(0, 1), train_loss=1.0, energy_score=0.5)
-    known = {row.key for row in COLUMNS.values()}
-    assert set(reported) - known == {"client_id", "energy_modelled"}
+    assert set(reported) - {row.key for row in COLUMNS.values()} == {"client_id", "energy_modelled"}
     assert MetricKeys().own_keys() == set(reported) - {"train_loss"}

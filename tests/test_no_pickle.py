@@ -42,8 +42,7 @@ def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strategies_of_both_apis_pickle_nothing(no_pickle: None) -> None:
     legacy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg())
     assert np.isfinite(Federation(legacy, fleet(3)).play(3).arrays()[0]).all()
-    state = legacy.state_dict()
-    CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg()).load_state_dict(state)
+    CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg()).load_state_dict(legacy.state_dict())
     message = MessageStrategy(Random(clients_per_round=2, seed=0), message_fedavg(), max_latency=9.0)
     _, models = play(message, FakeGrid(crowd(3)), 2)
     assert len(models) == 2

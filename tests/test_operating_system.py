@@ -228,6 +228,5 @@ def test_a_worker_knows_that_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "platform", "win32")
     # A launcher stands between the two, and the number of a parent stays after its end.
     monkeypatch.setattr(os, "getppid", lambda: -1)
-    asked = types.SimpleNamespace(pid_exists=lambda process: process == 7)
-    monkeypatch.setitem(sys.modules, "psutil", asked)
+    monkeypatch.setitem(sys.modules, "psutil", types.SimpleNamespace(pid_exists=lambda process: process == 7))
     assert [operating_system.has_lost(parent) for parent in (7, 8)] == [False, True]

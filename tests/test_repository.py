@@ -55,8 +55,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_is_the_package_and_nothing_else(archives: Path) -> None:
     [wheel] = archives.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    own = {name for name in names if ".dist-info/" not in name}
-    assert own == package_files()
+    assert {name for name in names if ".dist-info/" not in name} == package_files()
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -60,8 +60,7 @@ def test_show_has_units_defaults_and_overrides(fedsel: Any) -> None:
 
 def test_show_as_json(fedsel: Any) -> None:
     facts = json.loads(fedsel("show", "smoke", "--json", "--set", "training.learning_rate=0.05"))
-    scenario = load_scenario("smoke", {"training.learning_rate": 0.05})
-    assert Scenario.model_validate(facts["scenario"]) == scenario
+    assert Scenario.model_validate(facts["scenario"]) == load_scenario("smoke", {"training.learning_rate": 0.05})
     assert facts["units"]["wireless.bandwidth_hz"] == "Hz"
     assert facts["units"]["system.download_bytes_per_s"] == "bytes/s"
     assert "training.learning_rate" not in facts["defaults"]

@@ -169,8 +169,7 @@ def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
 
 def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:
     """Nothing said in the roll call: p_k of those never heard of is that of an average client."""
-    selector = create("round-robin", clients_per_round=2)
-    core = core_of(selector, averaging="fedavg-absent")
+    core = core_of(create("round-robin", clients_per_round=2), averaging="fedavg-absent")
     everyone = [str(k) for k in range(5)]
     sizes = {n: 30 if i else 10 for i, n in enumerate(core.choose(everyone, [np.zeros(1)], Written(facts(*everyone))))}
     scheme = core.collect({n: reply(arrays=[np.zeros(1)], num_examples=size) for n, size in sizes.items()}).averaging

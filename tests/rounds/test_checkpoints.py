@@ -29,7 +29,7 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, checkpoint_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
-from tests.processes import ROOT
+from tests.processes import ROOT, run_python
 
 
 def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
@@ -208,8 +208,7 @@ def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -
         (tmp_path / name).write_bytes(b"")
     for number in (2, 4, 6):
         store.write(checkpoint(number))
-    kept = ["round-000004.safetensors", "round-000006.safetensors"]
-    assert names(tmp_path) == ["notes.txt", *kept, newer]
+    assert names(tmp_path) == ["notes.txt", "round-000004.safetensors", "round-000006.safetensors", newer]
 
 
 def test_a_folder_of_another_run_and_what_is_no_folder_are_refused(tmp_path: Path) -> None:
@@ -298,8 +297,7 @@ def test_a_read_only_folder_is_refused_before_the_run(tmp_path: Path) -> None:
 def test_files_have_the_permissions_that_are_usual_here(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, checkpoint())
     (tmp_path / "usual").write_text("")
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("[!.]*")}
-    assert len(modes) == 1
+    assert len({stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("[!.]*")}) == 1
 
 
 OTHER = """
@@ -335,9 +333,7 @@ def test_one_process_shares_it_and_lets_it_go(tmp_path: Path) -> None:
     first, second = Checkpoints(tmp_path, resume=True), Checkpoints(tmp_path, resume=True)
     first.write(checkpoint())
     assert newest(second).round == 3
-    command = [sys.executable, "-c", OTHER, str(tmp_path)]
-    refused = subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True, timeout=60)
-    assert "RunError: another process writes checkpoints" in refused.stderr
+    assert "RunError: another process writes checkpoints" in run_python("-c", OTHER, tmp_path, status=1).stderr
     del first, second
     gc.collect()
-    assert subprocess.run(command, cwd=ROOT, input="", capture_output=True, text=True, timeout=60).stdout == "held\n"
+    assert run_python("-c", OTHER, tmp_path).stdout == "held\n"

@@ -147,8 +147,7 @@ def test_availability_may_be_asked_for_everybody_at_once() -> None:
 def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> None:
     """The global model cannot be decoded for three rounds, in which b gives way to c in one row."""
     selector = PCZFL(seed=0)
-    roster = Roster(max_clients=2, evict_after=1)
-    core = core_of(selector, validation=two_examples(), roster=roster, cooldown=False)
+    core = core_of(selector, validation=two_examples(), roster=Roster(max_clients=2, evict_after=1), cooldown=False)
     everyone = Written(facts("a", "b", "c", energy_score=0.5))
     for connected, model in ((["a", "b"], None), (["a"], None), (["a"], None), (["a"], None), (["a", "c"], MODEL)):
         play_round(core, connected, model=model, transport=everyone)

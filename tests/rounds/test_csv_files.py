@@ -67,9 +67,8 @@ def test_what_is_no_table_is_named(text: str, said: str) -> None:
 def test_what_is_no_plain_number_is_named(cell: str) -> None:
     """Python's float() takes underscores and other digits; a comma may mean tenths or thousands."""
     (line,) = parse_csv(f'a,b\nx,"{cell}"\n', "f.csv").lines
-    with pytest.raises(
-        ParameterError, match=r"^f\.csv, line 2, column 'b': expected a number.*, got .*\. Write num"
-    ) as error:
+    said = r"^f\.csv, line 2, column 'b': expected a number.*, got .*\. Write num"
+    with pytest.raises(ParameterError, match=said) as error:
         line.real("b")
     assert len(str(error.value)) < 300
 

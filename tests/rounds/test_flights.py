@@ -24,8 +24,7 @@ class InTurn(Spy):
     """Chooses the lowest free rows, and keeps the reports."""
 
     def __init__(self, clients_per_round: int, *needs: str) -> None:
-        super().__init__(*needs)
-        self.clients_per_round = clients_per_round
+        super().__init__(*needs, clients_per_round=clients_per_round)
 
     def _select(self, available: Any) -> Any:
         return available[: self.clients_per_round]
@@ -102,8 +101,7 @@ def test_integers_that_an_average_made_floats_stay_the_clients_own() -> None:
     step(core, start, {"a": reply(1, model(1.0, 1.0, 4)), "b": reply(1.5, model(1.0, 1.0, 9))}, ["a", "b"])
     averaged = [*model(1.0)[:2], np.array(4.0)]
     chosen = core.choose(["a", "b"], averaged, Written(facts("a", "b")))
-    outcome = core.collect({node: reply(5.0, model(1.0)) for node in chosen})
-    ((weight, _, batches),) = outcome.models.as_list()
+    ((weight, _, batches),) = core.collect({node: reply(5.0, model(1.0)) for node in chosen}).models.as_list()
     assert float(batches) == 9.0
     assert weight == pytest.approx([1 + 1 / math.sqrt(2), -1 - 1 / math.sqrt(2)])
 

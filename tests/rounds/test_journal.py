@@ -165,8 +165,7 @@ def test_a_state_continues_as_if_nothing_had_happened(rounds: int, closed: bool,
 
 
 def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    history = play(History(Journal(tmp_path / "j")), range(1, 9))
-    state, path = history.state_dict(), tmp_path / "j"
+    state, path = play(History(Journal(tmp_path / "j")), range(1, 9)).state_dict(), tmp_path / "j"
     good = path.read_bytes()[: state["offset"]]
     lines = good.splitlines(keepends=True)
     fewer = {**state, "rounds": 6}
@@ -199,8 +198,7 @@ def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) 
 
 
 def test_no_flipped_byte_before_the_offset_is_taken_for_the_history(tmp_path: Path) -> None:
-    history = play(History(Journal(tmp_path / "j")), range(1, 9))
-    state, path = history.state_dict(), tmp_path / "j"
+    state, path = play(History(Journal(tmp_path / "j")), range(1, 9)).state_dict(), tmp_path / "j"
     content, draw = path.read_bytes(), random.Random(1)
     for place in draw.sample(range(state["offset"]), 120):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :])

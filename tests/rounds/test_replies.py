@@ -65,9 +65,7 @@ def good(**metrics: Any) -> Reply:
 
 @settings(max_examples=300, deadline=None)
 @given(reply=REPLIES, clock=CLOCKS, max_latency=st.floats(1e-3, 1e3), slack=st.floats(0, 10))
-def test_reading_never_raises_changes_nothing_and_keeps_its_promises(
-    reply: Reply, clock: Any, max_latency: float, slack: float
-) -> None:
+def test_reading_never_raises_and_keeps_its_promises(reply: Reply, clock: Any, max_latency: float, slack: Any) -> None:
     metrics, before = dict(reply.metrics), None if reply.arrays is None else [a.tobytes() for a in reply.arrays]
     result = read(reply, clock, max_latency, slack)
     assert reply.metrics.keys() == metrics.keys()

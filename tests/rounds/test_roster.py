@@ -47,10 +47,8 @@ def test_many_ids_get_the_order_of_single_ones(texts: list[str]) -> None:
     st.sampled_from([None, 2, 6]),
     st.booleans(),
 )
-def test_the_first_roll_call_binds_all_at_once_as_it_would_one_by_one(
-    claims: dict[str, str], max_clients: int | None, held: bool
-) -> None:
-    """One by one is the way of a roster that has a client already."""
+def test_the_first_roll_call_binds_as_one_by_one(claims: dict[str, str], max_clients: int | None, held: bool) -> None:
+    """It binds all at once; one by one is the way of a roster that has a client already."""
     holders = {node: f"name {node}" for node in "pqrst" if held}
     at_once, later = Roster(max_clients=max_clients), Roster(max_clients=max_clients and max_clients + 1)
     later.register({"first": "0"}, 1)

@@ -108,8 +108,7 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     spy = Spy("energy_score")
     there = {"availability": lambda client_id, server_round, seconds: server_round > 1}
     play_still(api, spy, 4, report=lambda k, t: {"energy_j": joules[t][k]}, **there)
-    scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
-    assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
+    assert [report.energy_score.tolist() for report in spy.reports] == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]  # type: ignore[union-attr]
     assert all(report.completed.all() for report in spy.reports)
 
 

@@ -180,13 +180,6 @@ def test_beyond_the_deadline_is_a_failure_and_named_in_the_log_a_spare_is_neithe
     assert sum("energy" in message for message in caplog.messages) == 3
 
 
-def _spy(*needs: str) -> Spy:
-    """Asks up to four clients, of which two are needed."""
-    spy = Spy(*needs)
-    spy.clients_per_round = 2
-    return spy
-
-
 @pytest.mark.parametrize(
     ("needs", "last_s", "completed", "spare", "latency"),
     [
@@ -201,7 +194,7 @@ def test_what_a_selector_is_told_of_spares(
     api: str, needs: tuple[str, ...], last_s: float, completed: list[bool], spare: list[bool], latency: list[float]
 ) -> None:
     """Clients 0 to 3 take 2, 8, 1 and 4 s or more; the first two answers are needed, those of 0 and 2."""
-    spy, seconds = _spy(*needs), (2.0, 8.0, 1.0, last_s)
+    spy, seconds = Spy(*needs, clients_per_round=2), (2.0, 8.0, 1.0, last_s)
     answers = [{"latency_s": own, "loss": k / 10} for k, own in enumerate(seconds)]
     play_still(api, spy, clients=4, over_selection=1.0, report=lambda k, t: answers[k])
     (one,) = spy.reports
@@ -223,7 +216,7 @@ def _on_the_servers_clock(selector: Any, ready: list[float], rounds: int = 1, ba
 
 def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None:
     """A spare that has not answered took at least as long as the server waited."""
-    spy = _spy("spare")
+    spy = Spy("spare", clients_per_round=2)
     history, _ = _on_the_servers_clock(spy, [0.0, 30.0, 0.4], over_selection=0.5)
     assert [row.completed for row in history.clients] == [True, False, True]
     assert history.clients[1].problem.startswith("late: no answer after 0.")

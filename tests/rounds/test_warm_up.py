@@ -33,8 +33,7 @@ def scenario(selector: str, **overrides: Any) -> Scenario:
 
 def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
     """Probes begin in round 3, when there is something to choose; over-selection too."""
-    selector = LocalAccuracy(clients_per_round=2, seed=0)
-    core = core_of(selector, warmup_rounds=2, over_selection=0.5)
+    core = core_of(LocalAccuracy(clients_per_round=2, seed=0), warmup_rounds=2, over_selection=0.5)
     transport = Written(facts(*NODES), {node: {"local_accuracy": 0.1, "latency_s": 1.0} for node in NODES})
     assert sorted(core.choose(NODES, MODEL, transport)) == NODES
     assert core.collector.waits_for(len(NODES)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -16,6 +17,13 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     process = Zygote(tmp_path_factory.mktemp("results"))
     yield process
     process.close()
+
+
+@pytest.fixture
+def aloud(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log, with the remarks of this package too."""
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    return caplog
 
 
 @pytest.fixture

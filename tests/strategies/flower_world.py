@@ -192,8 +192,7 @@ class Seen:
 
     def finish(self, strategy: Any) -> None:
         """Note what is left at the end, in a form that can be sent to another process."""
-        parts = {name: part for name, part in strategy.state_dict().items() if name != "history"}
-        self.state = flat(parts)
+        self.state = flat({name: part for name, part in strategy.state_dict().items() if name != "history"})
         self.records = [repr(one) for one in [*strategy.history.rounds, *strategy.history.clients]]
         rounds, clients = strategy.history.rounds, list(strategy.history.clients)
         self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]

@@ -27,8 +27,8 @@ class Spy(Selector):
 
     name = "spy"
 
-    def __init__(self, *needs: str, requires: tuple[str, ...] = (), warmup_rounds: int = 0) -> None:
-        super().__init__(clients_per_round=9)
+    def __init__(self, *needs: str, requires: Any = (), warmup_rounds: int = 0, clients_per_round: int = 9) -> None:
+        super().__init__(clients_per_round=clients_per_round)
         self.needs, self.requires = frozenset(needs), frozenset(requires)  # type: ignore[misc]
         self.warmup_rounds = warmup_rounds
         self.reports: list[RoundReport] = []
@@ -50,8 +50,8 @@ class Curious(Spy):
     name = "curious"
 
     def __init__(self, *columns: str, clients_per_round: int = 9, asks: Any = None) -> None:
-        super().__init__()
-        self.columns, self.clients_per_round, self.asks = columns or ("loss",), clients_per_round, asks
+        super().__init__(clients_per_round=clients_per_round)
+        self.columns, self.asks = columns or ("loss",), asks
 
     def _probe(self, available: Any) -> Probe:
         asked = available if self.asks is None else np.intersect1d(available, self.asks)

@@ -118,8 +118,7 @@ FLEET = 4
 
 def after_a_round(api: str, name: str, **options: Any) -> list[np.ndarray]:
     """The global model after a round in which all four clients, with 10 to 19 examples, train."""
-    extra = {"loss": 1.0, "train_loss": 1.0}
-    clients = [ProbeProxy(f"node-{k}", k, number=k, extra=extra) for k in range(FLEET)]
+    clients = [ProbeProxy(f"node-{k}", k, number=k, extra={"loss": 1.0, "train_loss": 1.0}) for k in range(FLEET)]
     strategy = selection(api, create(name, clients_per_round=FLEET, seed=0), **options)
     return Server(api, strategy, clients).play(1).models[0]
 

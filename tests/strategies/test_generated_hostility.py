@@ -168,8 +168,7 @@ def _check(api: str, selector: str, base: str, sent: list[Any], odd: list[dict[s
     """Play the replies, and check the promises that a single run shows."""
     own = harness.StrategyHarness(partial(wrapped, api, selector, base, missing_columns="random"), ARRAYS)
     told = odd if api == "legacy" else [{key: _recordable(value) for key, value in one.items()} for one in odd]
-    faults = tuple(_fault(api, *one) for one in sent)
-    own.plan = HostilePlan(**vars(own.plan), generated=faults, odd=tuple(told))
+    own.plan = HostilePlan(**vars(own.plan), generated=tuple(_fault(api, *one) for one in sent), odd=tuple(told))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Flower's averages, on metrics that overflow
         patch.setattr(harness, "Fleet", HostileFleet)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -31,16 +30,15 @@ def known(api: str, how: str, name: str) -> Node:
     return Node(api, {"name": name}) if how == "name" else Node(api, says={"client_id": name})
 
 
-def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: str, caplog: Any) -> None:
+def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: str, aloud: Any) -> None:
     """Nor does what clients say count: the reports of all claim to be "victim", which is no problem of theirs."""
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
     reports = {"client_id": 7}
     world = Deployment(api, everybody(), named(api, 3, says={"client_id": "victim"}, reports=reports)).play(2)
     assert world.chosen() == [["part-0", "part-1", "part-2"]] * 2
     assert world.problems() == {""}
     assert (sum(world.asked("query")), world.grid.looked_up) == (0, 1)
     said = 'identity "name": a client is known by the name its SuperNode is registered with'
-    assert lines(caplog, "identity") == [said]
+    assert lines(aloud, "identity") == [said]
     world.come(5, Node(api, {"name": "late"}))  # the server is asked again only when somebody is new
     assert world.play(2).chosen()[-2:] == [["late", "part-0", "part-1", "part-2"]] * 2
     assert world.grid.looked_up == 2
@@ -76,12 +74,11 @@ def test_the_second_node_of_an_id_is_refused_until_one_is_gone(api: str, how: st
     assert second.asked("train") == 1
 
 
-def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, aloud: Any) -> None:
     nodes = {31: Node(api, {"public_key": key("a")}), 32: Node(api, {"name": "part-0"}), 33: Node(api, {})}
     world = Deployment(api, everybody(), nodes).play(2)
     assert world.chosen() == [["31", "33", "part-0"]] * 2
-    (line,) = lines(caplog, "identity")
+    (line,) = lines(aloud, "identity")
     assert line.endswith("; 2 of 3 lack it and are known by their node ids")
     world.go(31)
     world.come(44, Node(api, {"name": "31"}))  # a name that is another node's number does not take its row
@@ -176,24 +173,22 @@ def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
     assert (state["mean"][[rows["thief"], rows["4"]]] == 0.0).all()
 
 
-def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -> None:
+def test_the_clients_of_flowers_simulation_are_believed(api: str, aloud: Any) -> None:
     """On the server's clock too: they are ours. The grid is not asked about them."""
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
     nodes = {k + 50: Node(api, {"public_key": key("s")}, says={"client_id": k}) for k in range(3)}
     world = Deployment(api, everybody(), nodes, grid=InMemoryGrid).play(2)
     assert world.chosen() == [["0", "1", "2"]] * 2
     assert world.grid.looked_up == 0
-    assert lines(caplog, "identity") == ['identity "claim": a client is known by the client_id that it reports']
+    assert lines(aloud, "identity") == ['identity "claim": a client is known by the client_id that it reports']
 
 
 @pytest.mark.parametrize(("identity", "level"), [(None, "INFO"), ("name", "WARNING"), ("key", "WARNING")])
-def test_without_a_grid_node_ids_serve_and_the_log_says_so_once(identity: Any, level: str, caplog: Any) -> None:
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+def test_without_a_grid_node_ids_serve_and_the_log_says_so_once(identity: Any, level: str, aloud: Any) -> None:
     strategy, federation = all_in([FakeProxy("12", "a"), FakeProxy("13", "b")], clock="server", identity=identity)
     federation.manager.register(FakeProxy("14", "c"))
     federation.play(1)
     assert chosen(strategy) == [["12", "13"], ["12", "13", "14"]]
-    (record,) = [one for one in caplog.records if one.getMessage().startswith("identity")]
+    (record,) = [one for one in aloud.records if one.getMessage().startswith("identity")]
     assert record.levelname == level
     assert record.getMessage().endswith("are known by their node ids")
 

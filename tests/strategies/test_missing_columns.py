@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from typing import Any
 
@@ -115,8 +114,7 @@ def test_a_run_that_goes_on_has_one_line_at_the_start_and_one_at_the_end_and_a_r
         for proxy in server.proxies:
             proxy.extra = {"loss": 0.5} if record.round in (2, 3) else {}
 
-    spy = Spy("loss")
-    server = served(api, spy, missing_columns="random", on_round=report)
+    server = served(api, Spy("loss"), missing_columns="random", on_round=report)
     server.play(5)
     starts, ends = (f"round {n}: no reply has loss (metric 'loss'), which spy reads. Metrics that" for n in (1, 5))
     first, again, last = lines(caplog)
@@ -175,8 +173,7 @@ def test_the_vectorized_engine_and_scenarios_have_the_option(monkeypatch: pytest
         simulate(load_scenario("smoke", keys), engine="vectorized")
     scenario = load_scenario("smoke", keys | {"aggregation.missing_columns": "random"})
     assert make_strategy(world_of(scenario)).core.settings.missing_columns == "random"
-    history = simulate(scenario, engine="vectorized").history
-    assert history.problem_counts()["missing_columns"] == 2
+    assert simulate(scenario, engine="vectorized").history.problem_counts()["missing_columns"] == 2
 
 
 def test_every_column_that_clients_report_has_a_name_that_can_be_changed() -> None:
@@ -202,8 +199,7 @@ def test_a_mapped_name_is_that_of_the_answer_to_a_probe(api: str, key: str) -> N
 
 def test_in_the_legacy_api_the_results_own_loss_has_the_mapped_name() -> None:
     selector = create("power-of-choice", clients_per_round=2, candidates=CLIENTS, seed=0)
-    keys = MetricKeys(loss="eval_loss")
-    served("legacy", selector, answer=lambda proxy, metrics: {}, metric_keys=keys).play(1)
+    served("legacy", selector, answer=lambda proxy, metrics: {}, metric_keys=MetricKeys(loss="eval_loss")).play(1)
     assert selector.state_dict()["loss"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
@@ -218,16 +214,15 @@ def test_mapped_names_are_those_of_replies_and_no_base_sees_a_vector(api: str) -
     assert server.strategy.history.problem_counts() == {}
 
 
-def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api: str, caplog: Any) -> None:
+def test_one_line_a_round_names_the_chosen_and_the_start_names_the_selector(api: str, aloud: Any) -> None:
     server = Server(api, selection(api, create("round-robin", clients_per_round=12), min_available=13), fleet(13))
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        server.play(2)
+    server.play(2)
     first = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-    assert [line for line in lines(caplog) if "chooses clients" in line] == [
+    assert [line for line in lines(aloud) if "chooses clients" in line] == [
         f"round 1: round-robin chooses clients {first} and 2 more",
         f"round 2: round-robin chooses clients {first} and 2 more",
     ]
-    (start,) = lines(caplog, "strategy: ")
+    (start,) = lines(aloud, "strategy: ")
     assert start == 'strategy: selector RoundRobin(clients_per_round=12), base FedAvg, clock "virtual"'
 
 

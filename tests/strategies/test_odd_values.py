@@ -113,7 +113,7 @@ def test_an_odd_evaluation_does_not_end_a_run_of_the_message_api(fault: str, hon
 
 
 @pytest.mark.parametrize("way", ["raises", "refuses", "claims"])
-def test_no_text_forges_a_line_of_the_legacy_api(way: str, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_forges_a_line_of_the_legacy_api(way: str, aloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def nasty(answer: Any, timeout: float | None) -> None:
         if way == "raises":
             raise RuntimeError(NASTY)
@@ -124,24 +124,23 @@ def test_no_text_forges_a_line_of_the_legacy_api(way: str, caplog: Any, monkeypa
 
     monkeypatch.setitem(helpers.FAULTS, "nasty", nasty)
     strategy = selection("legacy", 3)
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        Server("legacy", strategy, [*fleet(2, prefix="h"), FakeProxy("n", NASTY, number=5, fault="nasty")]).play(2)
+    Server("legacy", strategy, [*fleet(2, prefix="h"), FakeProxy("n", NASTY, number=5, fault="nasty")]).play(2)
     assert strategy.roster.ids == ["h0", "h1", "n"]  # an id that cannot be printed is none
     assert strategy.history.clients[-1].problem
-    assert _harmless([*caplog.messages, *[row.problem for row in strategy.history.clients]])
+    assert _harmless([*aloud.messages, *[row.problem for row in strategy.history.clients]])
 
 
 @pytest.mark.parametrize("traceback", [False, True])
-def test_no_text_forges_a_line_of_the_message_api(traceback: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_text_forges_a_line_of_the_message_api(traceback: bool, aloud: pytest.LogCaptureFixture) -> None:
     """Flower's own strategies write the reasons of errors into the log."""
     reason = ("Traceback (most recent call last):\n" if traceback else "") + NASTY
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
     server = Server("message", selection("message", 3), fleet(2, prefix="h"))
     server.connect(FakeProxy("x", NASTY, number=7), fault=lambda node, message, content: error)
     *_, node = server.grid.nodes
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"), caplog.at_level(logging.INFO, logger="flwr"):
+    with aloud.at_level(logging.INFO, logger="flwr"):
         server.play(1)
-    lines = [line for line in caplog.messages if "cron.d" in line]
+    lines = [line for line in aloud.messages if "cron.d" in line]
     assert sum("Received error in reply from node" in line for line in lines) == 1
     assert _harmless([line.lstrip("\t") for line in lines])
     problems = {row.client_id: row.problem for row in server.strategy.history.clients}
@@ -356,8 +355,7 @@ def test_a_weight_of_our_name_is_the_bases(fault: str) -> None:
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), -1.0, [0.5]])
 def test_a_loss_of_which_qfedavg_would_make_a_model_of_nan_is_a_failure(loss: Any) -> None:
     extras: list[Extra] = [{"train_loss": 0.5}] * 2 + [{} if loss is None else {"train_loss": loss}]
-    base = QFedAvg(client_learning_rate=0.1, q=0.1, fraction_evaluate=0.0)
-    server, _ = _played(extras, base=base, rounds=2)
+    server, _ = _played(extras, base=QFedAvg(client_learning_rate=0.1, q=0.1, fraction_evaluate=0.0), rounds=2)
     assert _failed(server) == ["2", "2"]
     assert server.strategy.history.problem_counts()["metrics"] == 2
     assert [row.train_loss for row in server.strategy.history.clients[:2]] == [0.5] * 2  # what the base reads stays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from typing import Any
@@ -157,20 +156,19 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
     assert base.strategy.configured == (2 if api == "legacy" else 0), "Flower's own evaluations alone"
 
 
-def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(api: str, caplog: Any) -> None:
+def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(api: str, aloud: Any) -> None:
     def raises(proxy: ProbeProxy, metrics: dict[str, Any]) -> dict[str, Any]:
         return {**metrics, "lr": proxy.probed[-1]["lr"]} if proxy.number in failing else metrics
 
     failing, proxies = [1], _proxies(4, answer=raises)
     selector = Curious("local_accuracy", clients_per_round=4)
-    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        history = _run(api, selector, proxies, 2)
+    history = _run(api, selector, proxies, 2)
     for server_round, (rows, columns) in enumerate(selector.informed[-2:], start=1):
         assert rows == [0, 1, 2, 3]
         assert np.isnan(columns["local_accuracy"]).tolist() == [False, True, False, False]
         assert columns["local_accuracy"][2] == proxies[2].accuracy(server_round)
     assert [(r.probe_s, r.probe_j) for r in history.rounds] == [(MAX_LATENCY, pytest.approx(3 * 0.125))] * 2
-    told = [text for text in caplog.messages if re.search(r"client \d:", text)]
+    told = [text for text in aloud.messages if re.search(r"client \d:", text)]
     assert told == [f"round {n}, client 1: probe: KeyError: 'lr'" for n in (1, 2)]
     assert [row.problem for row in history.clients] == ["", "probe: KeyError: 'lr'", "", ""] * 2
     assert history.problem_counts() == {"probe": 2}

@@ -182,8 +182,7 @@ def test_selectors_that_read_no_updates_work_under_secure_aggregation(name: str)
 def test_older_wrappers_are_warned_of_if_the_server_adds_noise(wrapper: str, on_server: bool, caplog: Any) -> None:
     arguments = {"noise_multiplier": 0.1, "server_side_noising": on_server}
     arguments |= {"clip_norm": 1.0} if wrapper == "DPFedAvgFixed" else {}
-    base = getattr(flower, wrapper)(base_of("legacy"), num_sampled_clients=3, **arguments)
-    _strategy("legacy", "gpfl", base)
+    _strategy("legacy", "gpfl", getattr(flower, wrapper)(base_of("legacy"), num_sampled_clients=3, **arguments))
     assert len(_warnings(caplog)) == on_server
     assert all(f"guarantee of {wrapper}" in text for text in _warnings(caplog))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -43,36 +42,33 @@ def nodes(api: str, count: int = 20, **options: Any) -> dict[int, Node]:
         ({"identity": "node"}, fair),
     ],
 )  # fmt: skip
-def test_of_nodes_whose_app_knows_no_query_one_is_asked(options: dict[str, Any], selector: Any, caplog: Any) -> None:
+def test_of_nodes_whose_app_knows_no_query_one_is_asked(options: dict[str, Any], selector: Any, aloud: Any) -> None:
     """Flower prints 40 lines for each that is asked. One line says what follows, and nothing is wrong with anybody."""
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
     world = Deployment("message", selector(), nodes("message"), **options).play(2)
     assert sum(world.asked("query")) == 1
-    (line,) = lines(caplog, "roll call")
+    (line,) = lines(aloud, "roll call")
     assert line.startswith(f"{NO_QUERY}. ")
     assert [len(chosen) for chosen in world.chosen()] == [20, 20]
-    assert not [record for record in caplog.records if record.name == "fedsel_flwr" and "errors" in record.getMessage()]
+    assert not [record for record in aloud.records if record.name == "fedsel_flwr" and "errors" in record.getMessage()]
     world.come(7, Node("message", {"name": "late"}))  # newcomers with that app are not asked either
     assert len(world.play(1).chosen()[-1]) == 21
     assert sum(world.asked("query")) == 1
 
 
-def test_who_wants_claims_has_everybody_asked(caplog: Any) -> None:
+def test_who_wants_claims_has_everybody_asked(aloud: Any) -> None:
     """One client that says it cannot answer must not make strangers of the others."""
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
     honest = {k: Node("message", {}, says={"client_id": f"client-{k}"}) for k in range(10, 13)}
     world = Deployment("message", everybody(), {5: Node("message", {}), **honest}, identity="claim").play(1)
     assert world.chosen() == [["5", "client-10", "client-11", "client-12"]]
     silent = Deployment("message", everybody(), nodes("message", 4), identity="claim").play(1)
     assert sum(silent.asked("query")) == 4
-    assert lines(caplog, "roll call") == [NO_QUERY]
+    assert lines(aloud, "roll call") == [NO_QUERY]
 
 
 @pytest.mark.parametrize(("averaging", "asked"), [(None, 0), ("fedpdp", 0), ("fedavg-absent", 4)])
 def test_nobody_is_asked_where_the_server_knows_all_that_is_read(api: str, averaging: Any, asked: int) -> None:
     crowd = nodes(api, 4, says={"client_id": "x", "num_examples": 12})
-    world = Deployment(api, everybody(), crowd, averaging=averaging).play(2)
-    assert sum(world.asked("query")) == asked
+    assert sum(Deployment(api, everybody(), crowd, averaging=averaging).play(2).asked("query")) == asked
 
 
 def test_the_numbers_of_examples_are_asked_for_where_the_selector_reads_them(api: str) -> None:

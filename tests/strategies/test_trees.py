@@ -100,9 +100,8 @@ def test_several_rounds_without_a_usable_update_are_an_error_in_the_log(api: str
     assert all(text.endswith(f"the model did not change. Most frequent reason: {why}") for text in said)
 
 
-def test_a_model_without_numbers_is_not_probed(api: str, caplog: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_model_without_numbers_is_not_probed(api: str, aloud: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Boosted trees have none before round 1, which is said once. Who is asked later has not been asked before."""
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
     evaluated: list[Any] = []
     monkeypatch.setattr(FakeProxy, "evaluate", lambda *given: evaluated.append(given))
     monkeypatch.setattr(world, "tested", lambda *given: evaluated.append(given))
@@ -110,7 +109,7 @@ def test_a_model_without_numbers_is_not_probed(api: str, caplog: Any, tmp_path: 
     played = _play(tmp_path, api, rounds=1, selector=selector, missing_columns="random")
     assert evaluated == []
     assert [r.num_probed for r in played.strategy.history.rounds] == [0]
-    said = [text for text in caplog.messages if "no numbers" in text]
+    said = [text for text in aloud.messages if "no numbers" in text]
     assert said == ["the global model has no numbers yet, so no client is probed"]
     assert selector.probe(np.arange(3)) is not None
 

@@ -318,8 +318,7 @@ def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
     base = base_of("legacy", Ordered, fraction_evaluate=1.0, min_evaluate_nodes=3, min_available_nodes=3)
     strategy = selection("legacy", 3, base)
     Server("legacy", strategy, [FakeProxy("x", 10), FakeProxy("y", 9), FakeProxy("z", 2)]).play(1)
-    answers = [(FakeProxy(cid), EvaluateRes(OK, 0.5, 3, {})) for cid in ("x", "z", "y")]
-    strategy.aggregate_evaluate(1, answers, [])
+    strategy.aggregate_evaluate(1, [(FakeProxy(cid), EvaluateRes(OK, 0.5, 3, {})) for cid in ("x", "z", "y")], [])
     assert order[-1] == ["z", "y", "x"]
 
 

@@ -100,8 +100,7 @@ def asks_the_absent(strategy: Any, api: str) -> None:
         remembered.append(out[-1])
         if api == "legacy":
             return [*out, remembered[0]]
-        kind = out[0].metadata.message_type
-        return [*out, Message(content=out[0].content, dst_node_id=99, message_type=kind)]
+        return [*out, Message(content=out[0].content, dst_node_id=99, message_type=out[0].metadata.message_type)]
 
     _after(strategy, CONFIGURE[api], change)
 
@@ -263,8 +262,7 @@ def drifts(api: str, result: Any) -> Any:
 
 @breaks("the selector observes what the history says; round 1:")
 def tells_half(strategy: Any, api: str) -> None:
-    reporter = strategy.core.parts.reporter
-    _after(reporter, "report", lambda report: replace(report, latency=report.latency / 2))
+    _after(strategy.core.parts.reporter, "report", lambda report: replace(report, latency=report.latency / 2))
 
 
 @breaks("the selector observes every round once; round 24: 0 times")

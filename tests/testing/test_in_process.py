@@ -28,8 +28,7 @@ GOOD: Any = ([np.ones(2)], 10, {"latency_s": 0.5})
 )
 def test_a_reply_that_flower_cannot_send_is_a_failed_client(api: str, reply: Any) -> None:
     strategy = APIS[api].SelectionStrategy(RoundRobin(clients_per_round=2))
-    clients = [lambda model, config: GOOD, lambda model, config: reply]
-    (model,) = play_round(strategy, clients, [np.zeros(2)])
+    (model,) = play_round(strategy, [lambda model, config: GOOD, lambda model, config: reply], [np.zeros(2)])
     assert model.tolist() == [1.0, 1.0]
     assert [row.completed for row in strategy.history.clients] == [True, False]
     assert strategy.history.problem_counts() == {"exception": 1}

@@ -110,8 +110,7 @@ def test_bsfl_regret_by_hand() -> None:
         {0, 2}: .1 + 1.5 x 5/6 = 1.35, the best. Chosen {0, 1}: lost .35.
     Round 3: g = 2/3 - 2/3 = 0, 0 and 2/3. {0, 1}: .5. With 2: .1 + 1 = 1.1. Chosen {1, 2}: lost 0.
     """
-    regret = bsfl_regret([0.9, 0.5, 0.1], [[0, 1], [0, 1], [1, 2]], 2, 3.0)
-    assert regret == pytest.approx([0.0, 0.35, 0.35])
+    assert bsfl_regret([0.9, 0.5, 0.1], [[0, 1], [0, 1], [1, 2]], 2, 3.0) == pytest.approx([0.0, 0.35, 0.35])
 
 
 def test_bsfl_regret_equals_all_sets_with_weights_and_exponent() -> None:

@@ -53,8 +53,7 @@ def proximal(number: int, content: RecordDict) -> RecordDict:
     """Moves less, the larger the proximal term is, and reports the term."""
     (arrays, config) = asked(content)
     mu = float(config["proximal-mu"])
-    before = arrays.to_numpy_ndarrays()
-    pairs = zip(before, trained(number, content), strict=True)
+    pairs = zip(arrays.to_numpy_ndarrays(), trained(number, content), strict=True)
     return reply(number, named([(a + (b - a) / np.float32(1 + mu)) for a, b in pairs], tuple(arrays)), mu=mu)
 
 
@@ -171,8 +170,7 @@ class HalfAndHalf(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         contents = _contents(replies)
-        metrics = aggregate_metricrecords(contents, "num-examples")
-        return aggregate_arrayrecords(contents, "num-examples"), metrics
+        return aggregate_arrayrecords(contents, "num-examples"), aggregate_metricrecords(contents, "num-examples")
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
         return self._messages(MessageType.EVALUATE, arrays, config, grid)

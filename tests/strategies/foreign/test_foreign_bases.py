@@ -99,8 +99,7 @@ def test_a_base_may_change_its_own_fraction(layer: str, tmp_path: Path) -> None:
 
     inner = Annealing(fraction_train=0.9, min_train_nodes=3)
     base = inner if layer == "base" else private("message", inner, clients=2, clipping_norm=1e6)
-    played = _chosen(base, tmp_path)
-    assert [len(one) for one in played.cohorts] == [2] * ROUNDS
+    assert [len(one) for one in _chosen(base, tmp_path).cohorts] == [2] * ROUNDS
     assert (inner.fraction_train, inner.min_train_nodes) == (0.5**ROUNDS, 3)
 
 
@@ -122,8 +121,7 @@ class Computed(FedAvg):
 
 def test_a_computed_fraction_is_restored(tmp_path: Path) -> None:
     base = Computed()
-    played = _chosen(base, tmp_path, cohort=1)
-    assert [len(one) for one in played.cohorts] == [1] * ROUNDS
+    assert [len(one) for one in _chosen(base, tmp_path, cohort=1).cohorts] == [1] * ROUNDS
     assert base.fraction_train == base.kept == 0.4
     assert "fraction_train" not in vars(base)
 
@@ -156,8 +154,7 @@ class _OneMessage(FedAvg):
 
 
 def test_a_node_without_a_message_gets_a_copy_if_all_are_equal(tmp_path: Path) -> None:
-    played = _chosen(_OneMessage(), tmp_path, cohort=3)
-    assert [len(one) for one in played.cohorts] == [3] * ROUNDS
+    assert [len(one) for one in _chosen(_OneMessage(), tmp_path, cohort=3).cohorts] == [3] * ROUNDS
 
 
 def test_a_node_without_a_message_of_its_own_is_an_error_that_names_the_base(tmp_path: Path) -> None:
