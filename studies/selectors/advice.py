@@ -51,7 +51,8 @@ def summary(worlds: list[World]) -> str:
     return (
         "".join(_counts(world) for world in told)
         + f"\nThe selectors that were sooner, with their times as multiples of that of `{REFERENCE}`. **Bold**: "
-        "clients have nearly equal shares.\n\n"
+        "clients have nearly equal shares. Times include probes. Verdicts are corrected for the number of selectors, "
+        "so an interval that excludes 1 may be not settled ([How to read the tables](#how-to-read-the-tables)).\n\n"
         + table(["what the selector reads", *(f"({world.letter})" for world in told)], lines, left=1 + len(told))
     )
 
