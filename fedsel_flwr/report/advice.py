@@ -381,8 +381,8 @@ def _warn(found: Sequence[SelectorAdvice], saving: float) -> str:
         return ""
     return (
         f" Do not use {one.selector} with this number of clients per round, although it saves {_percent(one.final)}. "
-        f"It selects the same few clients (Jain's index {one.jain:.2f}), and then rarely reached the target accuracy "
-        "in docs/results/selectors.md."
+        f"It selects the same few clients (Jain's index {one.jain:.2f}), and then missed the target accuracy on some "
+        "seeds of every world of docs/results/selectors.md."
     )
 
 

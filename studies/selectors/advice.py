@@ -51,8 +51,9 @@ def summary(worlds: list[World]) -> str:
     return (
         "".join(_counts(world) for world in told)
         + f"\nThe selectors that were sooner, with their times as multiples of that of `{REFERENCE}`. **Bold**: "
-        "clients have nearly equal shares. Times include probes. Verdicts are corrected for the number of selectors, "
-        "so an interval that excludes 1 may be not settled ([How to read the tables](#how-to-read-the-tables)).\n\n"
+        "all clients train nearly equally often. Times include probes. Verdicts are corrected for the number of "
+        "selectors, so an interval that excludes 1 may be not settled ([How to read the "
+        "tables](#how-to-read-the-tables)).\n\n"
         + table(["what the selector reads", *(f"({world.letter})" for world in told)], lines, left=1 + len(told))
     )
 
@@ -78,13 +79,14 @@ def _counts(world: World) -> str:
     words = Counter(world.verdicts[one].word for one in _equal(world))
     ceiling = ""
     if world.ceiling and world.ceiling_holds:
-        ceiling = f"; the ceiling of selection by latency is {100 * (1 - world.ceiling.estimate):.0f} %"
+        most = 100 * (1 - world.ceiling.estimate)
+        ceiling = f" At equal shares, selection by latency saves at most {most:.0f} % of the seconds a round."
     again = ""
     if CHANCE in world.verdicts:
-        again = f", and {_told_time(world, CHANCE)} times that with other draws (`{CHANCE}`)"
+        again = f"; with other draws, chance makes it {_told_time(world, CHANCE)} times that"
     return (
-        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{again}{ceiling}. "
-        f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.\n"
+        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{again}. "
+        f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.{ceiling}\n"
     )
 
 

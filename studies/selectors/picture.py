@@ -97,7 +97,8 @@ def draw_overview(worlds: list[World], path: Path) -> Path:
     axes[0, 0].set_yticks(range(len(labels)), labels)
     axes[0, 0].set_ylim(len(labels) - 0.5, -0.5)
     figure.suptitle(
-        "Blue: sooner; orange: later; light grey: not settled; purple: missed the target on a seed. 95 % intervals",
+        "Blue: sooner; orange: later; light grey: not settled after the correction; purple: missed the target on a "
+        "seed. 95 % intervals; rows by their mean",
         fontsize=9,
     )
     figure.savefig(path, dpi=110, metadata={"Software": None})
