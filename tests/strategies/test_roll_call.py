@@ -158,6 +158,15 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_and_asked_again(turns
     assert (chosen(strategy)[-1], slow.asked) == (["a", "slow"], len(turns) + 1)
 
 
+def test_many_that_never_answer_do_not_keep_the_others_out() -> None:
+    """However many questions are asked at the same time, those that hang must not use up every place for ever."""
+    mute = [Clumsy(str(k), f"mute-{k}", "hangs", seconds=1.0) for k in range(40)]
+    honest = [FakeProxy(f"z-{k}", f"honest-{k}", number=k) for k in range(3)]
+    strategy, federation = all_in([*mute, *honest], roll_call_timeout=0.15)
+    federation.play(2)
+    assert chosen(strategy)[-1] == ["honest-0", "honest-1", "honest-2"]
+
+
 MANY = 3 * WINDOW
 
 
