@@ -36,6 +36,7 @@ from fedsel_flwr.testing.random_rounds import (
     promise,
     promise_as_new,
     promise_finite,
+    promise_forgotten,
     promise_refused,
     report_for,
     side_information,
@@ -175,10 +176,7 @@ def check_forget(make: SelectorFactory) -> None:
     promise(selector.num_clients == clients - 2, "a forgotten client is not registered, an unknown one is ignored")
     state = selector.state_dict()
     for attribute, value in selector.client_state.items():
-        own, past = (np.asarray(each[state_key(attribute)]) for each in (state, before))
-        promise_as_new(own[gone], value, f"forget resets {attribute!r} of a client")
-        kept = np.array_equal(np.delete(own, gone, 0), np.delete(past, gone, 0), equal_nan=True)
-        promise(kept, f"forget leaves {attribute!r} of the other clients as it is")
+        promise_forgotten(attribute, before[state_key(attribute)], state[state_key(attribute)], gone, value)
     # These load only the declared state, so they know nothing else about the forgotten clients.
     reloaded, again, fresh = (loaded(make, state, seed=8) for _ in range(3))
     newcomers = np.array([num_clients, num_clients + 1])

@@ -239,6 +239,23 @@ def promise_as_new(rows: Any, value: Any, words: str) -> None:
     promise(np.array_equal(rows, new, equal_nan=new.dtype.kind == "f"), words)
 
 
+def promise_forgotten(attribute: str, before: Any, after: Any, gone: IntArray, value: Any) -> None:
+    """Raise :class:`AssertionError` unless a ``forget`` made the rows ``gone`` as new and left all others.
+
+    Args:
+        attribute: The attribute in ``client_state``, for the message.
+        before: Its rows before the call.
+        after: Its rows after the call.
+        gone: Indices of the forgotten clients; those beyond the rows do not count.
+        value: A new client's row.
+    """
+    before, after = np.asarray(before), np.asarray(after)
+    gone = gone[gone < len(after)]
+    promise_as_new(after[gone], value, f"forget resets {attribute!r} of a client")
+    kept = np.delete(before, gone, 0).tobytes() == np.delete(after, gone, 0).tobytes()
+    promise(kept, f"forget leaves {attribute!r} of the other clients as it is")
+
+
 def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:
     """Return a key at which two saved states differ in any bit, shape or type, "" if they are the same."""
     if state.keys() != other.keys():

@@ -24,8 +24,8 @@ from fedsel_flwr.testing.random_rounds import (
     fleet_size,
     loaded,
     promise,
-    promise_as_new,
     promise_finite,
+    promise_forgotten,
     report_for,
     side_information,
 )
@@ -142,13 +142,13 @@ class SelectorMachine(RuleBasedStateMachine):
         """Forget some clients. New clients may get their rows."""
         # The selector must ignore an index beyond the fleet.
         gone = np.append(self._clients_of(clients), self.most + 5)
+        before = {attribute: np.array(getattr(self.selector, attribute)) for attribute in self.selector.client_state}
         self._both(lambda selector: selector.forget(gone))
         self.registered -= set(gone.tolist())
         if self.chosen is not None:
             self.chosen = self.chosen[~np.isin(self.chosen, gone)]
         for attribute, value in self.selector.client_state.items():
-            rows = getattr(self.selector, attribute)
-            promise_as_new(rows[gone[gone < len(rows)]], value, f"forget resets {attribute!r}")
+            promise_forgotten(attribute, before[attribute], getattr(self.selector, attribute), gone, value)
 
     @rule()
     def save(self) -> None:

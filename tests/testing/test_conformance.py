@@ -375,6 +375,7 @@ def test_a_good_selector_passes_in_every_order_of_calls(clients_per_round: int) 
         (Forgetful, "a loaded selector chooses as one that never stopped", 20),
         (TookNaN, "state 'size' stays finite", 10),
         (Clings, "forget resets '_mean'", 10),
+        (ForgetsAll, "forget leaves '_mean' of the other clients as it is", 10),
         (NeverForgets, "clients .* are registered, and no others|forget resets", 10),
         (Fragile, "state 'last' stays finite", 14),
     ],
