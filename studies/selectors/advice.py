@@ -33,7 +33,8 @@ def advice(worlds: list[World]) -> str:
 
 
 SOURCES = {
-    "latency": "the latency, which the server measures", "loss": "losses that clients report after their training",
+    "latency": "the latency, which the server measures; `cs-ucb-q` also numbers of examples",
+    "loss": "losses that clients report after their training",
     "server data": "examples on the server", "probe": "answers to a probe before each round",
 }  # fmt: skip
 """Word in the column "reads" -> what the server needs. The last word that a selector has decides."""
@@ -85,7 +86,7 @@ def _counts(world: World) -> str:
     if CHANCE in world.verdicts:
         again = f"; with other draws, chance makes it {_told_time(world, CHANCE)} times that"
     return (
-        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE, False)} s to {world.target}{again}. "
+        f"{head}: `{REFERENCE}` needs {seconds(world, REFERENCE)} s to {world.target}{again}. "
         f"{words['sooner']} of {words.total()} selectors are sooner, {words['later']} later.{ceiling}\n"
     )
 
