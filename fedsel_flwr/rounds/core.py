@@ -435,9 +435,14 @@ class SelectionCore:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
 
+        Automatic deadlines may be switched on or off between two starts; they begin without times.
+
         Raises:
             StateError: A part is missing or does not fit; nothing has changed.
         """
+        if isinstance(state, Mapping):
+            fresh = {} if self.parts.deadlines is None else {"deadlines": Deadlines().state_dict()}
+            state = fresh | {name: own for name, own in state.items() if fresh or name != "deadlines"}
         state_dicts.load_parts(vars(self.parts), state)
         # The rounds after the loaded one are run again.
         self._round, self.stopwatch = None, Stopwatch()

@@ -427,3 +427,22 @@ def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(tmp_p
     strategy.initialize_parameters(None)
     assert "adds its rounds to the 3 rounds that are already done" in caplog.text
     assert len(run.play(tmp_path).finished) == 6
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "auto"), ("auto", None), ("auto", 9.0)])
+def test_automatic_deadlines_may_be_switched_on_and_off(api: str, before: Any, after: Any, tmp_path: Path) -> None:
+    Run(api, rounds=CUT, options={"round_deadline_s": before}).play(tmp_path)
+    again = Run(api, rounds=ALL, options={"round_deadline_s": after}).play(tmp_path, resume="must")
+    assert (min(again.trained), len(again.told)) == (CUT + 1, ALL - CUT + 1)
+
+
+@pytest.mark.parametrize("option", [{"concurrency": 6}, {"late": "use"}])
+@pytest.mark.parametrize("on", [True, False])
+def test_an_option_that_a_resumed_run_cannot_switch_is_named(option: dict[str, Any], on: bool, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"round_deadline_s": 9.0} if "late" in option else {}
+    begun, resumed = (common, common | option) if on else (common | option, common)
+    Run("message", "FedAvg", rounds=CUT, options=begun).play(tmp_path)
+    written = contents(tmp_path)
+    with pytest.raises(RunError, match=f"it is from another run: {next(iter(option))} "):
+        Run("message", "FedAvg", rounds=ALL, options=resumed).play(tmp_path, resume="must")
+    assert contents(tmp_path) == written

@@ -225,6 +225,8 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
             fingerprint[f"selector.{name}"] = text_of(getattr(selector, name))
     for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
         fingerprint[name] = text_of(getattr(settings, name))
+    if settings.concurrency is not None:
+        fingerprint["concurrency"] = text_of(settings.concurrency)
     if settings.late != "drop":
         fingerprint["late"] = text_of((settings.late, settings.late_scale_coff))
     fingerprint["filter"] = text_of(settings.filter and settings.filter.score)
