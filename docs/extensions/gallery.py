@@ -25,6 +25,7 @@ from sphinx.util import logging
 
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.columns import ASKED
 from fedsel_flwr.selectors.registry import citations, section, selector_class
 
 HERE = Path(__file__).parent
@@ -132,11 +133,11 @@ def page(name: str, run: small_world.Played) -> str:
         _options(name),
         _equations(name),
         _reading(name),
-        docstring_text(docstrings.failures(cls)),
+        docstring_text("".join(docstrings.failure_items(cls)).rstrip()),
         _privacy(name),
         _cost(name),
         _when_not(cls),
-        _sentence_case(docstring_text(section(cls, "Deviations"))),
+        _deviations(cls),
         _results(name),
         _citation(name),
     )
@@ -287,7 +288,7 @@ def _equations(name: str) -> str:
     parts = [part if part.startswith(".. ") else docstring_text(part) for part in parts]
     parts.append(
         "These lines of code compute them. Each line ends with its place in the paper:"
-        if symbols else "The docstring has no symbols. The choice is:"
+        if symbols else "The choice:"
     )  # fmt: skip
     return "\n\n".join([*parts, _code("\n".join(docstrings.tagged_lines(cls)), "python")])
 
@@ -309,6 +310,9 @@ def _reading(name: str) -> str:
     needed = ", ".join(f"``{column}``" for column in sorted(reads.requires))
     if needed:
         parts.append(f"A client that does not report {needed} counts as failed.")
+    if ends := sorted((reads.needs | reads.asks) & ASKED | reads.requires):
+        listed = " or ".join(f"``{column}``" for column in ends)
+        parts.append(f"If no client ever reports {listed}, the run ends (``missing_columns``).")
     if reads.validated:
         parts.append("The server needs a validation set.")
     if cls.paper_options:
@@ -379,6 +383,16 @@ def _cost(name: str) -> str:
             f":confval:`selectors.{name}.max_clients`, the maximum number of clients."
         )
     return "\n\n".join(parts)
+
+
+def _deviations(cls: type[Selector]) -> str:
+    """The deviations, without what the section on failures shows; empty if there is no paper."""
+    text = section(cls, "Deviations")
+    for item in docstrings.failure_items(cls):
+        text = text.replace(item, "")
+    if text.rstrip(".") == "none":
+        return "None." if cls.citations else ""
+    return _sentence_case(docstring_text(text))
 
 
 def _when_not(cls: type[Selector]) -> str:

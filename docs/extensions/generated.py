@@ -86,7 +86,7 @@ def secure_aggregation() -> str:
 def differential_privacy() -> str:
     """The selectors by what a guarantee of differential privacy covers."""
     reasons = {
-        "yes": "They read nothing that clients send. The guarantee is that of the wrapper.",
+        "yes": "On the server's clock, they read nothing that clients send. The guarantee is that of the wrapper.",
         "model only": "They read values that clients send without noise. The guarantee covers the model alone. Nothing "
         "is logged.",
         "not covered": "The server reads each client's update before the noise. The guarantee does not cover the "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
+
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODULES = (
@@ -44,13 +47,12 @@ MODULES = (
     "fedsel_flwr.wireless",
 )
 """The modules with a page, in the order of the navigation. The first that has a name shows it."""
-ROOMS = re.compile(
-    r"(?:^Modules, in the order [^\n]*:\n\n)?^(=+  =+)\n(?:room .*?\n\1\n)?``[a-z_]+`` .*?\n\1\n?",
-    re.MULTILINE | re.DOTALL,
-)
+ROOMS = re.compile(r"(?:[^\n.]*:\n\n)?^(=+  =+)\n(?:room .*?\n\1\n)?``[a-z_]+`` .*?\n\1\n?", re.MULTILINE | re.DOTALL)
 SUBMODULES = re.compile(r"^Submodules\n-+\n\n.. toctree::\n.*?\n\n\n", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^   (/api/\S*/(\w+))$", re.MULTILINE)
 """An entry of autoapi's navigation, which would show the full name."""
+OF_STRATEGIES = ("start", "state_dict", "load_state_dict")
+"""Methods that a strategy inherits and that users call. Its page shows them, and all properties."""
 PATH = re.compile(r"(?<![\w.])Path\b")
 ARRAYS = ("fedsel_flwr.checks.BoolArray", "fedsel_flwr.checks.FloatArray", "fedsel_flwr.checks.IntArray")
 """Our names of NumPy's type of arrays, which signatures show."""
@@ -111,10 +113,26 @@ def forget(app: Sphinx) -> None:
         app.env.__dict__.pop(name, None)
 
 
+def made_object(name: str) -> Any:
+    """Return the object that has a public name; None if there is none."""
+    module, _, own = name.rpartition(".")
+    return getattr(importlib.import_module(module), own, None) if module in MODULES else None
+
+
+def show_strategy(found: Any, made: type) -> None:
+    """Show the parameters of a strategy, which it takes from its options, and what all strategies have."""
+    shown: list[tuple[str | None, str | None, str | None, str | None]] = []
+    for one in inspect.signature(made).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and ("*", None, None, None) not in shown:
+            shown.append(("*", None, None, None))
+        default = None if one.default is one.empty else repr(one.default)
+        shown.append((None, one.name, None if one.annotation is one.empty else str(one.annotation), default))
+    found.constructor.obj = found.constructor.obj | {"args": shown}
+
+
 def show_arguments(app: Sphinx, found: Any, name: str) -> None:
     """Show the signature and the docstring that a function takes from a dataclass of its arguments."""
-    module, _, function = name.rpartition(".")
-    made = getattr(importlib.import_module(module), function, None) if module in MODULES else None
+    made = made_object(name)
     signature = getattr(made, "__signature__", None)
     if signature is None:
         return
@@ -135,18 +153,23 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
     """Return whether autoapi leaves an object out; None leaves this to autoapi."""
     if what in ("module", "package"):
         # The table of rooms is for readers of the code.
-        found.docstring = ROOMS.sub("", found.docstring)
+        found.docstring = ROOMS.sub("\n\n", found.docstring)
         return name not in MODULES
     if what in ("class", "exception"):
         # Bases are shown without their modules.
         found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
+        if isinstance(made := made_object(name), type) and issubclass(made, Adapter):
+            show_strategy(found, made)
     if what == "function":
         show_arguments(app, found, name)
     if what == "attribute" and found.annotation:
         # The scenario reference states the range of a number.
         found.annotation = re.sub(r"^Annotated\[(\w+), .*\]$", r"\1", found.annotation)
-    module = name.rpartition(".")[0]
+    module, _, own = name.rpartition(".")
     if module not in MODULES:
+        holder = made_object(module)
+        if found.inherited and isinstance(holder, type) and issubclass(holder, Adapter):
+            return not (what == "property" or own in OF_STRATEGIES)
         # An object that has a page of its own gets one even if its module has none.
         return True if what in ("class", "exception") else None
     if skipped and name != "fedsel_flwr.__version__":
@@ -260,12 +283,13 @@ def defined() -> frozenset[str]:
 
 
 def prepare(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Prepare a docstring for Napoleon and docutils, which would misread two kinds of lines.
+    """Prepare a docstring for Napoleon and docutils, which would misread three kinds of lines.
 
     Napoleon takes the first words of an attribute's text for a type, up to a colon. docutils takes a description such
-    as "m." for the number of a list's item.
+    as "m." for the number of a list's item, and an equation's number at the begin of an item too.
     """
     lines[:] = [re.sub(r"^(\s+\w+: )([A-Za-z]\.)$", r"\1\\\2", line) for line in lines]
+    lines[:] = [re.sub(r"^(\s*[*-] )(\(\d+\))", r"\1\\\2", line) for line in lines]
     if what in ("attribute", "data", "property"):
         # An empty comment, without a colon.
         lines[0:0] = ["..", ""]

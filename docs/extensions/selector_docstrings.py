@@ -60,10 +60,10 @@ def required_section(cls: type[Selector], heading: str) -> str:
     return text
 
 
-def failures(cls: type[Selector]) -> str:
-    """The items of the section "Deviations" that say what the selector does if clients fail; empty if none does."""
+def failure_items(cls: type[Selector]) -> list[str]:
+    """The items of the section "Deviations" that say what the selector does if clients fail."""
     items = re.split(r"^(?=\* )", section(cls, "Deviations"), flags=re.MULTILINE)
-    return "".join(one for one in items if one.startswith("* ") and FAILS.search(one)).rstrip()
+    return [one for one in items if one.startswith("* ") and FAILS.search(one)]
 
 
 def explanation(cls: type[Selector]) -> tuple[list[str], list[list[str]], list[str]]:

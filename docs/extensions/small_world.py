@@ -173,8 +173,8 @@ def sentences(run: Played) -> Iterator[str]:
     more = int((run.chosen & ~run.completed & ~run.late).sum())
     if more:
         yield (
-            f"In {number(more)} {'choice' if more == 1 else 'choices'}, a phone {TOO_LATE} only because the "
-            "selector asks for more than the update."
+            f"In {number(more)} {'choice' if more == 1 else 'choices'}, a phone {TOO_LATE} only because of "
+            "what the selector asks for in addition to the update."
         )
     if not even:
         examples, latency = (signed(rank_correlation(run.times, one)) for one in (run.examples, run.latency))

@@ -38,8 +38,9 @@ class SelectionStrategy(Adapter, Strategy):
     """Wraps a Flower strategy: the selector chooses the clients that train, ``base`` aggregates their updates.
 
     Make this the outermost wrapper, with differential-privacy wrappers inside. The options are those of
-    :class:`fedsel_flwr.rounds.settings.Options`, described below. The attributes are those of
-    :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
+    :class:`fedsel_flwr.rounds.settings.Options`. The attributes are those of
+    :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`: ``selector``, ``base``, ``roster``, ``history``,
+    ``last_model``.
 
     A round:
         1. ``configure_fit`` waits a bounded time for clients, and registers new clients (``get_properties``).
