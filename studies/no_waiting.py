@@ -113,7 +113,7 @@ Written by `python studies/no_waiting.py`; every number comes from [no-waiting.c
 - *Joules* and *MB* (both directions, ratio of means) count until the target. Clients at work at that moment are not
   counted: at most 20, of more than 800 updates. *Accuracy* is the mean of the last ten measurements. *Staleness* is the
   mean of the usable updates, *failures* are clients a run without a usable update in time.
-- {runs} runs, about 0.6 core-hours of one core of an x86-64 server that other programs shared, Python 3.11.
+- {runs} runs, about 0.6 core-hours of an x86-64 server that other programs shared, Python 3.11.
 
 ## FedBuff in public codes
 
@@ -360,7 +360,8 @@ def _sentences(effects: Effects) -> str:
         )
     gains = {method: effects.against(f"bsfl, {method}", f"random, {method}") for method in METHODS if method in WAITING}
     told.append(
-        "**BSFL shortens rounds, and buffered rounds are not shorter.** Compared with random selection in the same "
+        "**BSFL shortens synchronous rounds, but not buffered ones**, which wait for nobody. "
+        "Compared with random selection in the same "
         f"rounds, it takes {interval(gains['synchronous, 10'])} times the seconds in synchronous rounds, and "
         f"{interval(gains['buffered, B = 10'])} and {interval(gains['buffered, B = 5'])} times in buffered ones."
     )

@@ -104,7 +104,10 @@ def _row(figure: PaperFigure, results: Results, verdict: FigureVerdict, folder: 
         shown, parts = verdict.parts_shown
         check = [f"{shown} of {parts}", *_check(worst)]
         needed, low, high = verdict.seeds_needed
-        size[0] += f" (needs {_count(needed)}: {_count(low)} to {_count(high)})" if not math.isnan(needed) else ""
+        if math.isfinite(low):
+            size[0] += f" (needs {_count(needed)}: {_count(low)} to {_count(high)})"
+        elif not math.isnan(needed):
+            size[0] += f" (needs {_count(needed)})"
     return "| " + " | ".join([_link(figure, folder), word, *check, *size]) + " |"
 
 
@@ -138,6 +141,8 @@ def _section(figure: PaperFigure, results: Results, verdict: FigureVerdict, fold
         "",
         f"**Claim:** {figure.claim}",
     )
+    if figure.data:
+        yield from ("", f"**Data:** {figure.data}")
     if reason := figure.reason or figure.left_out:
         yield from ("", f"**Why:** {reason}")
     if results.missing:

@@ -130,8 +130,8 @@ SHARE = partial(real, above=0.0, at_most=1.0)
 class Options:
     """The options of a strategy: eligibility, time, measurement, averaging, the end of a run and its checkpoints.
 
-    Options are declared only here. Each option has one line below, with its default, its check and its key in
-    scenarios, and a description under Args.
+    Options are declared only here: each with its default, its check, its key in scenarios, and a description under
+    Args.
 
     Args:
         max_latency: Latency, in seconds, of a client that failed or took longer. If None: the selector's
@@ -141,7 +141,7 @@ class Options:
             round ends after ``buffer`` arrivals, and the other clients continue. The selector is then called for as
             many free clients. An update that misses tau rounds counts (1 + tau)^(-1/2) times (FedBuff). If None: each
             round waits for all of its clients.
-        buffer: Number of arrivals that end a buffered round, which must be ``clients_per_round``. If None: that.
+        buffer: Number of arrivals that end a buffered round. Only ``clients_per_round`` is possible, also the default.
         max_staleness: Largest number of rounds that an update may miss, in buffered rounds and with ``late``. If None:
             no limit.
         weighting: Weights of the updates in a buffered round: "examples", or "uniform" as in FedBuff.
@@ -166,14 +166,15 @@ class Options:
         cooldown: Whether to exclude a client for 2^n rounds after n failures in a row. A client that lacks a column
             that the selector requires has failed too. A late reply is no failure with ``late``, or with an automatic
             ``round_deadline_s``. The default "auto" excludes clients only for selectors that could select a failed
-            client forever (DivFL, PCZFL).
+            client forever (``everyone``, DivFL, PCZFL).
         over_selection: Extra clients asked, as a share x of ``clients_per_round`` (m). A round asks ceil((1 + x) m)
             clients, and uses the first m usable replies. The other clients are spares. The joules of spares count, but
             the base strategy sees neither their results nor their failures. A selector that reads "spare" gets the
             values of spares. For any other selector, the latency of a spare is ``max_latency``. The selector must have
             ``clients_per_round``, and its constants still use m.
         wait_for: Number of usable replies after which a round ends, as with ``over_selection``: the other clients are
-            spares. A round that asks no more clients waits for all of them. If None: no such number.
+            spares. A round that asks that many clients or fewer waits for all of them. If None: no such
+            number.
         round_deadline_s: Seconds after which a round ends. A client that has not replied by then is a straggler, and
             has failed. With "auto", the clients' own times of earlier rounds decide
             (:mod:`~fedsel_flwr.rounds.deadlines`). If None: no deadline.
@@ -182,7 +183,8 @@ class Options:
             staleness and by how much it differs from the updates of that round (REFL). With "damped" it counts
             (1 + tau)^(-1/2) times, tau being the number of rounds that it missed. Until it arrives its client is not
             asked. The selector learns nothing of it. ``max_staleness`` limits tau.
-        late_scale_coff: With late = "use", the number by which the exponential is divided. The authors' code has 10.
+        late_scale_coff: With late = "use", the number by which exp(-Lambda / Lambda_max) is divided in the weight of a
+            late update (:mod:`~fedsel_flwr.rounds.late`); 10 in the code of REFL's authors.
         compare_models: Whether a reply must have the shapes and types of the global model's arrays. With False, it must
             have those of the arrays that the client received. If no reply of the first round that aggregates has them,
             it must have those of most replies of that round. With "auto": False if the base brings its own aggregation
@@ -206,10 +208,11 @@ class Options:
         evict_after: When ``max_clients`` is reached, replace clients that were absent for more than this many rounds.
             If None: never.
         metric_keys: Metric names in clients' reports. If None: those of :class:`MetricKeys`.
-        missing_columns: What happens if no client reports a column that the selector reads, such as the loss. With
-            "error", the run ends in the first round with usable replies, or at the first probe. The message lists the
-            metrics that arrived. With "random", the run continues with a warning, and the selector chooses without this
-            column. On the virtual clock the latency is such a column.
+        missing_columns: What happens if no client reports a column that the selector cannot do without: one that it
+            requires, or that clients compute on request, such as the loss. On the virtual clock the latency is such a
+            column too. With "error", the run ends in the first round with usable replies, or at the first probe. The
+            message lists the metrics that arrived. With "random", the run continues with a warning, and the selector
+            chooses without this column.
         roll_call_timeout: Seconds to wait for replies to the roll call and to probes.
         averaging: Averaging scheme for the usable models (with a filter, for the kept models), one of
             :data:`fedsel_flwr.aggregation.SCHEMES`. If None: the scheme of the selector's paper, else the base's own

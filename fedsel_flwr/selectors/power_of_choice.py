@@ -239,8 +239,9 @@ class RPowD(Candidates):
         * Some clients have wrong labels. Wrong labels cause large losses, so such clients are selected often.
 
     Deviations:
-        * The loss is the column ``train_loss``, which clients report anyway. It is the mean over the local steps of the
-          mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward pass.
+        * The loss is the column ``train_loss``, which costs no pass over the data. It is the mean over the local steps
+          of the mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward
+          pass.
         * The paper has no failures. Here, the first failure does not change the loss, which is infinite for a client
           never selected. After n >= 2 failures in a row, the client comes last among the candidates for 2^n rounds, or
           until it completes a round. A dead client is therefore asked less and less often. Two failures do not exclude

@@ -235,8 +235,8 @@ class System(Table):
     kind: Literal["cell", "phones"] = "cell"
     """Kind of system: the radio cell of Xia's paper, or phones on Wi-Fi."""
     devices: str = ""
-    """CSV file with your own devices. The medians and the ``..._log_sd`` keys are then unused. The format is in
-    :mod:`fedsel_flwr.simulations.worlds.availability`."""
+    """CSV file with your own devices. The medians and the ``..._log_sd`` keys are then unused. The format is
+    described under "Your own devices and links" of the page on simulations."""
     payload_bytes: NotNegative = 0.0
     """Size of the model and of an update when they are sent. With 0, it is the size of the trained model."""
     seconds_per_example: Positive = PhoneModel.seconds_per_example
