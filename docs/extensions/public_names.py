@@ -158,6 +158,10 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
     if what in ("class", "exception"):
         # Bases are shown without their modules.
         found.bases = [base if base.startswith("~") else f"~{base}" for base in found.bases]
+        init = found.constructor
+        if init and init.inherited and not init.obj["inherited_from"]["full_name"].startswith("fedsel_flwr"):
+            # Markdown, in Pydantic's classes.
+            init.docstring = ""
         if isinstance(made := made_object(name), type) and issubclass(made, Adapter):
             show_strategy(found, made)
     if what == "function":
@@ -169,7 +173,7 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
     if module not in MODULES:
         holder = made_object(module)
         if found.inherited and isinstance(holder, type) and issubclass(holder, Adapter):
-            return not (what == "property" or own in OF_STRATEGIES)
+            return not ((what == "property" and own[0] != "_") or own in OF_STRATEGIES)
         # An object that has a page of its own gets one even if its module has none.
         return True if what in ("class", "exception") else None
     if skipped and name != "fedsel_flwr.__version__":
