@@ -76,14 +76,15 @@ class SelectionStrategy(Adapter, Strategy):
         """
         checkpoint = self._begin_run(legacy.named_arrays(bases.outermost(self.base, "initial_parameters")))
         logger.info("strategy: %s", self.core.summary(self.base))
-        if checkpoint is not None:
-            if self._resuming.total_rounds is None:
-                logger.warning(
-                    "the server adds its rounds to the %d rounds that are already done. To end the run at a fixed "
-                    "round, set total_rounds in the strategy", checkpoint.round,
-                )  # fmt: skip
-            return legacy.from_checkpoint(checkpoint)
+        if checkpoint is not None and self._resuming.total_rounds is None:
+            logger.warning(
+                "the server adds its rounds to the %d rounds that are already done. To end the run at a fixed round, "
+                "set total_rounds in the strategy", checkpoint.round,
+            )  # fmt: skip
+        # Of a resumed run too, because the base may prepare itself there.
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded_manager(client_manager))
+        if checkpoint is not None:
+            return legacy.from_checkpoint(checkpoint)
         if parameters is not None:
             return parameters
         clients = wait_for_clients(client_manager, 1, self.wait_timeout, "for the initial model")

@@ -153,7 +153,7 @@ def test_a_probe_carries_what_an_evaluation_carries_and_the_base_configures_none
     told = [columns["loss"] for _, columns in strategy.selector.informed if "loss" in columns]
     assert told == [[one["lr"]] * 3 for one in sent]
     assert asked == ([1, 2] if api == "legacy" else [])
-    assert base.strategy.configured == (2 if api == "legacy" else 0), "Flower's own evaluations alone"
+    assert base.strategy.configured == 2, "Flower's own evaluations alone"
 
 
 def test_an_error_comes_as_nan_costs_max_latency_and_is_shown_with_its_reason(api: str, aloud: Any) -> None:

@@ -105,6 +105,7 @@ class SelectionStrategy(MessageRun):
             self._check_own_loop()
         self._close_open_round()
         self._open, self._evaluated, self._skipped = server_round, (), False
+        self._resuming.follow("train", config)
         if not self._begin_round(arrays):
             return []
         if not self.core.round:
@@ -210,6 +211,7 @@ class SelectionStrategy(MessageRun):
     ) -> list[Message]:
         """Return the base's evaluation messages, after a bounded wait for nodes."""
         self._evaluating = {}
+        self._resuming.follow("evaluate", config)
         if not bases.evaluates(self.base):
             return []
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:

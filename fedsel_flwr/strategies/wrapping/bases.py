@@ -33,11 +33,14 @@ NORM_BITS = {"DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFed
 
 
 def layers(base: object) -> Iterator[object]:
-    """Yield ``base`` and the strategies it wraps, outermost first."""
-    current: object | None = base
-    while current is not None:
+    """Yield ``base`` and the strategies it wraps, outermost first, whatever the name of the attribute."""
+    current, seen = base, list[int]()
+    while current is not None and id(current) not in seen:
         yield current
-        current = getattr(current, "strategy", None)
+        seen.append(id(current))
+        inner = (getattr(current, "strategy", None), *getattr(current, "__dict__", {}).values())
+        # The instances of a strategy's class; a text or a class may have the same name.
+        current = next((one for one in inner if hasattr(type(one), "aggregate_evaluate")), None)
 
 
 def outermost(base: object, name: str) -> Any:
@@ -69,7 +72,17 @@ def min_available(base: object, *names: str) -> int:
 
 def evaluates(base: object) -> bool:
     """Return whether clients evaluate the global model for ``base``."""
-    return 0.0 not in [getattr(layer, "fraction_evaluate", None) for layer in layers(base)]
+    for layer in layers(base):
+        if not _flowers(layer, "configure_evaluate"):
+            return True
+        if getattr(layer, "fraction_evaluate", None) == 0.0:
+            return False
+    return True
+
+
+def _flowers(layer: object, method: str) -> bool:
+    """Return whether a layer has a method from a class of Flower."""
+    return getattr(getattr(layer, method, None), "__module__", "").startswith("flwr.")
 
 
 def min_models(base: object) -> tuple[int, str]:
@@ -224,8 +237,7 @@ def check_accepts_selector(base: object) -> None:
 def check_trains(base: object) -> None:
     """Refuse a base of the Message API whose fraction_train of 0 configures no client in any round."""
     for layer in layers(base):
-        own = getattr(type(layer), "configure_train", None)
-        if getattr(layer, "fraction_train", None) == 0 and getattr(own, "__module__", "").startswith("flwr."):
+        if getattr(layer, "fraction_train", None) == 0 and _flowers(layer, "configure_train"):
             raise RunError(f"{type(layer).__name__} configures no messages: its fraction_train is 0. Set it above 0")
 
 
@@ -306,8 +318,8 @@ def aggregation_round(base: object, round: int) -> int:
     FedAvgM of the legacy API creates its momentum in round 1, and later ends the run if it has none. If the first
     rounds had no usable update, the first round that FedAvgM sees counts as round 1.
     """
-    without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
-    return 1 if any(without) else round
+    with_momentum = [one for one in layers(base) if is_a(one, "FedAvgM") and getattr(one, "server_momentum", 0.0) > 0.0]
+    return 1 if any(getattr(one, "momentum_vector", None) is None for one in with_momentum) else round
 
 
 class NamedClient(ClientProxy):

@@ -175,6 +175,14 @@ class _GridWrapper(Grid):
         """Return the inner grid's nodes."""
         return self._grid.get_node_ids()
 
+    def get_nodes(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the inner grid's nodes, with their names and keys."""
+        return self._grid.get_nodes(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the inner grid, which may be of a user's own class."""
+        return getattr(vars(self).get("_grid"), name)
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push through the inner grid."""
         return self._grid.push_messages(messages)
@@ -395,6 +403,11 @@ class SnapshotGrid(_GridWrapper):
             )
         self._asked = True
         return list(self._nodes)
+
+    def get_nodes(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Return the nodes to show, with their names and keys."""
+        own = {one.node_id: one for one in super().get_nodes(*args, **kwargs)}
+        return [own[node] for node in self._nodes if node in own]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse, because a base strategy has nothing to send while it configures a round."""

@@ -20,7 +20,8 @@ import functools
 import inspect
 import logging
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +73,9 @@ class Resuming:
             # A checkpoint holds the length of the journal, not the rounds themselves.
             core.parts.history.write_to(Journal(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
+        # The parameters of the base's layers as the user set them, and the configs of Flower's loop with their values.
+        self._given = [_parameters(layer) for layer in layers(base)]
+        self._configs: dict[str, tuple[MutableMapping[str, Any], dict[str, Any]]] = {}
         self.total_rounds = self.last_round = total_rounds
         self.fingerprint = run_fingerprint(core, base)
         self.checkpoint: Checkpoint | None = None
@@ -126,6 +130,13 @@ class Resuming:
             logger.info("resuming the run in %s after round %d", self._checkpoints.folder, self._written)
         return self.checkpoint
 
+    def follow(self, name: str, config: MutableMapping[str, Any]) -> None:
+        """Save what the base changes in a config that Flower's loop keeps from round to round, and restore it."""
+        known = name in self._configs
+        self._configs[name] = config, self._configs[name][1] if known else dict(config)
+        if not known and self.checkpoint is not None:
+            config.update(self.checkpoint.base.get("configs", {}).get(name, {}))
+
     def write_if_due(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
         """Write the checkpoint of a round, if it is due and the round is the last one in the history.
 
@@ -179,7 +190,11 @@ class Resuming:
 
     def _states(self) -> tuple[State, State]:
         """Return the states of core and base."""
-        return self._core.state_dict(), save_base(self._base)
+        configs = {
+            name: {key: value for key, value in config.items() if key not in given or given[key] != value}
+            for name, (config, given) in self._configs.items()
+        }
+        return self._core.state_dict(), save_base(self._base, self._given) | {"configs": configs}
 
     def _write(self, number: int, model: Arrays, names: Sequence[str] | None, state: State, base: State) -> None:
         if self._checkpoints is None:
@@ -247,8 +262,12 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     return common if checkpointing else given
 
 
-def save_base(base: object) -> State:
+def save_base(base: object, given: Sequence[Mapping[str, Any]] = ()) -> State:
     """Return a base's own state.
+
+    Args:
+        base: The base strategy.
+        given: The parameters of each layer as the user set them. Those that the layer has changed since are saved.
 
     Returns:
         A state for a checkpoint, with the list of the layers' states under "layers".
@@ -256,7 +275,7 @@ def save_base(base: object) -> State:
     Raises:
         ParameterError: A layer has state that cannot be saved, perhaps in an attribute that it got after the start.
     """
-    return {"layers": [_save_layer(layer) for layer in layers(base)]}
+    return {"layers": [_save_layer(*one) for one in zip(layers(base), chain(given, repeat(None)), strict=False)]}
 
 
 def load_base(base: object, state: Mapping[str, Any]) -> None:
@@ -286,7 +305,9 @@ def _check_layer(layer: object) -> None:
         return
     flowers = [cls for cls in type(layer).__mro__ if _is_flowers(cls)]
     known = {*_lasting(layer)}.union(*([*inspect.signature(cls).parameters, *_assigned_by(cls)] for cls in flowers))
-    unknown = sorted(name for name, value in vars(layer).items() if name not in known and not callable(value))
+    slots = [name for cls in type(layer).__mro__ for name, one in vars(cls).items() if inspect.ismemberdescriptor(one)]
+    own = vars(layer) | {name: getattr(layer, name) for name in slots if hasattr(layer, name)}
+    unknown = sorted(name for name, value in own.items() if name not in known and not _is_function(value))
     if unknown:
         raise ParameterError(
             f"checkpoints cannot save {_class(layer)}, which keeps {', '.join(unknown)}. Set no checkpoint_dir, or "
@@ -320,10 +341,23 @@ def _lasting(layer: object) -> list[str]:
     return [name for name in (*ATTRIBUTES, *(OF_FEDAVGM if is_fedavgm else ())) if name in vars(layer)]
 
 
-def _save_layer(layer: Any) -> State:
+def _is_function(value: object) -> bool:
+    """Return whether a value is a function or a class; other callables, such as a torch module, may have state."""
+    known = inspect.isroutine(value) or isinstance(value, type) or type(value).__module__ in ("functools", "numpy")
+    return callable(value) and known
+
+
+def _parameters(layer: object) -> dict[str, Any]:
+    """Return the parameters of Flower's classes that are numbers or texts."""
+    names = {name for cls in type(layer).__mro__ if _is_flowers(cls) for name in inspect.signature(cls).parameters}
+    return {name: one for name, one in vars(layer).items() if name in names and isinstance(one, str | int | float)}
+
+
+def _save_layer(layer: Any, given: Mapping[str, Any] | None = None) -> State:
     _check_layer(layer)
     lasting = _lasting(layer) if any(map(_is_flowers, type(layer).__mro__)) else []
     known = {name: _to_plain(getattr(layer, name)) for name in lasting}
+    known |= {} if given is None else dict(_parameters(layer).items() - given.items())
     own = layer.state_dict() if _has_state_dict(layer) else None
     part: State = {"class": _class(layer), "known": known, "own": own}
     # Differential privacy with an accountant: the spent budget must not be spent again after a restart.
