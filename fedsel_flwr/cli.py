@@ -111,8 +111,7 @@ def _cite(args: argparse.Namespace) -> None:
     """Print BibTeX entries, each once."""
     from fedsel_flwr.selectors.registry import citations, package_entry
 
-    found = [entry for name in args.cited for entry in citations(name)]
-    print("\n\n".join(dict.fromkeys(found)) or package_entry())
+    print("\n\n".join(dict.fromkeys([entry for name in args.cited for entry in citations(name)])) or package_entry())
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -76,8 +76,7 @@ def task_identity(run_id: int, task_id: int, node_id: int) -> Iterator[None]:
     except ImportError:
         yield
         return
-    names = ("_task_id", "_run_id", "_node_id")
-    before = {name: getattr(TaskIdentity, name, None) for name in names}
+    before = {name: getattr(TaskIdentity, name, None) for name in ("_task_id", "_run_id", "_node_id")}
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, task_id, node_id
     try:
         yield

@@ -148,8 +148,7 @@ class TrackedRun(Recorder):
         """Yield the figures of the history's rounds from the first on, each with its number."""
         rounds = [record for record in self._history.rounds if record.round >= first]
         # Clients are counted from the end, so that old rounds are not read.
-        end = len(self._history.clients)
-        place = end - sum(record.num_selected for record in rounds)
+        place = len(self._history.clients) - sum(record.num_selected for record in rounds)
         for record in rounds:
             values = figures(record)
             for row in self._history.clients[place : place + record.num_selected] if self._clients else ():

@@ -77,8 +77,7 @@ class System(ABC):
         for name, lowest in (("num_clients", 1), ("seed", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
         for name in (one.name for one in fields(self) if one.type in (float, "float")):
-            lower = {"at_least": 0.0} if name in self.may_be_zero else {"above": 0.0}
-            real(name, getattr(self, name), **lower)
+            real(name, getattr(self, name), **({"at_least": 0.0} if name in self.may_be_zero else {"above": 0.0}))
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """Draw the delays of a client in a round; the same arguments give the same delays.

@@ -203,8 +203,7 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
         arrays = _arrays(message)
         trained, num_examples, metrics = client_of(context).fit(arrays.to_numpy_ndarrays(), _config(message))
         # Under the names of the received record, because the strategy's averaging compares the names.
-        renamed = ArrayRecord(trained)
-        named = ArrayRecord(dict(zip(arrays.keys(), renamed.values(), strict=True)))
+        named = ArrayRecord(dict(zip(arrays.keys(), ArrayRecord(trained).values(), strict=True)))
         return _answer(message, {"num-examples": num_examples, **metrics}, named)
 
     @app.evaluate()

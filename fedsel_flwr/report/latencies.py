@@ -331,5 +331,4 @@ def _settings(folder: Path, tables: Mapping[str, Any]) -> _Settings:
 def _parameters(scenario: Mapping[str, Any], limit: float) -> dict[str, Mapping[str, Any]]:
     """Return the parameters that the scenario sets, as in its runs; empty without a scenario."""
     tables: Mapping[str, Any] = scenario.get("selectors", {})
-    common = {"max_latency": limit}
-    return {name: {**common, **tables.get(name, {})} for name in SELECTORS} if scenario else {}
+    return {name: {"max_latency": limit, **tables.get(name, {})} for name in SELECTORS} if scenario else {}

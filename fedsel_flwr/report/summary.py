@@ -439,8 +439,7 @@ def settings_tried(labels: Iterable[str]) -> dict[str, int]:
     >>> settings_tried(["bsfl alpha=0.3", "bsfl alpha=1", "oort", "random"])
     {'bsfl': 2}
     """
-    counts = Counter(map(selector_of, labels))
-    return {selector: count for selector, count in counts.items() if count > 1}
+    return {selector: count for selector, count in Counter(map(selector_of, labels)).items() if count > 1}
 
 
 def describe_settings(labels: Iterable[str]) -> str:

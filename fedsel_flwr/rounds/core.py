@@ -258,8 +258,7 @@ class SelectionCore:
             transport: Sends the probe.
         """
         parts = self.parts
-        at_least = int(parts.selector.asked_per_round or 1)
-        eligible = present.only(parts.participation.eligible(present.rows, at_least))
+        eligible = present.only(parts.participation.eligible(present.rows, int(parts.selector.asked_per_round or 1)))
         if (question := parts.probing.question(eligible, reference)) is not None:
             with self.stopwatch.paused():
                 answers = transport.probe(list(question.asked.values()), question.config)

@@ -47,8 +47,7 @@ def usual_time(seconds: npt.ArrayLike) -> FloatArray:
     known, result = times[timed], np.full(times.shape[:-1], np.nan)
     median = np.nanmedian(known, axis=-1)
     deviation = np.nanmedian(np.abs(known - median[..., np.newaxis]), axis=-1)
-    least = np.maximum(LEAST_SHARE * median, LEAST_S)
-    result[timed] = median + DEVIATIONS * np.maximum(deviation, least)
+    result[timed] = median + DEVIATIONS * np.maximum(deviation, np.maximum(LEAST_SHARE * median, LEAST_S))
     return result
 
 

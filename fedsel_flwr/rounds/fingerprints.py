@@ -27,8 +27,7 @@ def fingerprint(**parts: object) -> str:
     >>> fingerprint(seed=1, selector="random")
     'bac931638a5e'
     """
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def text_of(value: object) -> str:

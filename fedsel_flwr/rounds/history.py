@@ -186,8 +186,7 @@ class History(state_dicts.NotByClient):
 
     def selection_counts(self, num_clients: int) -> IntArray:
         """Return each client's number of selections, by row, shape (num_clients,), or longer if there are more rows."""
-        rows = np.fromiter((row.client for row in self.clients), dtype=np.int64)
-        return np.bincount(rows, minlength=num_clients)
+        return np.bincount(np.fromiter((row.client for row in self.clients), dtype=np.int64), minlength=num_clients)
 
     def problem_counts(self) -> Counter[str]:
         """Return the number of problems of each kind: of clients' replies, and of whole rounds (their remarks)."""

@@ -209,8 +209,7 @@ class LateUpdates:
             shares = damping(tau)
         else:
             fresh = outcome.models.flat(measured) - flat(model, measured) if len(outcome.models) else np.zeros((0, 0))
-            late = ModelList(change).flat(measured)
-            factors = importance(fresh, late, tau, self._settings.late_scale_coff)
+            factors = importance(fresh, ModelList(change).flat(measured), tau, self._settings.late_scale_coff)
         move = partial(moved, old=[np.zeros_like(array) for array in model], new=model, own=own)
         models = [move(one, share=share) for one, share in zip(change, shares, strict=True)]
         round.late = [(one, float(one_factor)) for one, one_factor in zip(here, factors * shares, strict=True)]

@@ -409,5 +409,4 @@ def id_order(client_id: str) -> tuple[int, int, str]:
     >>> sorted(["b", "10", "9"], key=id_order)
     ['9', '10', 'b']
     """
-    digits = client_id.isascii() and client_id.isdigit()
-    return (0, int(client_id), client_id) if digits else (1, 0, client_id)
+    return (0, int(client_id), client_id) if client_id.isascii() and client_id.isdigit() else (1, 0, client_id)

@@ -105,8 +105,7 @@ class SavedState:
         if loaded["_round"] < 0:
             raise StateError(f"state 'round' must be at least 0, got {loaded['_round']}")
         # All checks come before the first change of an attribute.
-        generator = unpack_generator("generator", state["generator"])
-        self._generator.bit_generator.state = generator
+        self._generator.bit_generator.state = unpack_generator("generator", state["generator"])
         for attribute, checked in loaded.items():
             setattr(self, attribute, checked)
 

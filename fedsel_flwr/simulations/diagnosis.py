@@ -229,8 +229,7 @@ def _on_own_examples(world: World, model: nn.Module) -> FloatArray:
     # Clients may share examples, but the model evaluates each example once.
     needed = np.unique(np.concatenate(tested))
     found, labels = outputs(model, data.inputs[needed]), read_only_tensor(data.labels)
-    quality = world.objective.quality
-    return np.array([quality(found[np.searchsorted(needed, rows)], labels[rows]) for rows in tested])
+    return np.array([world.objective.quality(found[np.searchsorted(needed, rows)], labels[rows]) for rows in tested])
 
 
 def _on_test_set(world: World, model: nn.Module) -> FloatArray:

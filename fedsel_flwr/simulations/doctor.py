@@ -83,8 +83,7 @@ def report_lines(findings: list[Finding], width: int) -> Iterator[str]:
         width: Columns of the terminal. Commands are not wrapped, so that you can copy them.
     """
     for finding in findings:
-        label = f"{finding.status:<9}"
-        yield from wrapped(f"{finding.topic}: {finding.text}", width, label, " " * 13)
+        yield from wrapped(f"{finding.topic}: {finding.text}", width, f"{finding.status:<9}", " " * 13)
         if finding.cure:
             yield f"{'':11}{finding.cure}"
     problems = sum(finding.status == "problem" for finding in findings)

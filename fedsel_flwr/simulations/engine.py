@@ -280,8 +280,7 @@ def run_simulation(*, session: RaySession, what_is_left: Callable[[], str] = str
         **simulation: ``server_app``, ``client_app`` and ``num_supernodes`` of Flower's simulation.
     """
     with session.open(what_is_left):
-        resources = session.resources.client_resources()
-        flower.run_simulation(**simulation, backend_config={"client_resources": resources})
+        flower.run_simulation(**simulation, backend_config={"client_resources": session.resources.client_resources()})
 
 
 def check_engine(

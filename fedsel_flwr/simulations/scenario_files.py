@@ -194,8 +194,7 @@ def _similar(key: str) -> list[str]:
     """Return the keys that a user of an unknown key probably means."""
     known, own = list(_keys(Scenario)), key.rpartition(".")[2]
     # Users most often mean the same key in another table.
-    same = [one for one in known if one.rpartition(".")[2] == own]
-    return same or difflib.get_close_matches(key, known, n=1)
+    return [one for one in known if one.rpartition(".")[2] == own] or difflib.get_close_matches(key, known, n=1)
 
 
 def _explain(error: ValidationError) -> str:

@@ -343,6 +343,5 @@ class Aggregation(Table):
         for option in fields(Options):
             if key := option.metadata.get("key"):
                 value = getattr(self, key)
-                unset = option.default is None and value == option.metadata["unset"]
-                options[option.name] = None if unset else value
+                options[option.name] = None if option.default is None and value == option.metadata["unset"] else value
         return options

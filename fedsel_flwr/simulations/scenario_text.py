@@ -67,8 +67,7 @@ def text_of(key: str, selector: type | None = None) -> str:
         model = inner_table(Scenario.model_fields[table]) if table else Scenario
         text = (model and model.model_fields[name].description) or ""
     # From the roles and literals of docstrings to plain code.
-    code = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`|:\w+:`([^`]+)`|``(.+?)``", r"`\1\2\3`", text)
-    return " ".join(code.split())
+    return " ".join(re.sub(r":\w+:`~(?:\w+\.)*(\w+)`|:\w+:`([^`]+)`|``(.+?)``", r"`\1\2\3`", text).split())
 
 
 def meaning_of(key: str, selector: type | None = None) -> str:

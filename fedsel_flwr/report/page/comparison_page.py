@@ -106,8 +106,7 @@ def _charts(
     def add(name: str, rows: Columns, spec: Mapping[str, Any], menus: Sequence[str] = ("seed",), **more: Any) -> None:
         # A reader hides selectors in a chart of all selectors.
         shown = "" if "selector" in menus or name == "ratios" else "selector"
-        own = {menu: menu for menu in menus}
-        drawn.append(Chart(name=name, rows=rows, spec=spec, menus=own, shown=shown, **more))
+        drawn.append(Chart(name=name, rows=rows, spec=spec, menus={menu: menu for menu in menus}, shown=shown, **more))
 
     if found and any(math.isfinite(one.time.low) for one in found.selectors):
         end = f", ratio to {found.reference}"
@@ -143,8 +142,7 @@ def _charts(
         add("parts", rows, charts.part_chart(len(styles), [part for part in tables.PARTS if part in positive]))
     rows = tables.failure_table(runs)
     if rows["reason"]:
-        spec = charts.failure_chart(tables.last_round(runs))
-        add("failures", rows, spec, ["seed", "selector"], series="reason")
+        add("failures", rows, charts.failure_chart(tables.last_round(runs)), ["seed", "selector"], series="reason")
     if any(len(run.theta) for run in runs):
         add("regret", tables.regret_table(runs), charts.regret_chart(series))
     return drawn, maps

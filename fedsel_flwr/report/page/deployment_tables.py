@@ -421,8 +421,7 @@ def failure_groups(rounds: Sequence[RoundRecord], cohorts: Mapping[int, Sequence
 
 def _groups(rounds: Sequence[RoundRecord]) -> list[Sequence[RoundRecord]]:
     """Return groups of consecutive rounds, of equal length; only the last group may be shorter."""
-    edges = group_edges(len(rounds), GROUPS).tolist()
-    return [rounds[low:high] for low, high in pairwise(edges)]
+    return [rounds[low:high] for low, high in pairwise(group_edges(len(rounds), GROUPS).tolist())]
 
 
 def _accuracy_table(rounds: Sequence[RoundRecord]) -> Columns:

@@ -158,8 +158,7 @@ class Cluster:
                 if ray.is_initialized():
                     # The caller's own connection to Ray keeps its environment. Only the variables can be added to it.
                     options["runtime_env"] = {"env_vars": environment["env_vars"]}
-                session = RaySession(self.where, self.quiet, "run", environment)
-                stack.enter_context(session.open(self.what_is_left))
+                stack.enter_context(RaySession(self.where, self.quiet, "run", environment).open(self.what_is_left))
             try:
                 yield options
             finally:

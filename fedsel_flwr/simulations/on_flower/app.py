@@ -147,8 +147,7 @@ def assigned_device() -> str:
     if ray is None or not ray.is_initialized():
         return "cpu"
     # Ask Ray, because torch sees every GPU of the machine, not only those that Ray has assigned to this actor.
-    assigned = ray.get_runtime_context().get_accelerator_ids().get("GPU")
-    return "cuda" if assigned and torch.cuda.is_available() else "cpu"
+    return "cuda" if ray.get_runtime_context().get_accelerator_ids().get("GPU") and torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager

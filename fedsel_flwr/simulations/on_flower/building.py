@@ -387,8 +387,7 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
         "trained_examples": steps * scenario.training.batch_size if steps else None,
     }
     accepted = inspect.signature(make).parameters
-    fixed = getattr(make, "keywords", {})
-    taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
+    taken = {key: value for key, value in own.items() if key in accepted and key not in getattr(make, "keywords", {})}
     if chooses_cohort_size(accepted):
         taken.pop("clients_per_round", None)
     return taken

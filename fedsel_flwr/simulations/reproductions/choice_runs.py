@@ -174,8 +174,7 @@ def _regrets(
         best, _ = fair_optimum(mean, regret.availability, list(regret.fairness), m)
         means = fair_regret(mean, chosen, best, m)
     else:
-        weights = regret.data_weights or None
-        means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, weights, regret.quantized)
+        means = bsfl_regret(mean, chosen, m, regret.alpha, regret.beta, regret.data_weights or None, regret.quantized)
     # The terms of generalization are the same in both. A round without available clients has reward 0 in both.
     taken = chosen.any(axis=1)
     expected = np.where(chosen, mean, np.inf)[taken].min(axis=1)

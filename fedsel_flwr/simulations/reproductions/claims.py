@@ -199,8 +199,7 @@ def judge(figure: PaperFigure, values: Lookup) -> FigureVerdict:
         words[reading] = min(own, key=WORST_FIRST.index)
     word = next(iter(words.values())) if len(set(words.values())) == 1 else "setting not given"
     # Each reading is a block of the table. Checks of all readings come first.
-    order = (EVERY, *figure.readings)
-    findings.sort(key=lambda one: order.index(one.comparison.check.reading))
+    findings.sort(key=lambda one: (EVERY, *figure.readings).index(one.comparison.check.reading))
     return FigureVerdict(word=word, findings=tuple(findings), readings=words if len(words) > 1 else None)
 
 
@@ -215,8 +214,7 @@ def _measure(comparison: Comparison, values: Lookup) -> Finding:
     outcome, other = comparison.check.outcome, comparison.right
     left = _values(comparison.left, outcome, values)
     right = _values(other, outcome, values) if isinstance(other, ArmName) else dict.fromkeys(left, other)
-    both = {"left": left, "right": right}
-    (effect,) = paired_effects(both, "right", outcome, is_ratio=comparison.is_ratio)
+    (effect,) = paired_effects({"left": left, "right": right}, "right", outcome, is_ratio=comparison.is_ratio)
     means = [float(np.mean([own[seed] for seed in effect.seeds])) for own in (left, right)]
     return Finding(comparison=comparison, effect=effect, left=means[0], right=means[1])
 
@@ -250,8 +248,7 @@ def _reasons(finding: Finding) -> dict[str, float]:
     """Return reason for "not seen" -> its p-value."""
     relation, margin = finding.comparison.check.relation, finding.margin
     if relation == "equal":
-        ends = _p_beyond(finding, margin, above=True), _p_beyond(finding, -margin, above=False)
-        return {"contrary": min(ends)}
+        return {"contrary": min(_p_beyond(finding, margin, above=True), _p_beyond(finding, -margin, above=False))}
     return {"contrary": _p_beyond(finding, 0.0, above=relation == "below"), "no difference": _p_within(finding)}
 
 

@@ -110,8 +110,7 @@ class TraceAvailability:
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
         """Return whether a client is available."""
         changes = self._changes.get(client_id, [])
-        now = self._now(round, simulated_s)
-        last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
+        last = bisect.bisect_right(changes, self._now(round, simulated_s), key=lambda change: change[0]) - 1
         return True if last < 0 else changes[last][1]
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
