@@ -106,8 +106,7 @@ def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 
     if len(partition_ids) == 1:
         return [stream(seed, purpose, partition_ids[0], round)]
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
-    ids = _partition_ids(partition_ids)
-    words = seed_states(entropy, number, ids, _whole("round", round, bits=32))
+    words = seed_states(entropy, number, _partition_ids(partition_ids), _whole("round", round, bits=32))
     # NumPy accepts any seed sequence, but its annotations allow only its own class.
     return [np.random.Generator(np.random.PCG64(KnownState(own))) for own in words]  # type: ignore[arg-type]
 

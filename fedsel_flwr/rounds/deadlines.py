@@ -77,8 +77,7 @@ class Deadline:
         usual = trips.usual(rows)
         known = usual[np.isfinite(usual)]
         answers = min(settings.wait_for or len(rows) // 2 + 1, len(rows))
-        longest = float(known.max()) if known.size else math.inf
-        return cls(longest, None if known.size >= answers else answers)
+        return cls(float(known.max()) if known.size else math.inf, None if known.size >= answers else answers)
 
     def after(self, times: Sequence[float]) -> float:
         """Return the deadline once answers have come.
@@ -94,8 +93,7 @@ class Deadline:
             return self.seconds
         if len(times) < self.answers:
             return math.inf
-        own = 0.0 if math.isinf(self.seconds) else self.seconds
-        return max(own, times[-1], float(usual_time([times])[0]))
+        return max(0.0 if math.isinf(self.seconds) else self.seconds, times[-1], float(usual_time([times])[0]))
 
     def settled(self, times: Sequence[float]) -> float:
         """Return the deadline of a round in which answers would come after ``times`` seconds, ascending."""

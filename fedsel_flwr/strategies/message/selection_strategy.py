@@ -217,7 +217,9 @@ class SelectionStrategy(MessageRun):
         if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
             # The run has ended, but Flower counts its remaining rounds.
             return []
-        needed = max(self.min_available, bases.min_available(self.base, "min_available_nodes", "min_evaluate_nodes"))
+        least = bases.min_available(self.base, "min_available_nodes", "min_evaluate_nodes")
+        # An evaluation of the base's own may need no node.
+        needed = 0 if bases.outermost(self.base, "fraction_evaluate") == 0.0 else max(self.min_available, least)
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         if (flights := self.core.parts.flights) is not None:

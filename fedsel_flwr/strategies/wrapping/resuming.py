@@ -46,6 +46,9 @@ ATTRIBUTES: Final = ("m_t", "v_t", "current_weights", "momentum_vector", "clippi
 OF_FEDAVGM: Final = ("initial_parameters", "current_arrays")
 """Attributes that outlive a round only in FedAvgM: other strategies drop the first, and set the second each round."""
 
+PLAIN: Final = ("builtins", "abc", "functools", "numpy")
+"""Modules of callables without a state: functions and classes. Others, such as a torch module, may have one."""
+
 
 class Resuming:
     """Writes a run's checkpoints, and resumes the run from one.
@@ -70,6 +73,12 @@ class Resuming:
         if checkpoints is not None:
             for layer in layers(base):
                 _check_layer(layer)
+                if held := [
+                    name for name, one in vars(layer).items() if callable(one) and type(one).__module__ not in PLAIN
+                ]:
+                    logger.warning(
+                        "checkpoints save no %s of %s. Give it state_dict() if they change", held, _class(layer)
+                    )
             # A checkpoint holds the length of the journal, not the rounds themselves.
             core.parts.history.write_to(Journal(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
@@ -307,7 +316,7 @@ def _check_layer(layer: object) -> None:
     known = {*_lasting(layer)}.union(*([*inspect.signature(cls).parameters, *_assigned_by(cls)] for cls in flowers))
     slots = [name for cls in type(layer).__mro__ for name, one in vars(cls).items() if inspect.ismemberdescriptor(one)]
     own = vars(layer) | {name: getattr(layer, name) for name in slots if hasattr(layer, name)}
-    unknown = sorted(name for name, value in own.items() if name not in known and not _is_function(value))
+    unknown = sorted(name for name, value in own.items() if name not in known and not callable(value))
     if unknown:
         raise ParameterError(
             f"checkpoints cannot save {_class(layer)}, which keeps {', '.join(unknown)}. Set no checkpoint_dir, or "
@@ -339,12 +348,6 @@ def _lasting(layer: object) -> list[str]:
     """Return the known attributes of a layer that outlive a round."""
     is_fedavgm = any(cls.__name__ == "FedAvgM" for cls in type(layer).__mro__)
     return [name for name in (*ATTRIBUTES, *(OF_FEDAVGM if is_fedavgm else ())) if name in vars(layer)]
-
-
-def _is_function(value: object) -> bool:
-    """Return whether a value is a function or a class; other callables, such as a torch module, may have state."""
-    known = inspect.isroutine(value) or isinstance(value, type) or type(value).__module__ in ("functools", "numpy")
-    return callable(value) and known
 
 
 def _parameters(layer: object) -> dict[str, Any]:

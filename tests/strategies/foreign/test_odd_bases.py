@@ -85,8 +85,9 @@ def test_what_a_base_of_the_message_api_does_alone_it_does_wrapped(make: Any, cl
     assert str(found.evaluate_metrics_clientapp) == str(expected.evaluate_metrics_clientapp)
     assert [array.numpy().tolist() for array in found.arrays.values()] == [[3.0, 3.0]]
     assert getattr(inside, "inner", inside).names == getattr(alone, "inner", alone).names
-    start(few := wrapped(Own(fraction_evaluate=0.0), clients=2))
+    start(few := wrapped(Own(fraction_evaluate=0.0), clients=2, wait_timeout=0.5))
     assert (len(few.names), few.budget) == (2, 3)
+    assert few.configure_evaluate(4, record_of([]), ConfigRecord(), Grid(Clients([], []))) == [], "all have left"
     # A base by composition asks for the connected nodes, not for the chosen.
     start(one := wrapped(Around(FedAvg(min_available_nodes=4)), clients=1, wait_timeout=1.0), clients=5)
     assert [record.num_completed for record in one.history.rounds] == [1, 1, 1]
