@@ -119,15 +119,16 @@ def made_object(name: str) -> Any:
     return getattr(importlib.import_module(module), own, None) if module in MODULES else None
 
 
-def show_strategy(found: Any, made: type) -> None:
-    """Show the parameters of a strategy, which it takes from its options, and what all strategies have."""
+def parameters(signature: inspect.Signature) -> list[tuple[str | None, str | None, str | None, str | None]]:
+    """Return a signature as autoapi has it: mark, name, annotation and default of each parameter."""
     shown: list[tuple[str | None, str | None, str | None, str | None]] = []
-    for one in inspect.signature(made).parameters.values():
+    for one in signature.parameters.values():
         if one.kind is one.KEYWORD_ONLY and ("*", None, None, None) not in shown:
             shown.append(("*", None, None, None))
         default = None if one.default is one.empty else repr(one.default)
-        shown.append((None, one.name, None if one.annotation is one.empty else str(one.annotation), default))
-    found.constructor.obj = found.constructor.obj | {"args": shown}
+        # autoapi has resolved the names of other annotations.
+        shown.append((None, one.name, PATH.sub("pathlib.Path", str(one.annotation)), default))
+    return shown
 
 
 def show_arguments(app: Sphinx, found: Any, name: str) -> None:
@@ -136,13 +137,10 @@ def show_arguments(app: Sphinx, found: Any, name: str) -> None:
     signature = getattr(made, "__signature__", None)
     if signature is None:
         return
-    shown = []
-    for one in signature.parameters.values():
-        if one.kind is one.KEYWORD_ONLY and "*" not in shown:
-            shown.append("*")
-        default = "" if one.default is one.empty else f" = {one.default!r}"
-        # autoapi has resolved the names of other annotations.
-        shown.append(f"{one.name}: {PATH.sub('pathlib.Path', one.annotation)}{default}")
+    shown = [
+        mark or f"{own}: {annotation}{'' if default is None else f' = {default}'}"
+        for mark, own, annotation, default in parameters(signature)
+    ]
     lines = made.__doc__.splitlines()
     # autoapi has called Napoleon with the old docstring.
     app.emit("autodoc-process-docstring", "function", name, None, None, lines)
@@ -163,7 +161,8 @@ def skip(app: Sphinx, what: str, name: str, found: Any, skipped: bool, options: 
             # Markdown, in Pydantic's classes.
             init.docstring = ""
         if isinstance(made := made_object(name), type) and issubclass(made, Adapter):
-            show_strategy(found, made)
+            # Those that a strategy takes from its options.
+            init.obj = init.obj | {"args": parameters(inspect.signature(made))}
     if what == "function":
         show_arguments(app, found, name)
     if what == "attribute" and found.annotation:

@@ -47,7 +47,8 @@ def usual_time(seconds: npt.ArrayLike) -> FloatArray:
     known, result = times[timed], np.full(times.shape[:-1], np.nan)
     median = np.nanmedian(known, axis=-1)
     deviation = np.nanmedian(np.abs(known - median[..., np.newaxis]), axis=-1)
-    result[timed] = median + DEVIATIONS * np.maximum(deviation, np.maximum(LEAST_SHARE * median, LEAST_S))
+    least = np.maximum(LEAST_SHARE * median, LEAST_S)
+    result[timed] = median + DEVIATIONS * np.maximum(deviation, least)
     return result
 
 

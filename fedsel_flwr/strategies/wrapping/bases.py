@@ -80,9 +80,11 @@ def evaluates(base: object) -> bool:
     return True
 
 
-def _flowers(layer: object, method: str) -> bool:
-    """Return whether a layer has a method from a class of Flower."""
-    return getattr(getattr(layer, method, None), "__module__", "").startswith("flwr.")
+def _flowers(layer: object, *methods: str) -> bool:
+    """Return whether a layer has a method, which has these names in both APIs, from a class of Flower."""
+    owner = next((cls for cls in type(layer).__mro__ if not vars(cls).keys().isdisjoint(methods)), object)
+    # A method that is set on the object itself is the user's own.
+    return owner.__module__.split(".")[0] == "flwr" and vars(layer).keys().isdisjoint(methods)
 
 
 def min_models(base: object) -> tuple[int, str]:
@@ -117,12 +119,7 @@ def brings_own(base: object, *methods: str) -> bool:
         base: The base strategy.
         methods: The names of the method in both APIs.
     """
-    for layer in layers(base):
-        owners = [cls for cls in type(layer).__mro__ if not vars(cls).keys().isdisjoint(methods)]
-        # A method that is set on the object itself is the user's own.
-        if owners and owners[0].__module__.split(".")[0] == "flwr" and vars(layer).keys().isdisjoint(methods):
-            return False
-    return True
+    return not any(_flowers(layer, *methods) for layer in layers(base))
 
 
 def private(base: object, *prefixes: str) -> list[object]:

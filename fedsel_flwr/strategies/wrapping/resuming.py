@@ -313,7 +313,7 @@ def _check_layer(layer: object) -> None:
     if _has_state_dict(layer) or _is_flowers(type(layer)):
         return
     flowers = [cls for cls in type(layer).__mro__ if _is_flowers(cls)]
-    known = {*_lasting(layer)}.union(*([*inspect.signature(cls).parameters, *_assigned_by(cls)] for cls in flowers))
+    known = {*_lasting(layer), *_taken(layer)}.union(*map(_assigned_by, flowers))
     slots = [name for cls in type(layer).__mro__ for name, one in vars(cls).items() if inspect.ismemberdescriptor(one)]
     own = vars(layer) | {name: getattr(layer, name) for name in slots if hasattr(layer, name)}
     unknown = sorted(name for name, value in own.items() if name not in known and not callable(value))
@@ -350,9 +350,14 @@ def _lasting(layer: object) -> list[str]:
     return [name for name in (*ATTRIBUTES, *(OF_FEDAVGM if is_fedavgm else ())) if name in vars(layer)]
 
 
+def _taken(layer: object) -> set[str]:
+    """Return the names of the parameters of Flower's classes."""
+    return {name for cls in type(layer).__mro__ if _is_flowers(cls) for name in inspect.signature(cls).parameters}
+
+
 def _parameters(layer: object) -> dict[str, Any]:
     """Return the parameters of Flower's classes that are numbers or texts."""
-    names = {name for cls in type(layer).__mro__ if _is_flowers(cls) for name in inspect.signature(cls).parameters}
+    names = _taken(layer)
     return {name: one for name, one in vars(layer).items() if name in names and isinstance(one, str | int | float)}
 
 
